@@ -7,7 +7,8 @@ measured as it is by default, and frozen, images with channels last. XRT is meas
 with yes: on processors that are not Intel's, the library takes a slow path otherwise.
 
 Then what is not a call: seconds of capturing and lowering against `torch.export` alone; the cost of a call of ``Linear(3, 3)``;
-how many times batches of 4, 5, 6 and 7 compile; and the peak of memory of BERT-base against the module and ONNX Runtime alone.
+how many times batches of 4, 5, 6 and 7 compile, and 1,000 calls of threads with other sizes; and the peak of memory of BERT-base
+against the module and ONNX Runtime alone.
 
     python -m benchmarks.pytorch [--json] [--rounds N] [--threads N] [--models bert,...] [--budget SECONDS] [--parts calls,...]
 
@@ -37,7 +38,7 @@ from xrt.measure.interleave import take_turns
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
 OURS = ("xrt", "torch.compile")
-PARTS = ("calls", "capture", "dispatch", "recompiles", "memory")
+PARTS = ("calls", "capture", "dispatch", "recompiles", "threads", "memory")
 MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
 TOLERANCE = 2e-3
 """Of the largest value: what float32 sums in another order may differ by, over 12 layers."""
@@ -211,6 +212,41 @@ def measure_recompiles() -> dict[str, Any]:
     return found
 
 
+def measure_threads(calls: int = 1000, workers: int = 8) -> dict[str, Any]:
+    """Return how many graphs and executables three sizes compile with ``dynamic=True``, and how many more calls of threads do.
+
+    The calls have batches of 2 to 33 and lengths of 2 to 65; a result counts as wrong unless it is eager's.
+    """
+    import random
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from xrt.cache import CompileCache
+    from xrt.frontends.torch.backend import xrt_backend
+
+    torch._dynamo.reset()
+    module = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval().requires_grad_(False)
+    cache = CompileCache()
+    counter = CompileCounterWithBackend(partial(xrt_backend, options={"engine": "ort", "threads": 1, "cache": cache}))
+    call = torch.compile(module, backend=counter, dynamic=True)
+    sizes = random.Random(0)
+
+    def is_right(shape: tuple[int, int]) -> bool:
+        with torch.no_grad():
+            x = torch.randn(*shape, 32)
+            return torch.allclose(call(x), module(x), rtol=1e-4, atol=1e-5)
+
+    shapes = [(4, 16), (5, 16), (5, 19), *((sizes.randint(2, 33), sizes.randint(2, 65)) for _ in range(calls))]
+    right = [is_right(shape) for shape in shapes[:3]]
+    before = {"graphs": counter.frame_count, "executables": cache.statistics.misses}
+    with ThreadPoolExecutor(workers) as pool:
+        right += pool.map(is_right, shapes[3:])
+    after = {"graphs": counter.frame_count, "executables": cache.statistics.misses}
+    return {"calls": calls, "threads": workers, "before": before, "after": after, "wrong": right.count(False)}
+
+
 def measure_memory(way: str) -> dict[str, Any]:
     """Return the peak of memory in bytes: of the module with ONNX Runtime alone, or with XRT on `ort`."""
     import torch
@@ -263,6 +299,8 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
         return measure_dispatch(a.threads, a.rounds)
     if part == "recompiles":
         return measure_recompiles()
+    if part == "threads":
+        return measure_threads()
     return export_bert(Path(subject)) if part == "export" else measure_memory(subject)
 
 
@@ -331,6 +369,13 @@ def report(found: dict[str, Any]) -> str:
     lines += [f"Linear(3, 3), {way}: {1e6 * seconds:.1f} us a call" for way, seconds in found.get("dispatch", {}).items()]
     for way, count in found.get("recompiles", {}).items():
         lines.append(f"batches of 4, 5, 6 and 7, {way}: {count} graphs compiled")
+    if "threads" in found:
+        row = found["threads"]
+        counts = (f"{row['before'][kind]} and {row['after'][kind]} {kind}" for kind in ("graphs", "executables"))
+        lines.append(
+            f"dynamic=True, after three sizes and after {row['calls']} calls of {row['threads']} threads: {', '.join(counts)}; "
+            f"{row['wrong']} results wrong"
+        )
     if "memory" in found:
         mine, other = (found["memory"][way]["peak"] for way in ("xrt", "onnxruntime"))
         lines.append(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Case", "Export", "Made", "Tolerance", "load_case", "save_case"]
+__all__ = ["Case", "Export", "Made", "Module", "Tolerance", "load_case", "save_case"]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Tolerance = float
@@ -34,6 +34,16 @@ class Export:
     name: str
     family: str
     make: Callable[[], Made] = field(repr=False)
+    tolerance: Tolerance = 1e-4
+
+
+@dataclass(frozen=True)
+class Module:
+    """A maker of a module of PyTorch, with its inputs by name for each call."""
+
+    name: str
+    family: str
+    make: Callable[[], tuple[Any, Sequence[Mapping[str, Any]]]] = field(repr=False)
     tolerance: Tolerance = 1e-4
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.zoo.pytorch import BUDGET, LISTS, WAYS, get_share
 from benchmarks.zoo.run import ENGINES, RECORD, TOP, read_record
 from benchmarks.zoo.trial import ROUNDS
 from tools.conformance_page import table
@@ -32,6 +33,17 @@ Made with {versions} on {machine}. {note}
 """
 
 
+_WAYS = {"module": "`XRTModule(module)`", "compile": "`torch.compile`"}
+_PYTORCH = """\
+`python -m benchmarks.zoo.pytorch` runs {count} modules without files: those of the architectures above, and modules with
+control flow, updates in place, custom operators and nested inputs and outputs. Each is called with two sizes, as an
+`XRTModule` and by `torch.compile(backend="xrt")`, and compared with PyTorch. The engine `torch` is added where a module has
+operators without an ONNX form; `auto` has {budget:.0f} seconds for each search. Dynamo makes {graphs} graphs of the modules for a
+backend that does nothing, as it does for Inductor. `-`: no graph reaches the backend (recurrent layers run in PyTorch).
+
+"""
+
+
 def make_page(record: Mapping[str, Any]) -> str:
     """Return the text of the page."""
     models = record["models"]
@@ -40,7 +52,46 @@ def make_page(record: Mapping[str, Any]) -> str:
     parts += ["\n## Engines\n\n", _summarize(models), "\n## Placement by measurement\n\n", _describe_auto(models)]
     parts += ["\n## Beside ONNX Runtime\n\n", _describe_speed(models), "\n## Why nodes are on toy\n\n", _list_reasons(models)]
     parts += ["\n## Not right\n\n", _list_faults(models), "\n## Models\n\n", _list_models(models)]
+    parts += ["\n## Modules of PyTorch\n\n", _describe_pytorch(record.get("pytorch", {}))]
     return "".join(parts)
+
+
+def _describe_pytorch(modules: Mapping[str, Any]) -> str:
+    rows, gaps = [], [found["graphs"] for found in modules.values() if "graphs" in found]
+    for name in LISTS:
+        for way in WAYS:
+            found = [one[name][way] for one in modules.values() if name in one]
+            right = sum(one["verdict"] == "right" for one in found)
+            shares = [share for one in found if (share := get_share(one)) is not None]
+            shown = f"{100 * statistics.median(shares):.0f} %, {100 * min(shares):.0f} %" if shares else ""
+            rows.append((name, _WAYS[way], len(found), right, shown))
+    summary = table(("engines", "by", "modules", "right", "nodes not on torch: median, least"), rows)
+    more = [
+        name
+        for name, one in modules.items()
+        if any(one[each]["compile"].get("graphs", 0) > one["graphs"] for each in LISTS if each in one)
+    ]
+    faults = [
+        (name, each, _WAYS[way], one[each][way]["verdict"], one[each][way]["reason"])
+        for name, one in sorted(modules.items())
+        for each in LISTS
+        for way in WAYS
+        if one.get(each, {}).get(way, {"verdict": "right"})["verdict"] != "right"
+    ]
+    listed = [
+        (name, one.get("family", ""), one.get("graphs", ""), *(_describe_shares(one.get(each, {})) for each in LISTS))
+        for name, one in sorted(modules.items())
+    ]
+    parts = [_PYTORCH.format(count=len(modules), graphs=sum(gaps), budget=BUDGET), summary, "\n"]
+    parts.append(f"{', '.join(more) or 'No module'} has more graphs with `xrt` than for the other backend.\n\n")
+    if faults:
+        parts += [table(("module", "engines", "by", "verdict", "reason"), faults), "\n"]
+    return "".join([*parts, table(("module", "family", "graphs", *LISTS), listed)])
+
+
+def _describe_shares(found: Mapping[str, Any]) -> str:
+    shares = [get_share(found[way]) for way in WAYS if way in found]
+    return ", ".join("-" if share is None else f"{100 * share:.0f} %" for share in shares)
 
 
 def _summarize(models: Mapping[str, Any]) -> str:

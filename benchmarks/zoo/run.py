@@ -48,9 +48,14 @@ def list_models() -> list[str]:
 
 def run_engine(engine: str, names: Sequence[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
     """Yield the outcome of each model; one that takes longer than ``limit`` seconds is given up."""
+    yield from try_all([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine], names, limit)
+
+
+def try_all(command: Sequence[str], names: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
+    """Yield what the command, given the names, prints for each; after a crash or a hang it is started again for the others."""
     left = list(names)
     while left:
-        for line in _read_lines([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine, *left], limit):
+        for line in _read_lines([*command, *left], limit):
             found = json.loads(line)
             if "begin" in found:
                 current = found["begin"]
@@ -102,6 +107,7 @@ def read_record() -> dict[str, Any]:
 @contextlib.contextmanager
 def changed_record() -> Iterator[dict[str, Any]]:
     """Give the record to be changed, and write it; two runs may share it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "record.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         record = read_record()

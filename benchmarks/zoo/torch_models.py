@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.zoo.model import Export, Made
+from benchmarks.zoo.model import Export, Made, Module
 from benchmarks.zoo.torch_export import export_module
 
-__all__ = ["list_exports"]
+__all__ = ["list_exports", "list_modules"]
 
 Calls = Sequence[Mapping[str, torch.Tensor]]
 
@@ -186,7 +186,17 @@ def list_exports() -> Iterator[Export]:
         yield Export(name, "torch", partial(_make, name))
 
 
-def _make(name: str) -> Made:
+def list_modules() -> Iterator[Module]:
+    """Yield every module as it is."""
+    for name in PLAIN:
+        yield Module(name, "torch", partial(_make_module, name))
+
+
+def _make_module(name: str) -> tuple[nn.Module, Calls]:
     torch.manual_seed(0)
-    module, calls, dynamo, opset, axes = PLAIN[name]
-    return export_module(module(), calls(), dynamo=dynamo, opset=opset, axes=axes)
+    return PLAIN[name][0]().eval(), PLAIN[name][1]()
+
+
+def _make(name: str) -> Made:
+    _, _, dynamo, opset, axes = PLAIN[name]
+    return export_module(*_make_module(name), dynamo=dynamo, opset=opset, axes=axes)

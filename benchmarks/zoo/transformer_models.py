@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.zoo.model import Export, Made
+from benchmarks.zoo.model import Export, Made, Module
 from benchmarks.zoo.torch_export import export_module
 
-__all__ = ["list_exports"]
+__all__ = ["list_exports", "list_modules"]
 
 VOCABULARY = 97
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -164,15 +164,25 @@ def list_exports() -> Iterator[Export]:
             yield Export(one.name, family, partial(_make, one), one.tolerance)
 
 
-def _make(one: Architecture) -> Made:
+def list_modules() -> Iterator[Module]:
+    """Yield every architecture as a module in memory."""
+    for family, group in (("text", TEXT), ("vision", VISION), ("other", VARIOUS)):
+        for one in group:
+            yield Module(one.name, family, partial(_make_module, one), one.tolerance)
+
+
+def _make_module(one: Architecture) -> tuple[torch.nn.Module, list[Inputs]]:
     torch.manual_seed(0)
-    inputs = one.inputs
     config = getattr(transformers, one.config)(**one.options)
     config._attn_implementation = "eager"
     kind = getattr(transformers, one.model)
     module = kind.from_config(config) if one.model.startswith("Auto") else kind(config)
     _randomize(module)
-    calls = [inputs(2, 12), inputs(3, 16 if 1 in one.open_axes else 12)]
+    return module.eval(), [one.inputs(2, 12), one.inputs(3, 16 if 1 in one.open_axes else 12)]
+
+
+def _make(one: Architecture) -> Made:
+    module, calls = _make_module(one)
     axes = {name: one.open_axes if not value.is_floating_point() else (0,) for name, value in calls[0].items()}
     return export_module(module, calls, dynamo=one.dynamo, opset=one.opset, axes=axes)
 

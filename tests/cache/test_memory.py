@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from xrt.cache import CompileCache, Signature
+from xrt.cache.closing import wait_until_closed
 from xrt.engines import Executable, RunOptions
 from xrt.errors import CompileRefused, OptionError
 
@@ -94,6 +95,7 @@ def test_eviction_closes_the_least_recently_used_once_nobody_holds_it() -> None:
     leases.clear()
     cache.lease(signature("a"), Counting)
     held = cache.lease(signature("c"), Counting)
+    assert wait_until_closed(60)
     assert (a.closed, b.closed) == (0, 1)  # type: ignore[attr-defined]  # Countings
     assert cache.statistics.evictions == 1
     cache.clear()

@@ -16,8 +16,8 @@ FOLDER = Path(xrt.__file__).parents[1] / "examples" / "pytorch"
 def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "transformer.py"), run_name="__main__")
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "XRTModule gives what PyTorch gives"
-    assert second.endswith("nodes on ort, toy")
+    assert first == "XRTModule returns a SequenceClassifierOutput with what PyTorch computes"
+    assert second.endswith(" nodes on toy")
     assert third == "torch.compile gives what PyTorch gives"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 from tests.frontends.test_capture import Block, Counter
+from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, OptionError
-from xrt.frontends.torch import backend
+from xrt.frontends.torch import backend, frozen
 from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 
@@ -23,14 +25,14 @@ from xrt.graph import Function
 def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
     """Return the Functions that are made of graphs."""
     found: list[Function] = []
-    original = backend.compile_graph
+    original = backend.lower_graph
 
-    def compile_graph(*args: Any) -> Any:
+    def lower_graph(*args: Any) -> Any:
         made = original(*args)
-        found.append(made[0])
+        found.append(made.function)
         return made
 
-    monkeypatch.setattr(backend, "compile_graph", compile_graph)
+    monkeypatch.setattr(backend, "lower_graph", lower_graph)
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
@@ -80,6 +82,80 @@ def test_parameters_that_change_are_seen() -> None:
         torch.testing.assert_close(call(x), linear(x))
 
 
+class Normal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return self.norm(x) * self.count
+
+
+def test_frozen_buffers_are_constants_unless_the_graph_writes_to_them(functions: list[Function]) -> None:
+    module, x = Normal().eval(), torch.randn(2, 4)
+    module.norm.running_mean.fill_(3)
+    call = compiled(module, freeze=True)
+    with torch.no_grad():
+        normal = module.norm(x)
+        for count in (1, 2):
+            torch.testing.assert_close(call(x), normal * count)
+    assert [len(function.inputs) for function in functions] == [2]
+
+
+class Broken(nn.Module):
+    """A layer that is a graph of its own: Dynamo runs one for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        torch._dynamo.graph_break()
+        return x.relu()
+
+
+def test_a_frozen_graph_is_compiled_for_each_module_that_runs_it(functions: list[Function]) -> None:
+    layers, x = nn.Sequential(Broken(), Broken(), Broken()), torch.randn(2, 4)
+    call = compiled(layers, fullgraph=False, freeze=True)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(call(x), layers(x))
+        assert len(functions) == 4  # three of the layers, and one of Relu
+        layers[1].layer.weight.fill_(1)
+        layers[2].layer.bias = nn.Parameter(torch.ones(4))
+        torch.testing.assert_close(call(x), layers(x))
+    assert len(functions) == 6
+
+
+def test_a_frozen_graph_with_parameters_that_change_takes_them_as_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "MOST_VARIANTS", 2)
+    linear, x = nn.Linear(2, 2), torch.ones(1, 2)
+    call = compiled(linear, freeze=True)
+    with torch.no_grad():
+        for value in (1, 2):
+            call(x)
+            linear.weight.fill_(value)
+        with pytest.warns(
+            FallbackWarning, match="the parameters of a frozen graph of torch.compile were others, or were written"
+        ):
+            torch.testing.assert_close(call(x), linear(x))
+        linear.weight.fill_(3)
+        torch.testing.assert_close(call(x), linear(x))
+
+
+def test_a_frozen_graph_has_a_gradient(functions: list[Function]) -> None:
+    block, x = Block(), torch.randn(2, 4)
+    for _ in range(2):
+        compiled_sum, wanted = compiled(block, freeze=True)(x).sum(), block(x).sum()
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled_sum, block.parameters()), torch.autograd.grad(wanted, block.parameters())
+        )
+    assert [len(function.inputs) for function in functions] == [1]
+
+
 def test_four_batches_are_two_graphs(functions: list[Function]) -> None:
     block = Block()
     call = compiled(block)
@@ -88,6 +164,23 @@ def test_four_batches_are_two_graphs(functions: list[Function]) -> None:
             x = torch.randn(size, 4)
             torch.testing.assert_close(call(x), block(x))
     assert len(functions) == 2
+
+
+def test_calls_of_threads_with_other_sizes_compile_nothing(functions: list[Function]) -> None:
+    block, cache = Block(), CompileCache()
+    call = compiled(lambda x, y: block(x + y).softmax(-1).mT @ y, dynamic=True, cache=cache)
+
+    def compute_difference(rows: int) -> float:
+        with torch.no_grad():
+            x, y = torch.randn(rows, 4), torch.randn(rows, 4)
+            return float((call(x, y) - block(x + y).softmax(-1).mT @ y).abs().max())
+
+    found = [compute_difference(rows) for rows in (4, 5, 6)]
+    before = len(functions), cache.statistics.misses
+    with ThreadPoolExecutor(4) as pool:
+        found += pool.map(compute_difference, [2 + number % 13 for number in range(100)])
+    assert max(found) < 1e-5
+    assert (len(functions), cache.statistics.misses) == before
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -116,6 +209,56 @@ def test_updates_in_place_and_views() -> None:
     call = compiled(counter)
     assert [call(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2], [4, 4]]
     assert counter.count.tolist() == [2, 2]
+
+
+def _transposed(x: torch.Tensor) -> Any:
+    return (x + 1).t()
+
+
+def _several_views(x: torch.Tensor) -> Any:
+    y = x + 1
+    return y, y.clone(), y.t(), y[:, ::2], y.expand(3, *y.shape), y[1], *y.chunk(2), y.view(torch.int32)
+
+
+def _views_of_the_input(x: torch.Tensor) -> Any:
+    return x.t(), x[1:], x.t() + 0
+
+
+def _memory_in_another_order(x: torch.Tensor) -> Any:
+    y = x.view(2, 3, 2, 2).to(memory_format=torch.channels_last) * 2
+    return y, y.permute(0, 2, 3, 1), y.flatten()
+
+
+@pytest.mark.parametrize("function", [_transposed, _several_views, _views_of_the_input, _memory_in_another_order])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_outputs_have_the_strides_and_the_shared_memory_of_eager(function: Any, dynamic: bool) -> None:
+    x = torch.randn(4, 6)
+    results, expected = compiled(function, dynamic)(x), function(x)
+    torch.testing.assert_close(results, expected, check_stride=True)
+    for found, wanted in ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True):
+        assert found.storage_offset() == wanted.storage_offset()
+    if isinstance(results, tuple):
+        starts = [[one.untyped_storage().data_ptr() for one in some] for some in (results, expected)]
+        assert [[one == other for other in starts[0]] for one in starts[0]] == [[a == b for b in starts[1]] for a in starts[1]]
+
+
+def test_code_after_a_graph_break_writes_through_a_view() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y.t()
+        torch._dynamo.graph_break()
+        y.mul_(2)
+        return z
+
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(compiled(function, fullgraph=False)(x), function(x), check_stride=True)
+
+
+def test_what_is_kept_for_the_backward_graph_has_the_strides_that_it_was_traced_with() -> None:
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.stride()) or x, lambda x: x):
+        compiled(lambda x: x.t().sigmoid())(torch.rand(3, 4, requires_grad=True))
+    assert kept == [(1, 4)]
 
 
 def test_a_graph_break_gives_two_graphs(functions: list[Function]) -> None:

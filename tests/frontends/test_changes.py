@@ -17,6 +17,7 @@ import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block
 from xrt.cache import CompileCache
+from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError, SignatureWarning
 
 
@@ -148,12 +149,12 @@ def test_autocast_is_part_of_what_is_captured() -> None:
 
 
 def test_captures_are_bounded() -> None:
-    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", max_signatures=2)
+    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", max_specialization_bytes=2 * LEAST_BYTES)
     x = torch.ones(2)
     module(x, 1)
     module(x, 2)
     module(x, 1)
-    with pytest.warns(SignatureWarning, match="max_signatures=2"):
+    with pytest.warns(SignatureWarning, match="max_specialization_bytes"):
         module(x, 3)
     assert "captured 2 times" in repr(module)
     kept = module.function

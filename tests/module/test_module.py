@@ -15,7 +15,6 @@ from xrt.cache import CompileCache
 from xrt.errors import (
     InputError,
     ModelError,
-    SignatureWarning,
 )
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -84,13 +83,6 @@ def test_symbolic_extents_are_fixed_for_an_engine_that_needs_it() -> None:
         assert m(np.ones((rows, 3), "float32")).shape == (rows, 3)
     assert cache.statistics.misses == 2
     assert m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, (1, 3))
-
-
-def test_too_many_signatures_are_warned_of_and_still_right() -> None:
-    m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], max_signatures=2)
-    with pytest.warns(SignatureWarning, match="has met more than max_signatures=2 signatures"):
-        for rows in (1, 2, 3):
-            assert m(np.ones((rows, 3), "float32")).shape == (rows, 3)
 
 
 def test_two_modules_of_one_model_share_the_compile() -> None:

@@ -105,7 +105,6 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"max_workspace_size": 10, "engine": "ort"}, OptionError, "its arena can be limited for the whole process only"),
         ({"max_workspace_size": 10, "engine": "tvm"}, OptionError, "engine 'tvm' does not honour max_workspace_size=10: nothing"),
         ({"threads": 0}, OptionError, "threads must be a positive integer or None; got 0"),
-        ({"max_signatures": 0}, OptionError, "max_signatures must be a positive integer; got 0"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from xrt.cache.closing import close_in_background
 from xrt.cache.disk import CompileRequest, DiskStatistics, WeightHashStore, open_disk_tier
 from xrt.cache.disk.config import expand_user
 from xrt.errors import OptionError
@@ -20,10 +21,25 @@ if TYPE_CHECKING:
     from xrt.cache.signature import Signature
     from xrt.engines import Executable
 
-__all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"]
+__all__ = [
+    "LEAST_BYTES",
+    "MOST_BYTES",
+    "THREADS",
+    "CacheStatistics",
+    "CompileCache",
+    "Lease",
+    "Tier",
+    "count_bytes",
+    "default_cache",
+    "open_cache",
+]
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
+MOST_BYTES = 1 << 30
+"""Bytes that executables in no module's use may hold together."""
+LEAST_BYTES = 2 << 20
+"""What an executable counts at least: few libraries know all that they hold, code and descriptors among it."""
 THREADS = max(32, 8 * (os.cpu_count() or 1))
 """Threads that the executables of a cache may keep for themselves, all together; what a module uses lives on beyond that too.
 
@@ -45,6 +61,11 @@ class CacheStatistics:
     """Executables held now."""
     disk: DiskStatistics = field(default_factory=DiskStatistics)
     """The same of the disk tier; all zeros where there is none."""
+
+
+def count_bytes(executable: Executable) -> int:
+    """Return what an executable holds between calls, as far as its engine says; `LEAST_BYTES` at least."""
+    return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not use.per_call))
 
 
 class Tier(Protocol):
@@ -76,11 +97,22 @@ class _Entry:
 
     made: Future[Executable] = field(default_factory=Future)
     holders: int = 1
+    nbytes: int = 0
+    """What the executable holds between calls; 0 before it is made."""
 
     @property
     def idle_threads(self) -> int:
         """The threads that the executable keeps for itself; none before it is made, or where that failed."""
-        return self.made.result().idle_threads if self.made.done() and self.made.exception() is None else 0
+        return self.made.result().idle_threads if self.is_made else 0
+
+    @property
+    def is_made(self) -> bool:
+        return self.made.done() and self.made.exception() is None
+
+    @property
+    def close(self) -> Callable[[], None] | None:
+        """What closes the executable; None where there is none."""
+        return self.made.result().close if self.is_made else None
 
 
 class Lease:
@@ -96,7 +128,7 @@ class Lease:
         """Give the hold back; a second call does nothing."""
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._cache._drop(entry)
+            self._cache._release(entry)
 
     def __del__(self) -> None:
         self.release()
@@ -106,14 +138,18 @@ class CompileCache:
     """Executables by signature. Safe to use from several threads.
 
     An executable that is evicted, or replaced by a forced compile, lives on for those who hold a lease on it, and is
-    closed when the last of them lets go.
+    closed when the last of them lets go. Evicted ones are closed in the background.
     """
 
-    def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None) -> None:
-        """Keep at most so many executables; what is not among them is looked for on the disk, where a tier is given."""
+    def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None, max_bytes: int = MOST_BYTES) -> None:
+        """Keep at most so many executables, and of those without a lease so many bytes: the least recently used go first.
+
+        What is not among them is looked for on the disk, where a tier is given.
+        """
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
         self.capacity = capacity
+        self.max_bytes = max_bytes
         self.disk = disk
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.RLock()  # re-entrant: a lease may be collected, and so released, while its thread is in here
@@ -139,7 +175,7 @@ class CompileCache:
         try:
             return Lease(self, entry)
         except BaseException:
-            self._drop(entry)
+            self._release(entry)
             raise
 
     def find_learning_directory(self, engine: str) -> Path | None:
@@ -165,51 +201,70 @@ class CompileCache:
                 return entry, False
             self._misses += 1
             if entry is not None:
-                self._drop(self._entries.pop(key))
+                self._drop(key)
             entry = self._entries[key] = _Entry(holders=2)
             self._shrink()
             return entry, True
 
     def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
         try:
-            entry.made.set_result(make())
+            executable = make()
+            entry.nbytes = count_bytes(executable)
+            entry.made.set_result(executable)
         except BaseException as error:  # noqa: BLE001  # raised again in every waiting thread, this one among them
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:
-                    self._drop(self._entries.pop(key))
+                    self._drop(key)
             entry.made.set_exception(error)
         else:
-            self._shrink()
+            with self._lock:
+                self._shrink()
 
     def _shrink(self) -> None:
-        with self._lock:
-            while len(self._entries) > self.capacity:
-                self._evict(next(iter(self._entries)))
-            threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
-            surplus = sum(threads.values()) - THREADS
-            for key in list(threads)[:-1]:  # the newest stays, however many it has
-                if surplus <= 0:
-                    break
-                surplus -= threads[key]
-                self._evict(key)
+        """Evict what is beyond a bound; the caller has the lock. Only what no lease holds frees its bytes when it goes."""
+        while len(self._entries) > self.capacity:
+            self._evict(next(iter(self._entries)))
+        threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
+        self._evict_surplus(threads, THREADS)
+        self._evict_surplus({key: entry.nbytes for key, entry in self._entries.items() if entry.holders == 1}, self.max_bytes)
+
+    def _evict_surplus(self, figures: Mapping[str, int], most: int) -> None:
+        """Evict the least recently used until the sum is no more than that; the newest stays, whatever its figure."""
+        surplus = sum(figures.values()) - most
+        for key in list(figures)[:-1]:
+            if surplus <= 0:
+                break
+            surplus -= figures[key]
+            self._evict(key)
 
     def _evict(self, key: str) -> None:
         self._evictions += 1
-        self._drop(self._entries.pop(key))
+        self._drop(key)
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, key: str) -> None:
+        """Let go of an entry; the caller has the lock, and so does not wait for the close."""
+        entry = self._entries.pop(key)
+        entry.holders -= 1
+        if entry.holders == 0 and (close := entry.close) is not None:
+            close_in_background(close)
+
+    def _release(self, entry: _Entry) -> None:
+        """Give a hold back; the last one closes the executable."""
         with self._lock:
             entry.holders -= 1
             last = entry.holders == 0
-        if last and entry.made.done() and entry.made.exception() is None:
-            entry.made.result().close()
+            self._shrink()
+        if last and (close := entry.close) is not None:
+            close()
 
     def clear(self) -> None:
-        """Forget every executable; those in use are closed when their last lease is released."""
+        """Forget every executable, and close those that are not in use; others are closed when their last lease is released."""
         with self._lock:
-            while self._entries:
-                self._drop(self._entries.popitem()[1])
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            self._release(entry)
 
     def __contains__(self, signature: Signature) -> bool:
         with self._lock:

@@ -24,9 +24,11 @@ from xrt.errors import InputError
 from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.module.options import ModuleOptions
 
 __all__ = ["command"]
+
+NO_LIMIT = 1 << 62
+"""All that is compiled is saved."""
 
 
 @click.command("compile")
@@ -51,8 +53,7 @@ def command(model: str, target: str | None, **given: Any) -> None:
     examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
     status = WorkStatus("compiling")
-    most = max(ModuleOptions().max_signatures, len(examples))
-    with XRTModule(function, **module_keywords(given), max_signatures=most, report=status.update) as module, status:
+    with XRTModule(function, **module_keywords(given), max_specialization_bytes=NO_LIMIT, report=status.update) as module, status:
         is_open = _compile(module, examples)
         module.save(path)
         explanation = str(module.explain())

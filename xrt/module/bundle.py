@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
 from xrt.cache.disk.weight_hashes import identify_file
+from xrt.cache.memory import LEAST_BYTES
 from xrt.engines import Executable, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import (
@@ -35,7 +36,7 @@ from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
-from xrt.module.options import REFERENCE, Check, check_isolated, parse_options
+from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.partition.serialization import from_message, read_options
 from xrt.worker.isolated_engine import IsolatedEngine
@@ -121,7 +122,7 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
         execution=ExecutionOptions(**manifest["execution"] or {}),
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
-        max_signatures=max(16, len(plans)),
+        max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
         **asked,
     )
     for reason in missing.values():
@@ -213,7 +214,7 @@ def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: M
             if usable:
                 build.remarks = dict(_offered(build.regions(), program["regions"], tier, recompiled))
                 tier.watch(build)
-            module._specializations[key[0], tuple(program["fetch"])] = build
+            module._specializations.put((key[0], tuple(program["fetch"])), build)
             module._last = module._last or build
     if recompiled:
         _tell(tier, recompiled)

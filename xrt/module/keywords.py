@@ -55,7 +55,7 @@ class ModuleKeywords(TypedDict, total=False):
     force_compile: bool
     budget: float
     lock: str | os.PathLike[str] | None
-    max_signatures: int
+    max_specialization_bytes: int
     dump_subgraph_dir: str | os.PathLike[str] | Path | None
     report: Callable[[str], object] | None
     devices: Mapping[str, str] | None

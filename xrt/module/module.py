@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,9 +18,11 @@ from xrt.module.dispatch import NO_MATCH, FastPath, make_fast_path, make_signatu
 from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
-from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
+from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
 from xrt.module.specialization import Specialization, add_outputs, list_value_names, optimize
+from xrt.module.specialization_cache import SpecializationCache
+from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.verification import Verifiable
@@ -40,14 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["XRTModule"]
 
-MAX_READY = 1024
-"""Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 NOTHING = FastPath()
 
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Verifiable):
+class XRTModule(Copyable, Verifiable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -87,8 +86,7 @@ class XRTModule(Copyable, Verifiable):
         self._stored = find_stored_plans(model, self._cache, self._settings, self._engines)
         self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
-        self._specializations: OrderedDict[object, Specialization] = OrderedDict()
-        self._dispatch: OrderedDict[object, tuple[FastPath, Specialization]] = OrderedDict()
+        self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
         self._lock = threading.RLock()
@@ -163,6 +161,7 @@ class XRTModule(Copyable, Verifiable):
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
+            updates=build.updates,
         )
 
     def profile(self) -> Profile:
@@ -206,13 +205,9 @@ class XRTModule(Copyable, Verifiable):
         from xrt.module.saving import save_module
 
         self._check_open()
-        with self._lock:
-            compiled = any(build.is_compiled for build in self._specializations.values())
-        if examples or named or not compiled:
+        if examples or named or not any(build.is_compiled for build in self._specializations):
             self.compile(*examples, **named)
-        with self._lock:
-            builds = dict(self._specializations)
-        save_module(path, self._source, self._engines, self._settings, builds)
+        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict())
 
     def __call__(
         self,
@@ -285,13 +280,13 @@ class XRTModule(Copyable, Verifiable):
 
     def _dispatch_known(self, args: tuple[Any, ...]) -> Any:
         """Make the prepared call of another signature than the last one; MISS where there is none."""
-        known = self._dispatch.get(make_signature_key(args))
+        known = self._specializations.find_prepared(make_signature_key(args))
         if known is None:
             return NO_MATCH
-        self._last, self._fast_path = known[1], known[0]
+        self._last, self._fast_path = known.build, known
         if self._closed:  # meanwhile, by another thread
             self._fast_path = NOTHING
-        return known[0].positional(args)
+        return known.positional(args)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -316,9 +311,7 @@ class XRTModule(Copyable, Verifiable):
         with self._lock:
             if not self._closed:
                 self._fast_path = call
-                self._dispatch[make_signature_key(values)] = call, build
-                while len(self._dispatch) > MAX_READY:
-                    self._dispatch.popitem(last=False)
+                self._specializations.prepare(make_signature_key(values), call)
 
     # ------------------------------------------------------------------ from values to a Program
 
@@ -334,9 +327,8 @@ class XRTModule(Copyable, Verifiable):
             build = self._specializations.get(key)
             if build is None or place is not None:
                 stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
-                build = self._specializations[key] = stored or self._planned(values, fetch, place, dynamic)
-                self._forget_calls()  # they may lead to a build that this one replaces
-                self._evict()
+                build = stored or self._planned(values, fetch, place, dynamic)
+                self._specializations.put(key, build)
             if not fetch and build is not self._last:
                 self._last, self._fast_path = build, NOTHING
             return build
@@ -351,23 +343,17 @@ class XRTModule(Copyable, Verifiable):
             self._engines, place = self._automatic.choose(simple, values, base.tuned if base else None, place, began)
         return Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
-    def _evict(self) -> None:
-        """Forget the oldest build beyond the limit, and every prepared call, since one of them may lead to it."""
-        if len(self._specializations) > (limit := self._settings.max_signatures):
-            self._specializations.popitem(last=False)
-            self._forget_calls()
-            warn_of_signatures(limit)
-
     def _forget_calls(self) -> None:
         self._fast_path = NOTHING
-        self._dispatch.clear()
+        self._specializations.forget_calls()
 
     def _program(self, build: Specialization) -> Program:
         self._check_open()
         program = build.program()
-        self._warn_of_fallback(build, program.plan)
-        if self._stored is not None:
-            self._stored.keep(self._specializations, self._source)
+        if self._specializations.count(build, program):
+            self._warn_of_fallback(build, program.plan)
+            if self._stored is not None:
+                self._stored.keep(self._specializations.to_dict(), self._source)
         return program
 
     def _warn_of_fallback(self, build: Specialization, plan: Plan) -> None:

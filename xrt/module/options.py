@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.errors import BudgetWarning, OptionError, SignatureWarning, did_you_mean, warn
+from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
 from xrt.partition import ClusteringOptions
@@ -34,7 +34,6 @@ __all__ = [
     "make_engine_list",
     "parse_options",
     "validate_budget",
-    "warn_of_signatures",
 ]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
@@ -69,8 +68,9 @@ class ModuleOptions:
     """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
     lock: LockedPlacement | None = None
     """A lockfile: its plan is used without measuring if model, machine and versions are the same."""
-    max_signatures: int = 16
-    """Number of programs that a module keeps; beyond that it drops the oldest, with a warning."""
+    max_specialization_bytes: int = 1 << 30
+    """Bytes that the engines' executables for all signatures of a module may hold, each counted as 2 MiB at least; beyond that
+    it drops the least recently used, with a warning. Weights that engines share do not count."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None
@@ -132,7 +132,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     own["devices"] = validate_devices(own.get("devices"))
-    _check_signatures(own.get("max_signatures", 1))
+    _check_bytes(own.get("max_specialization_bytes", 1))
     if "budget" in own:
         from xrt.placement.autotune import check_budget
 
@@ -200,18 +200,9 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         raise OptionError("isolate_run=True needs engines that are isolated; name them in isolate=")
 
 
-def warn_of_signatures(limit: int) -> None:
-    """Issue the SignatureWarning of a module that forgets its oldest signature."""
-    message = (
-        f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
-        f"shapes, or engines that keep symbolic extents, or raise max_signatures"
-    )
-    warn(message, SignatureWarning)
-
-
-def _check_signatures(value: Any) -> None:
+def _check_bytes(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
+        raise OptionError(f"max_specialization_bytes must be a positive integer; got {value!r}")
 
 
 def _check_callable(name: str, value: Any, of: str, otherwise: str = "None") -> None:

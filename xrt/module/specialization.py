@@ -106,6 +106,8 @@ class Specialization:
     ) -> None:
 
         self.function = function
+        self.key: object = None
+        """What its module finds it by."""
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
@@ -205,6 +207,7 @@ class Specialization:
                 return made, refused, failed.call.on(made)
             except RunFailed as again:
                 first.error.add_note(f"placed elsewhere, it failed too: {again}")
+                first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
                 failed = FailedCall(failed.call, made, again)
                 new = (failed.refusal,)
 
@@ -319,6 +322,11 @@ class Specialization:
         return self._program.graph_remark if self._program is not None else ""
 
     @property
+    def updates(self) -> Sequence[object]:
+        """The inputs that a call updates, each with whether in place; none before the compile."""
+        return getattr(self._program, "updates", ())
+
+    @property
     def is_compiled(self) -> bool:
         return self._program is not None
 
@@ -339,8 +347,7 @@ class Specialization:
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
 
-    def close(self) -> None:
-        with self._lock:
-            program, self._program = self._program, None
-        if program is not None:
-            program.close()
+    def close_in_background(self) -> None:
+        """Have the program closed once no call uses it."""
+        if self._program is not None:
+            self._program.close_in_background()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.cache.disk.open_files import MOST_FILES, OpenFiles, check_unchanged
-from xrt.cache.disk.plan_store import OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
+from xrt.cache.disk.plan_store import MOST_PLANS, OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
 from xrt.cache.disk.tier import DiskTier
 from xrt.cache.disk.weight_hashes import Stamp, identify_file
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
@@ -197,7 +197,9 @@ class StoredPlans:
     # ------------------------------------------------------------------ writing
 
     def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Keep the plans of builds that were compiled, where the cache has all that they need."""
+        """Keep the plans of builds that were compiled, where the cache has all that they need, and no more than it keeps."""
+        if len(self._known) >= MOST_PLANS:
+            return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.is_compiled}
         new = {key: build for key, build in compiled.items() if key not in self._known and self._is_complete(build, source)}
         self._known.update(compiled)  # what cannot be kept now is not tried again

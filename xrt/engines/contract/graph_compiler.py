@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,10 @@ class Executable(abc.ABC):
 
     outputs_are_fresh: ClassVar[bool] = False
     """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
+
+    updates_inputs: ClassVar[bool] = True
+    """Whether `run` may write to an input that an alias names without being given it as a buffer. True is conservative: a call
+    that failed is then not repeated."""
 
     idle_threads: int = 0
     """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
@@ -255,7 +260,9 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
     np.copyto(buffer, result)
 
 
+@cache
 def _distribution_version(module: str) -> str:
+    """Return the version of the distribution that has a module; a look at all that is installed, which every compile needs."""
     from importlib import metadata
 
     package = module.partition(".")[0]

@@ -13,6 +13,7 @@ from typing import Any, Self
 import ml_dtypes
 import numpy as np
 
+from xrt.engines.openvino.cache_updates import decompose_tensor_scatter
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import DType, Function, Node, Shape, TensorType, read_attributes
@@ -383,6 +384,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "Clip": _bounded,
     "PRelu": _slopes,
     "Shrink": _shrink,
+    "TensorScatter": decompose_tensor_scatter,
     "ThresholdedRelu": _threshold,
     "ReduceLogSumExp": _log_sum_exp,
     **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),

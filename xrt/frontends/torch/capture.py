@@ -21,7 +21,7 @@ from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.export import export
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
-from xrt.frontends.torch.state import ModuleState
+from xrt.frontends.torch.state import check_tensors
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -83,7 +83,7 @@ def capture(
     Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``.
     """
     if isinstance(module, torch.nn.Module):
-        ModuleState.of(module)  # refuses what cannot be exported
+        check_tensors(module)
     with _EXPORT, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)  # of PyTorch about itself
@@ -91,6 +91,9 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
+    _check_arguments(module, args, named)
+    if shapes:  # PyTorch marks the tensors whose sizes are symbolic, and these are the user's
+        args, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, named))
     try:
         with torch.no_grad():
             program = export(module, args, named, _replace_names(shapes))
@@ -110,6 +113,15 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     if again and (decomposed := _decompose(program, again)) is not None:
         found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
     return dataclasses.replace(found[0], guards=guards)
+
+
+def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments that forward does not take."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise InputError(f"forward of {type(module).__name__} is called as {signature}: {error}") from None
 
 
 _ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"

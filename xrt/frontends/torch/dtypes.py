@@ -58,11 +58,11 @@ def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise InputError(
-            f"a tensor on {tensor.device} ({str(tensor.layout).removeprefix('torch.')}) was given; modules of PyTorch run on "
-            f"dense tensors on the CPU: pass tensor.cpu()"
-        )
+    if tensor.device.type != "cpu":
+        raise InputError(f"a tensor on {tensor.device} was given; modules of PyTorch run on the CPU: pass tensor.cpu()")
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise InputError(f"a tensor of layout {layout} was given; modules of PyTorch run on dense ones: pass tensor.to_dense()")
     tensor = tensor.resolve_conj().resolve_neg()
     dtype = from_torch_dtype(tensor.dtype)
     if dtype.numpy.isbuiltin == 1:

@@ -29,18 +29,38 @@ __all__ = [
     "list_written_tensors",
     "make_dynamic_shapes",
     "make_output",
+    "unflatten",
 ]
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
-    """Return the leaves of the inputs, arrays as tensors, their structure, and the leaves as they were given."""
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    if register_dataclasses(leaves):
-        return flatten(args, kwargs)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    """Return the leaves of the inputs, arrays as tensors, their structure, and the leaves as they were given.
+
+    The structure of tensors and arrays that are in no nest is their number by position, then the names of the others.
+    """
+    given = [*args, *kwargs.values()]
+    kinds = set(map(type, given))
+    structure: Any = (len(args), *kwargs)
+    if not kinds <= _FLAT:
+        given, structure = pytree.tree_flatten((args, dict(kwargs)))
+        if register_dataclasses(given):
+            return flatten(args, kwargs)
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given if isinstance(leaf, torch.Tensor)):
         raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
-    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves], spec, leaves
+    if kinds == {torch.Tensor}:
+        return given, structure, given
+    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in given], structure, given
+
+
+_FLAT = {torch.Tensor, np.ndarray}
+
+
+def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return leaves as positional and named inputs."""
+    if not isinstance(structure, tuple):
+        return pytree.tree_unflatten(leaves, structure)  # type: ignore[no-any-return]  # untyped there
+    count, *names = structure
+    return tuple(leaves[:count]), dict(zip(names, leaves[count:], strict=True))
 
 
 def gives_arrays(given: list[Any]) -> bool:
@@ -48,9 +68,9 @@ def gives_arrays(given: list[Any]) -> bool:
     return any(isinstance(leaf, np.ndarray) for leaf in given) and not any(isinstance(leaf, torch.Tensor) for leaf in given)
 
 
-def list_shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
+def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
     """Return the shape of each leaf, None where it is no tensor."""
-    return [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
 def list_written_tensors(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
@@ -117,11 +137,11 @@ def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) 
     return varying
 
 
-def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], spec: Any, varying: Mapping[int, set[int]]) -> Any:
+def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: Any, varying: Mapping[int, set[int]]) -> Any:
     """Return dynamic shapes in the structure of the inputs, as ``torch.export.export`` takes them: by the names of forward."""
     auto = torch.export.Dim.AUTO
     marks = [dict.fromkeys(varying.get(index, ()), auto) or None for index in range(len(leaves))]
-    parts = pytree.tree_unflatten([_Mark(mark) for mark in marks], spec)
+    parts = unflatten([_Mark(mark) for mark in marks], structure)
     args, kwargs = pytree.tree_map_only(_Mark, lambda mark: mark.axes, parts)
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     parameters = inspect.signature(model.forward).parameters

@@ -216,8 +216,8 @@ class Lowering:
         return self._opaque(call, args, kwargs, fake, reason)
 
     def _check_one_type(self, name: str, args: Any) -> None:
-        """Raise InputError for operands of two float types, which PyTorch itself refuses when it runs, naming the input."""
-        operands = [one for one in args if isinstance(one, Tensor) and one.dtype.is_float]
+        """Raise InputError for operands of two types, which PyTorch itself refuses when it runs, naming the input."""
+        operands = [one for one in args if isinstance(one, Tensor)]
         other = next((one for one in operands if one.dtype is not operands[-1].dtype), None)
         if other is None:
             return
@@ -271,8 +271,8 @@ class Lowering:
 
 
 _ONE_TYPE = frozenset(
-    f"aten.{name}"
-    for name in ("linear.default", "matmul.default", "mm.default", "bmm.default", "conv1d.default", "conv2d.default")
+    f"aten.{name}.default"
+    for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution")
 )
 """Operators that `torch.export` captures with operands of two types and that then fail."""
 _NO_AXES = np.zeros(0, np.int64)

@@ -14,6 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
+from xrt.cache.closing import close_in_background
+from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
@@ -28,10 +30,12 @@ from xrt.frontends.torch.leaves import (
     list_written_tensors,
     make_dynamic_shapes,
     make_output,
+    unflatten,
 )
-from xrt.frontends.torch.state import ModuleState
+from xrt.frontends.torch.state import ModuleState, list_tensor_names
 from xrt.module.module import XRTModule
-from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
+from xrt.module.options import make_engine_list, parse_options
+from xrt.module.specialization_cache import warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.verify.progress import ignore_progress
 
@@ -59,6 +63,8 @@ class _Compiled:
     module: XRTModule
     state: ModuleState
     """The state of the module when it was captured."""
+    buffers: tuple[int, ...]
+    """Which tensors of the state the capture updates."""
     used: int = 0
     """The number of the last call that found it."""
     known: set[object] = field(default_factory=set)
@@ -66,7 +72,7 @@ class _Compiled:
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether the Function was captured for inputs of these sizes; of a symbolic extent it takes two and more."""
-        shapes = tuple(list_shapes(leaves))
+        shapes = list_shapes(leaves)
         if shapes in self.known:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
@@ -80,8 +86,8 @@ class _Compiled:
                 self.capture.guards(*leaves)
             except Exception:  # noqa: BLE001  # PyTorch's check of the sizes raises what it likes
                 return False
-            if len(self.known) < MOST_SIZES:
-                self.known.add(shapes)
+        if len(self.known) < MOST_SIZES:
+            self.known.add(shapes)
         return True
 
 
@@ -102,7 +108,7 @@ class TorchModule(XRTModule):
     again with these sizes symbolic, so that a third size needs no capture unless the module's code branches on it. A parameter,
     buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
     does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
-    There are at most ``max_signatures`` captures. The module must not run elsewhere while a call captures it.
+    Together, captures hold at most ``max_specialization_bytes``. The module must not run elsewhere while a call captures it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
     """
@@ -118,7 +124,7 @@ class TorchModule(XRTModule):
     ) -> None:
         settings = parse_options(options)
         make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
-        self._most = settings.max_signatures
+        self._max_bytes = settings.max_specialization_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
@@ -131,19 +137,21 @@ class TorchModule(XRTModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on inputs as the module itself takes them; see the class."""
-        leaves, spec, given = flatten(args, kwargs)
-        self._check_keywords(kwargs)
-        compiled, buffers, results = self._run(leaves, spec, given)
+        leaves, structure, given = flatten(args, kwargs)
+        if kwargs:
+            self._check_keywords(kwargs)
+        compiled, buffers, results = self._run(leaves, structure, given)
         results = results if isinstance(results, tuple) else (results,)
-        torch.autograd.graph.increment_version(list_written_tensors(compiled.capture, buffers, leaves))
+        if written := list_written_tensors(compiled.capture, buffers, leaves):
+            torch.autograd.graph.increment_version(written)
         outputs = [make_output(leaf, results, leaves) for leaf in compiled.capture.leaves]
         if gives_arrays(given):
             outputs = [share_array(one) if isinstance(one, torch.Tensor) else one for one in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
-    def _run(self, leaves: list[Any], spec: Any, given: list[Any]) -> tuple[_Compiled, list[Any], Any]:
+    def _run(self, leaves: list[Any], structure: Any, given: list[Any]) -> tuple[_Compiled, list[Any], Any]:
         while True:
-            compiled, buffers = self._find(leaves, spec)
+            compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:
                 if not is_shared(given[index]):
                     raise InputError(
@@ -164,45 +172,51 @@ class TorchModule(XRTModule):
                     f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
                 )
 
-    def _find(self, leaves: list[Any], spec: Any) -> tuple[_Compiled, list[torch.Tensor]]:
+    def _find(self, leaves: list[Any], structure: Any) -> tuple[_Compiled, list[Any]]:
         """Return the capture for such inputs, made where there is none, and the buffers that it updates."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
             if self._is_closed:
                 raise InputError("the module is closed; make a new XRTModule")
             state = ModuleState.of(self.model)
-            key = (spec, state.training, autocast, tuple(map(describe, leaves)))
+            key = (structure, state.training, autocast, tuple(map(describe, leaves)))
             known = self._captures.get(key, [])
-            if any(not one.state.is_like(state, one.capture.buffers) for one in known):
+            if any(not one.state.is_like(state, one.buffers) for one in known):
                 self.recapture()
                 known = []
             found = next((one for one in known if one.accepts(leaves)), None)
-            if found is None:
-                found = self._capture(leaves, spec, known, state)
-                self._captures.setdefault(key, []).append(found)
             self._calls += 1
+            if found is None:
+                found = self._capture(leaves, structure, known, state)
+                found.used = self._calls
+                self._captures.setdefault(key, []).append(found)
+                self._evict()
             found.used = self._calls
             self._latest = found
-            self._evict()
-            return found, [state.tensors[name] for name in found.capture.buffers]
+            return found, [state.tensors[index] for index in found.buffers]
 
     def _evict(self) -> None:
-        """Drop the capture that was not used for longest beyond the limit."""
-        every = [(key, one) for key, some in self._captures.items() for one in some]
-        if len(every) > self._most:
-            key, oldest = min(every, key=lambda entry: entry[1].used)
+        """Drop the captures that were not used for longest beyond the limit; never the last one."""
+        every = sorted(((key, one) for key, some in self._captures.items() for one in some), key=lambda entry: entry[1].used)
+        sizes = [max(LEAST_BYTES, one.module._specializations.nbytes) for _, one in every]
+        surplus, dropped = sum(sizes) - self._max_bytes, False
+        for (key, oldest), size in zip(every[:-1], sizes, strict=False):
+            if surplus <= 0:
+                break
+            surplus, dropped = surplus - size, True
             self._captures[key].remove(oldest)
             if not self._captures[key]:
                 del self._captures[key]
-            oldest.module.close()
-            warn_of_signatures(self._most)
+            close_in_background(oldest.module.close)
+        if dropped:
+            warn_of_signatures(self._max_bytes)
 
-    def _capture(self, leaves: list[Any], spec: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+    def _capture(self, leaves: list[Any], structure: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
+        args, kwargs = unflatten(leaves, structure)
         dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
         if dynamic is not None:
             try:
-                shapes = make_dynamic_shapes(self.model, leaves, spec, dynamic)
+                shapes = make_dynamic_shapes(self.model, leaves, structure, dynamic)
                 found = self._compile(capture(self.model, args, kwargs, shapes, allow_guards=True), state)
                 if found.accepts(leaves):
                     return found
@@ -213,7 +227,9 @@ class TorchModule(XRTModule):
     def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
         is_strict = bool(self._arguments.get("strict"))
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
-        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state)
+        names = list_tensor_names(self.model)
+        buffers = tuple(names.index(name) for name in found.buffers)
+        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state, buffers)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""
@@ -256,8 +272,8 @@ class TorchModule(XRTModule):
         compiled.module.save(path, *feed)
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
-        leaves, spec, _ = flatten(args, named)
-        compiled, buffers = self._find(leaves, spec)
+        leaves, structure, _ = flatten(args, named)
+        compiled, buffers = self._find(leaves, structure)
         return compiled, collect_arrays(compiled.capture, leaves, buffers)
 
     def tune(self, *args: Any, budget: float | None = None, progress: Any = None, **named: Any) -> TuningResult:
@@ -327,6 +343,11 @@ class TorchModule(XRTModule):
         """Release what was compiled."""
         self.recapture()
         self._is_closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with where the module of PyTorch is if that has such an attribute."""
+        where = f"; its module of PyTorch has one: .model.{name}" if hasattr(self.__dict__.get("model"), name) else ""
+        raise AttributeError(f"an XRTModule of {type(self.__dict__.get('model')).__name__} has no attribute {name!r}{where}")
 
     # ------------------------------------------------------------------ copies
 

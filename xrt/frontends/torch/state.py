@@ -2,69 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
+from typing import Any
 
 import torch
 
 from xrt.errors import ModelError
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "check_tensors", "list_tensor_names"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
-    """The modules in order, the training flag of each, and the tensors by name with what changes where they are written to."""
+    """The modules in order, the training flag of each, and the tensors with what changes where they are written to.
 
-    modules: tuple[torch.nn.Module, ...]
+    It is made in each call: lists, which are compared without code of Python for each module.
+    """
+
+    layout: list[Any]
+    """Each module, then the names of its sub-modules, parameters and buffers."""
     training: tuple[bool, ...]
-    tensors: dict[str, torch.Tensor]
-    marks: dict[str, tuple[object, ...]]
+    tensors: list[torch.Tensor | None]
+    marks: list[tuple[object, ...]]
     """Of each tensor its memory, version, element type and shape."""
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModuleState:
         """Return the state now; raises ModelError for tensors that PyTorch keeps no version of."""
-        modules = _list_modules("", model)
-        tensors = _get_tensors(modules)
-        marks = {name: _mark(name, tensor) for name, tensor in tensors.items()}
-        return cls(tuple(one for _, one in modules), tuple(one.training for _, one in modules), tensors, marks)
+        layout: list[Any] = []
+        flags: list[bool] = []
+        tensors: list[Any] = []
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            layout.append(module)
+            flags.append(module.training)
+            children, parameters, buffers = module._modules, module._parameters, module._buffers
+            if children:
+                layout += children
+                stack += [child for child in reversed(children.values()) if child is not None]
+            if parameters:
+                layout += parameters
+                tensors += parameters.values()
+            if buffers:
+                layout += buffers
+                tensors += buffers.values()
+        marks: list[tuple[object, ...]]
+        try:
+            marks = [() if one is None else (one.data_ptr(), one._version, one.dtype, one.shape) for one in tensors]
+        except RuntimeError:  # a tensor without memory of its own, or without a version
+            check_tensors(model)
+            marks = [() if one is None else _mark(one) for one in tensors]
+        return cls(layout, tuple(flags), tensors, marks)
 
-    def is_like(self, other: ModuleState, updated: tuple[str, ...]) -> bool:
-        """Whether a capture of this state holds in the other one; of the buffers that it updates only type and shape count."""
-        if len(self.modules) != len(other.modules) or self.tensors.keys() != other.tensors.keys():
+    def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
+        """Whether a capture of this state holds in the other one; of the tensors that it updates only type and shape count."""
+        if self.layout != other.layout:
             return False
-        if any(one is not two for one, two in zip(self.modules, other.modules, strict=True)):
-            return False
-        for name, tensor in self.tensors.items():
-            have, want = other.marks[name], self.marks[name]
-            if have[2:] != want[2:] or (name not in updated and (tensor is not other.tensors[name] or have != want)):
-                return False
-        return True
-
-
-def _get_tensors(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
-    return {
-        prefix + name: tensor
-        for prefix, module in modules
-        for kind in (module._parameters, module._buffers)
-        for name, tensor in kind.items()
-        if tensor is not None
-    }
-
-
-def _list_modules(prefix: str, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    found = [(prefix, module)]
-    for name, child in module._modules.items():
-        if child is not None:
-            found += _list_modules(f"{prefix}{name}.", child)
-    return found
-
-
-def _mark(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
-    if tensor.is_inference():
-        raise ModelError(
-            f"{name} was made under torch.inference_mode, and PyTorch neither exports such a tensor nor counts writes to it; "
-            f"make or load the module outside, or under torch.no_grad"
+        if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
+            return True
+        pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
+        return all(
+            (one is two and mine == theirs) or (index in updated and mine[2:] == theirs[2:])
+            for index, (one, two, mine, theirs) in pairs
         )
+
+
+def list_tensor_names(model: torch.nn.Module) -> list[str]:
+    """Return the names of parameters and buffers, in the order of a state's tensors."""
+    names = []
+    stack = [("", model)]
+    while stack:
+        prefix, module = stack.pop()
+        children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+        stack += reversed(children)
+        names += [prefix + name for name in (*module._parameters, *module._buffers)]
+    return names
+
+
+def check_tensors(model: torch.nn.Module) -> None:
+    """Raise ModelError for tensors that PyTorch keeps no version of."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if tensor.is_inference():
+            raise ModelError(
+                f"{name} was made under torch.inference_mode, and PyTorch neither exports such a tensor nor counts writes to it; "
+                f"make or load the module outside, or under torch.no_grad"
+            )
+
+
+def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
     memory = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
     return memory, tensor._version, tensor.dtype, tensor.shape

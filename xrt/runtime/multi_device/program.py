@@ -368,6 +368,9 @@ class MultiDeviceProgram(Program):
             self._graphed.close()
         super().close()
 
+    def close_in_background(self) -> None:
+        """Do nothing: what frees the program waits for the device, and then releases the executables."""
+
 
 def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
     """Wait for what still uses memory that is about to be given back: of copies, and of executables."""

@@ -154,10 +154,14 @@ def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
 
 
 def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str) -> Tensor:
+    return _write_rows(x, dim, index, _to_front(source, dim)[0], reduction)
+
+
+def _write_rows(x: Tensor, dim: int, index: Tensor, rows: Tensor, reduction: str = "none") -> Tensor:
+    """Return x with rows written along an axis, which is the first one of the rows."""
     moved, order = _to_front(x, dim)
-    updates, _ = _to_front(source, dim)
     where = emit("Reshape", cast(index, DType.INT64), ints(-1, 1))
-    written = emit("ScatterND", moved, where, cast(updates, x.dtype), reduction=reduction)
+    written = emit("ScatterND", moved, where, cast(rows, x.dtype), reduction=reduction)
     return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
 
 
@@ -215,13 +219,12 @@ def slice_scatter(
 
 @rule("select_scatter")
 def select_scatter(result: TensorType, x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
-    axis, size = dim % x.ndim, x.shape[dim]
+    size = x.shape[dim]
     if isinstance(index, int) and index < 0:
         if not isinstance(size, int):
             raise Unsupported("a write to the end of an axis of symbolic size")
         index += size
-    where = emit("Reshape", as_tensor(index), ints(1))
-    return _along(x, dim, where, emit("Unsqueeze", source, ints(axis)), "none")
+    return _write_rows(x, dim, as_tensor(index), emit("Unsqueeze", source, ints(0)))
 
 
 @rule("masked_select")

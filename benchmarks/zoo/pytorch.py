@@ -1,0 +1,224 @@
+"""Run the zoo's modules of PyTorch, without files: ``python -m benchmarks.zoo.pytorch`` writes into docs/zoo.json.
+
+Each module runs as an `XRTModule` and by ``torch.compile(backend="xrt")`` on each list of engines, twice, with other sizes the
+second time. Its results are compared with PyTorch's own. What is not run keeps its record; `benchmarks.zoo.page` writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from benchmarks.zoo.model import Module
+from benchmarks.zoo.run import changed_record, try_all
+from benchmarks.zoo.trial import find_difference
+
+LISTS: Mapping[str, Any] = {"ort": "ort", "openvino": "openvino", "ort, torch": ["ort", "torch"], "auto": "auto"}
+BUDGET = 2.0
+WAYS = ("module", "compile")
+LIMIT = 600.0
+
+
+def list_modules() -> list[Module]:
+    """Return every module of the zoo."""
+    from benchmarks.zoo import python_models, torch_models, transformer_models
+
+    return [one for source in (transformer_models, torch_models, python_models) for one in source.list_modules()]
+
+
+# ---------------------------------------------------------------------- in a process of its own
+
+
+def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
+    """Return what came of the module: by the list of engines and the way, and how many graphs Dynamo makes of it."""
+    import torch
+
+    from xrt.frontends.torch import module as frontend
+
+    model, calls = module.make()
+    captures: dict[str, Any] = {}
+
+    def capture_once(model: Any, args: Any, kwargs: Any = None, shapes: Any = None, **options: Any) -> Any:
+        """Capture for the first list of engines alone: a capture depends on no engine."""
+        key = f"{[tuple(one.shape) for one in torch.utils._pytree.tree_leaves((args, kwargs)) if hasattr(one, 'shape')]} {shapes}"
+        if key not in captures:
+            captures[key] = capture(model, args, kwargs, shapes, **options)
+        return captures[key]
+
+    capture = frontend.capture
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = copy.deepcopy(model)
+        expected = run_calls(reference, reference, calls)
+        writes = any(not torch.equal(one, two) for one, two in zip(model.buffers(), reference.buffers(), strict=True))
+        found: dict[str, Any] = {"family": module.family, "graphs": count_graphs(copy.deepcopy(model), calls)}
+        with mock.patch.object(frontend, "capture", capture_once):
+            for name in lists:
+                if writes:
+                    captures.clear()
+                one = copy.deepcopy(model) if writes else model  # a capture holds the tensors of its module
+                found[name] = {
+                    "module": run(partial(run_module, one, calls, name), expected, module.tolerance),
+                    "compile": run(partial(run_compiled, copy.deepcopy(model), calls, name), expected, module.tolerance),
+                }
+    return found
+
+
+def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> dict[str, Any]:
+    """Return the verdict on one way, with the nodes by engine."""
+    import xrt
+
+    try:
+        results, plans, graphs = call()
+    except xrt.XRTError as error:
+        return {"verdict": "declined", "reason": " ".join(str(error).split())[:300]}
+    except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
+        return {"verdict": "error", "reason": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    faults = []
+    for got, due in zip(results, expected, strict=True):
+        if len(got) != len(due):
+            faults.append(f"{len(got)} tensors for {len(due)}")
+            continue
+        for one, other in zip(got, due, strict=True):
+            kinds = f"{one.dtype} for {other.dtype}" if one.dtype is not other.dtype else ""
+            if fault := kinds or find_difference(one.numpy(), other.numpy(), tolerance):
+                faults.append(fault)
+    nodes = Counter(launch.engine.partition("{")[0] for plan in plans for launch in plan.launches for _ in launch.nodes)
+    return {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3]), "nodes": dict(nodes), "graphs": graphs}
+
+
+def run_calls(call: Callable[..., Any], model: Any, calls: Iterable[Any]) -> list[list[Any]]:
+    """Return the tensors of the results and of the inputs after each call, then the buffers."""
+    found = []
+    for one in calls:
+        given = copy.deepcopy(one)
+        found.append([*list_tensors(call(**given)), *list_tensors(given)])
+    return [*found, list_tensors(list(model.buffers()))]
+
+
+def run_module(model: Any, calls: Iterable[Any], name: str) -> Any:
+    import xrt
+
+    module = xrt.XRTModule(model, engine=LISTS[name], **make_options(name))
+    return run_calls(module, model, calls), [module.plan], 1
+
+
+def run_compiled(model: Any, calls: Iterable[Any], name: str) -> Any:
+    import torch
+
+    import xrt
+    from xrt.frontends.torch import backend
+
+    modules: list[Any] = []
+
+    def make(*args: Any, **options: Any) -> Any:
+        modules.append(original(*args, **options))
+        return modules[-1]
+
+    original = backend.XRTModule
+    torch._dynamo.reset()
+    with mock.patch.object(backend, "XRTModule", make):
+        compiled = torch.compile(model, backend="xrt", options={"engine": LISTS[name], **make_options(name)})
+        results = run_calls(compiled, model, calls)
+    plans = []
+    for module in modules:
+        with contextlib.suppress(xrt.XRTError):  # of a graph that no call has reached
+            plans.append(module.plan)
+    return results, plans, len(modules)
+
+
+def make_options(name: str) -> dict[str, Any]:
+    return {"budget": BUDGET} if name == "auto" else {}
+
+
+def count_graphs(model: Any, calls: Iterable[Any]) -> int:
+    """Return how many graphs Dynamo makes of the calls for a backend that does nothing, as for Inductor."""
+    import torch
+
+    graphs = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=count)
+    for call in calls:
+        compiled(**copy.deepcopy(call))
+    return graphs
+
+
+def list_tensors(value: Any) -> list[Any]:
+    """Return the tensors in a nest, in order."""
+    if hasattr(value, "to_tuple"):
+        value = value.to_tuple()
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, one.name) for one in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in list_tensors(item)]
+    return [value.clone()] if hasattr(value, "numpy") else []
+
+
+def try_modules(lists: Sequence[str], names: Sequence[str]) -> None:
+    """Try each module and print the outcome."""
+    modules = {one.name: one for one in list_modules()}
+    for name in names:
+        print(json.dumps({"begin": name}), flush=True)
+        print(json.dumps({"model": name, "verdict": "", **try_module(modules[name], lists)}), flush=True)
+
+
+# ---------------------------------------------------------------------- all of them
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what is asked and write the record after each module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="")
+    parser.add_argument("--lists", default=";".join(LISTS), help="lists of engines, separated by semicolons")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a module may take")
+    parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    lists = asked.lists.split(";")
+    if asked.child is not None:
+        try_modules(lists, asked.child)
+        return
+    names = [name for name in asked.models.split(",") if name] or [one.name for one in list_modules()]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", asked.lists, "--child"]
+    for outcome in try_all(command, names, asked.limit):
+        name, lost, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
+        found = {key: value for key, value in outcome.items() if key not in ("model", "verdict", "reason")}
+        if lost:
+            found.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
+        with changed_record() as record:
+            record.setdefault("pytorch", {}).setdefault(name, {}).update(found)
+        print(name, *(f"{each}: {', '.join(describe(found[each][way]) for way in WAYS)};" for each in lists), flush=True)
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Return the verdict, with the share of nodes on other engines than torch."""
+    share = get_share(found)
+    parts = [found["verdict"], f"{share:.0%}" if share is not None else "", f"({found['reason']})" if found["reason"] else ""]
+    return " ".join(part for part in parts if part)
+
+
+def get_share(found: Mapping[str, Any]) -> float | None:
+    """Return the share of nodes on other engines than torch, None where XRT has run none."""
+    total = sum(found.get("nodes", {}).values())
+    return 1 - found["nodes"].get("torch", 0) / total if total else None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,264 @@
+"""Thousands of sizes in one module: what is kept is bounded, and nothing waits for what is dropped."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.small_models import relu
+from xrt.cache import CompileCache, Signature
+from xrt.cache.closing import close_in_background, close_with, wait_until_closed
+from xrt.cache.memory import LEAST_BYTES, THREADS
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.errors import OptionError, SignatureWarning
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.module.dispatch import FastPath
+from xrt.module.specialization import Specialization
+from xrt.module.specialization_cache import MAX_READY
+
+HANDLES = Path("/proc/self/fd")
+PATIENCE = 60.0
+
+
+class State:
+    """The executables that are open, and what holds their calls up."""
+
+    def __init__(self) -> None:
+        self.open: list[Counted] = []
+        self.running, self.may_run, self.may_close = (threading.Event() for _ in range(3))
+        self.may_run.set()
+        self.may_close.set()
+
+
+class Counted(Executable):
+    """One that was closed does not run."""
+
+    def __init__(self, engine: Static) -> None:
+        self.engine, self.state = engine, engine.state
+        self.idle_threads = engine.threads
+        self.is_closed = False
+        self.state.open.append(self)
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        assert not self.is_closed
+        self.state.running.set()
+        assert self.state.may_run.wait(PATIENCE)
+        assert not self.is_closed
+        return [np.maximum(inputs[0], 0)]
+
+    def memory(self) -> Sequence[MemoryUse]:
+        return (MemoryUse("weights", self.engine.nbytes, "it says so"), MemoryUse("scratch", 1 << 40, "not held", per_call=True))
+
+    def close(self) -> None:
+        assert self.state.may_close.wait(PATIENCE)
+        self.is_closed = True
+        self.state.open.remove(self)
+
+
+@dataclass(frozen=True)
+class Static(GraphCompiler):
+    """Takes Relu, one size at a time."""
+
+    name: ClassVar[str] = "static"
+    state: ClassVar[State] = State()
+
+    nbytes: int = LEAST_BYTES
+    threads: int = 0
+
+    def version(self) -> str:
+        return "1"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None if node.op_type == "Relu" else "only Relu"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return Counted(self)
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
+    """Return the state of the test's engine."""
+    found = State()
+    monkeypatch.setattr(Static, "state", found)
+    yield found
+    found.may_run.set()
+    found.may_close.set()
+
+
+def make(engine: Any, **options: Any) -> xrt.XRTModule:
+    """Return a module of a Relu over rows of 3, with a cache that keeps nothing that no module uses but the newest."""
+    return xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True, cache=CompileCache(max_bytes=1), **options)
+
+
+def call(module: xrt.XRTModule, rows: int) -> None:
+    np.testing.assert_array_equal(module(np.full((rows, 3), rows - 5, "float32")), np.full((rows, 3), max(rows - 5, 0)))
+
+
+def count_objects() -> Counter[str]:
+    gc.collect()
+    kinds = (Specialization, Function, FastPath, Executable, threading.Thread)
+    return Counter(kind.__name__ for one in gc.get_objects() for kind in kinds if isinstance(one, kind))
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_five_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None:
+    cache = CompileCache()
+    with xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True, cache=cache) as module:
+        for rows in range(1, 501):
+            call(module, rows)
+        before, handles = count_objects(), len(list(HANDLES.iterdir()))
+        for rows in range(501, 5001):
+            call(module, rows)
+        after = count_objects()
+        assert cache.statistics.misses == 1
+        assert after["FastPath"] - before["FastPath"] <= MAX_READY - 500
+        assert after - Counter({"FastPath": after["FastPath"]}) - before == Counter()
+        assert len(list(HANDLES.iterdir())) <= handles
+        for rows in (1, 5000, 2500):
+            call(module, rows)
+
+
+def test_five_thousand_sizes_of_an_engine_without(state: State) -> None:
+    engine = Static()
+    module = make(engine, max_specialization_bytes=32 * LEAST_BYTES)
+    with pytest.warns(
+        SignatureWarning, match=f"holds more than max_specialization_bytes={32 * LEAST_BYTES}, and it drops"
+    ) as said:
+        for rows in range(1, 501):
+            call(module, rows)
+        assert wait_until_closed(PATIENCE)
+        before, handles = count_objects(), len(list(HANDLES.iterdir()))
+        for rows in range(501, 5001):
+            call(module, rows)
+    assert wait_until_closed(PATIENCE)
+    assert len(said) == 1
+    assert count_objects() - before == Counter()
+    assert len(list(HANDLES.iterdir())) <= handles
+    assert len(state.open) <= 32 + 1  # and the newest that the cache keeps
+    module.close()
+
+
+def test_the_least_recently_used_is_dropped() -> None:
+    module = make(Static(), max_specialization_bytes=3 * LEAST_BYTES)
+    with pytest.warns(SignatureWarning):
+        for rows in (1, 2, 3, 1, 4, 1, 3, 4):  # 4 drops 2
+            call(module, rows)
+    assert [build.function.inputs[0].type.shape[0] for build in module._specializations] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(("nbytes", "threads", "kept"), [(5 * LEAST_BYTES, 0, 2), (1, 0, 10), (1, THREADS // 4, 4)])
+def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, state: State) -> None:
+    engine = Static(nbytes, threads)
+    module = make(engine, max_specialization_bytes=10 * LEAST_BYTES)
+    with pytest.warns(SignatureWarning):
+        for rows in range(1, 21):
+            call(module, rows)
+    assert wait_until_closed(PATIENCE)
+    assert len(module._specializations) == kept
+    assert kept <= len(state.open) <= kept + 1
+
+
+def test_one_that_is_larger_than_the_limit_is_kept() -> None:
+    cache = CompileCache()
+    module = xrt.XRTModule(relu(("N", 3)), engine=Static(1 << 30), strict=True, cache=cache, max_specialization_bytes=1)
+    for _ in range(3):
+        call(module, 2)
+    assert cache.statistics.misses == 1
+
+
+def test_no_call_waits_for_a_close(state: State) -> None:
+    engine = Static()
+    state.may_close.clear()  # a close takes for ever
+    module = make(engine, max_specialization_bytes=LEAST_BYTES)
+    with pytest.warns(SignatureWarning):
+        for rows in range(1, 11):
+            call(module, rows)
+    assert len(state.open) == 10
+    state.may_close.set()
+    assert wait_until_closed(PATIENCE)
+    assert len(state.open) <= 2
+
+
+def test_what_a_call_uses_is_not_closed(state: State) -> None:
+    """The executable asserts it; it is closed once the call has ended."""
+    engine = Static()
+    module = make(engine, max_specialization_bytes=LEAST_BYTES)
+    call(module, 1)
+    state.running.clear()
+    state.may_run.clear()
+    failed: list[BaseException] = []
+
+    def slow() -> None:
+        try:
+            call(module, 1)
+        except BaseException as error:  # noqa: BLE001  # shown below
+            failed.append(error)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    assert state.running.wait(PATIENCE)
+    (used,) = state.open
+    with pytest.warns(SignatureWarning):
+        for rows in (2, 3):
+            module.compile(np.zeros((rows, 3), "float32"))
+    assert wait_until_closed(PATIENCE)
+    assert not used.is_closed
+    state.may_run.set()
+    thread.join(PATIENCE)
+    assert not failed
+    assert wait_until_closed(PATIENCE)
+    assert used.is_closed
+
+
+def test_an_executable_of_several_signatures_counts_once() -> None:
+    """Two inputs, of which one goes to a region of its own: its executable is that of every size of the other."""
+    engine = Static(3 * LEAST_BYTES)
+    inputs = tuple(Value(name, TensorType(DType.FLOAT32, (dim, 3))) for name, dim in (("a", 4), ("b", "N")))
+    nodes = tuple(Node("Relu", (name,), (f"{name}_out",)) for name in "ab")
+    function = Function(inputs, (Value("a_out"), Value("b_out")), nodes, opsets={"": 20})
+    module = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=1, cache=CompileCache())
+    for rows in range(1, 6):
+        module(np.zeros((4, 3), "float32"), np.zeros((rows + 4, 3), "float32"))
+    assert len(module._specializations) == 5
+    assert module._specializations.nbytes == 6 * 3 * LEAST_BYTES
+
+
+def test_the_cache_bounds_what_no_module_uses(state: State) -> None:
+    engine, cache = Static(), CompileCache(max_bytes=2 * LEAST_BYTES)
+    leases = [cache.lease(Signature((("name", str(number)),)), lambda: Counted(engine)) for number in range(6)]
+    assert cache.statistics.size == 6  # to drop what is in use frees nothing
+    for lease in leases:
+        lease.release()
+    assert wait_until_closed(PATIENCE)
+    assert (cache.statistics.size, cache.statistics.evictions, len(state.open)) == (2, 4, 2)
+
+
+def test_a_close_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class User:
+        pass
+
+    user, closed = User(), []
+    close_with(user, lambda: closed.append("user"))
+    close_in_background(lambda: 1 / 0)
+    assert wait_until_closed(PATIENCE)
+    assert [record.getMessage() for record in caplog.records] == ["an executable could not be closed"]
+    assert not closed
+    del user
+    assert wait_until_closed(PATIENCE)
+    assert closed == ["user"]
+
+
+@pytest.mark.parametrize("value", [0, True, 1.5, "1 GB"])
+def test_the_limit_is_a_number_of_bytes(value: Any) -> None:
+    with pytest.raises(OptionError, match=f"max_specialization_bytes must be a positive integer; got {value!r}"):
+        xrt.XRTModule(relu(), max_specialization_bytes=value)
