@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xrt.module import XRTModule as XRTModule
     from xrt.module import configure as configure
     from xrt.module import load as load
+    from xrt.module import stateful as stateful
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
 
@@ -67,6 +68,7 @@ _HOMES = {
     "configure": "xrt.module",
     "from_torch": "xrt.frontends.torch",
     "load": "xrt.module",
+    "stateful": "xrt.module",
     "to_torch": "xrt.frontends.torch",
 }
 _MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops"}

@@ -158,17 +158,19 @@ class CompileFailed(EngineError):
 class RunFailed(EngineError, RuntimeError):
     """An engine failed while it ran a region, or returned results that contradict the plan.
 
-    The message names region and engine; ``region`` is the name of the region. A cause is chained. A module moves the region
-    to another engine and warns. You see the error where no engine is left, where an update in place cannot be repeated, in
-    a bound call, and with ``strict=True``.
+    The message names region and engine; ``region`` is the name of the region. ``updated`` has the inputs that may have been
+    updated in place in part; None where that is not known. A cause is chained. A module moves the region to another engine and
+    warns. You see the error where no engine is left, where an update in place cannot be repeated, in a bound call, and with
+    ``strict=True``.
 
     Remedy: look for values that the operator does not define, such as an index out of range. ``xrt run MODEL --engine toy``
     names the node that fails, and its inputs.
     """
 
-    def __init__(self, message: str, region: str = "") -> None:
+    def __init__(self, message: str, region: str = "", updated: tuple[str, ...] | None = None) -> None:
         super().__init__(message)
         self.region = region
+        self.updated = updated
 
 
 class PlanError(XRTError, ValueError):

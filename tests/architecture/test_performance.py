@@ -27,6 +27,7 @@ NO_FIGURES = {
     "pytorch_models": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
+    "decode": "prints a table of its own: what a token costs with state",
     "first_result": "takes processes of its own for every figure, and prints a table of its own",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",

@@ -163,6 +163,10 @@ BROKEN = {
         one(if_node(body(0, 1), body(0, 1, nodes=(Node("Relu", ("x", "x"), ("r0",)),)))),
         "in body 'body' of node 'y': node 'r0' (Relu): takes 1 input(s); it has 2",
     ),
+    "a state that is no input": (
+        relu(metadata={"xrt.state": '[["X", "y"]]'}),
+        "state 'X' is not an input",
+    ),
     "a device that is none": (one(Node("Relu", ("x",), ("y",), device="gpu0")), "device 'gpu0' is none; it is 'cpu', 'cuda'"),
 }
 

@@ -18,11 +18,13 @@ from xrt.builder.tensor import Tensor
 from xrt.builder.type_promotion import is_strong, is_weak, natural_dtype, weak_array
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.constants import Constant
+from xrt.graph.dtypes import DType
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.op_schema import domain_title, latest_version
 from xrt.graph.rename import Names
 from xrt.graph.type_strings import Inference, may_equal
+from xrt.graph.types import TensorType
 
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
@@ -76,6 +78,8 @@ class Builder:
         self.types: dict[str, Type] = {}
         self.outputs: list[tuple[Tensor, str | None]] = []
         self.updates: dict[str, Tensor] = {}
+        self.states: dict[str, float] = {}
+        """The inputs that are state, each with what a new one is filled with."""
         self._hints: dict[int, str] = outer._hints if outer else {}
         self._shared: dict[object, tuple[Tensor, object]] = {}
         self._prefix: str = outer._prefix if outer else ""
@@ -243,6 +247,19 @@ class Builder:
             raise ModelError(f"input {target.value} cannot be updated with {new.value}; their types differ")
         self.updates[target.name] = new
         return new
+
+    def state(self, name: str, type_: Type, fill: float = 0) -> Tensor:
+        """Add an input that a session keeps, which `update` gives its next value; a new state is filled with the number.
+
+        Raises ModelError in a body, for a name that is taken, and for a type that is no tensor of numbers.
+        """
+        if self.outer is not None:
+            raise ModelError(f"state {name!r} can be declared only in the graph itself, not in the body {self.name!r}")
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
+            raise ModelError(f"state {name!r} is declared as {type_!r}; it must be a TensorType of numbers with a shape")
+        tensor = self.input(name, type_)
+        self.states[name] = fill
+        return tensor
 
     def function(self) -> Function:
         """Return what was recorded, to which nothing can be added then; raises ModelError where it does not make a Function."""

@@ -10,6 +10,7 @@ from xrt.graph.attributes import AttrKind
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.rename import rename_node
+from xrt.graph.state import State, declare_states
 from xrt.graph.types import Value
 
 if TYPE_CHECKING:
@@ -25,26 +26,40 @@ def finalize(builder: Builder) -> Function:
     computed = {name for node in builder.nodes for name in node.outputs}
     renames: dict[str, str] = {}
     outputs: list[Value] = []
-    for tensor, wanted in _all_outputs(builder):
-        name = wanted if wanted is not None else tensor.name
+    aliases: dict[str, str] = {}
+    for tensor, wanted, target in _all_outputs(builder):
+        name = wanted if wanted is not None else renames.get(tensor.name, tensor.name)
         if wanted is not None and wanted != tensor.name:
             builder.names.take(_free(builder, wanted))
-        if _can_be_called(builder, tensor, name, computed, renames):
+        if target in builder.states and any(value.name == name for value in outputs):
+            name = _copy(builder, tensor, None)  # a session returns the one and keeps the other
+        elif _can_be_called(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
             name = _copy(builder, tensor, wanted)
-        outputs.append(Value(name, tensor.type))
-    return _function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
+        if target is not None:
+            aliases[target] = name
+        if target is None or all(value.name != name for value in outputs):
+            outputs.append(Value(name, tensor.type))
+    function = _function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
+    return _with_updates(builder, function, aliases)
 
 
-def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None]]:
-    """Yield the outputs that were asked for, then the values of updated inputs that are none of them."""
-    yield from builder.outputs
-    seen = {tensor.name for tensor, _ in builder.outputs}
-    for tensor in builder.updates.values():
-        if tensor.name not in seen:
-            seen.add(tensor.name)
-            yield tensor, None
+def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
+    """Yield the outputs that were asked for with their names, then the values of updated inputs with the inputs' names."""
+    for tensor, wanted in builder.outputs:
+        yield tensor, wanted, None
+    for target, tensor in builder.updates.items():
+        yield tensor, None, target
+
+
+def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
+    if idle := [name for name in builder.states if name not in aliases]:
+        raise ModelError(f"state {idle[0]!r} of graph {builder.name!r} gets no next value; call self.update({idle[0]}, value)")
+    updated = function.replace(aliases=tuple((a, b) for a, b in aliases.items() if a not in builder.states))
+    if not builder.states:
+        return updated if aliases else function
+    return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
 
 
 def _free(builder: Builder, wanted: str) -> str:
@@ -83,7 +98,6 @@ def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str
         nodes=nodes,
         constants=_used(builder.constants, nodes, shown),
         opsets=dict(builder.opsets),
-        aliases=tuple((name, renames.get(value.name, value.name)) for name, value in builder.updates.items()),
         types={name: type_ for name, type_ in types.items() if name not in shown},
         name=builder.name,
     )

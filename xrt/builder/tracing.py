@@ -83,6 +83,14 @@ class GraphBase:
         """Make the buffer of an input hold the value after each call; see `Builder.update`."""
         return current("update").update(target, value)
 
+    @staticmethod
+    def state(name: str, type_: Type, fill: float = 0) -> Tensor:
+        """Return a value that stays from one call of a session to the next; `update` gives it its next value.
+
+        It is an input of the graph, after the parameters of `build`. A new state is filled with the number.
+        """
+        return current("state").state(name, type_, fill)
+
 
 def trace(
     build: Callable[..., Any],

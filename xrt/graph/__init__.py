@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from xrt.graph.schemas import is_training as is_training
     from xrt.graph.schemas import latest_opset as latest_opset
     from xrt.graph.schemas import since_version as since_version
+    from xrt.graph.state import State as State
+    from xrt.graph.state import declare_states as declare_states
+    from xrt.graph.state import list_states as list_states
     from xrt.graph.types import Dim as Dim
     from xrt.graph.types import MapType as MapType
     from xrt.graph.types import OptionalType as OptionalType
@@ -50,16 +53,19 @@ _MODULES = {
     "OptionalType": "xrt.graph.types",
     "SequenceType": "xrt.graph.types",
     "Shape": "xrt.graph.types",
+    "State": "xrt.graph.state",
     "TensorType": "xrt.graph.types",
     "Type": "xrt.graph.types",
     "Use": "xrt.graph.function",
     "Value": "xrt.graph.types",
+    "declare_states": "xrt.graph.state",
     "find_schema": "xrt.graph.schemas",
     "fingerprint": "xrt.graph.hashing",
     "is_deterministic": "xrt.graph.schemas",
     "is_static": "xrt.graph.types",
     "is_training": "xrt.graph.schemas",
     "latest_opset": "xrt.graph.schemas",
+    "list_states": "xrt.graph.state",
     "read_attributes": "xrt.graph.node",
     "shape_key": "xrt.graph.hashing",
     "since_version": "xrt.graph.schemas",

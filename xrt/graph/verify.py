@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.device_names import is_device
 from xrt.graph.op_schema import Operator, domain_title, find_operator, latest_version, why_deprecated, why_unknown
+from xrt.graph.state import find_violations as find_state_violations
 from xrt.graph.type_strings import bind, may_equal
 from xrt.graph.types import SequenceType, TensorType, Type
 
@@ -85,7 +86,7 @@ def verify_types(function: Function) -> None:
 
     `verify` sees what a model declares; most models declare nothing of inner values.
     """
-    _raise_of(function, _violations(_Scope(function), (_ALIASES,), TYPE_RULES))
+    _raise_of(function, _violations(_Scope(function), (_ALIASES, _STATES), TYPE_RULES))
 
 
 def _raise_of(function: Function, violations: Iterator[str]) -> None:
@@ -196,6 +197,10 @@ def _aliases_fit(scope: _Scope) -> Iterator[str]:
         seen.add(target)
 
 
+def _states_fit(scope: _Scope) -> Iterator[str]:
+    return find_state_violations(scope.function)
+
+
 def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
     for node in scope.function.nodes:
         for body in node.bodies:
@@ -204,6 +209,7 @@ def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
 
 
 _ALIASES = Rule("aliases", "An alias is of an input and an output of one tensor type, one per input.", _aliases_fit)
+_STATES = Rule("states", "A state is an input and an output of one tensor type, each in one state alone.", _states_fit)
 
 FUNCTION_RULES = (
     Rule("defined", "Every value that is read is an input, a constant or the output of a node.", _reads_what_is_defined),
@@ -211,6 +217,7 @@ FUNCTION_RULES = (
     Rule("opsets", "The versions of the domains that onnx describes are ones that it knows.", _opsets_are_known),
     Rule("declared", "A type declared for an input or a constant is its own.", _declared_types_agree),
     _ALIASES,
+    _STATES,
     Rule("bodies import", "A body imports the same opsets as the function around it.", _bodies_import_the_same),
 )
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule as XRTModule
     from xrt.module.options import ModuleOptions as ModuleOptions
     from xrt.module.options import validate_budget as validate_budget
+    from xrt.module.session import Session as Session
+    from xrt.module.state import stateful as stateful
 
 _MODULES = {
     "Explanation": "xrt.module.explain",
@@ -29,9 +31,11 @@ _MODULES = {
     "ModuleOptions": "xrt.module.options",
     "RegionMemory": "xrt.module.memory",
     "RegionReport": "xrt.module.explain",
+    "Session": "xrt.module.session",
     "XRTModule": "xrt.module.module",
     "configure": "xrt.module.configuration",
     "load": "xrt.module.bundle",
+    "stateful": "xrt.module.state",
     "validate_budget": "xrt.module.options",
 }
 

@@ -68,6 +68,8 @@ class Explanation:
     """What became of the wish for a graph of the device; empty where there was none, or before the compile."""
     checks: str = ""
     """Which calls are compared with the reference, and how many have been; empty if none are."""
+    updates: tuple[str, ...] = ()
+    """The inputs that a call updates, each with whether in place, or why by a copy; empty before the compile."""
 
     plan: Plan | None = field(default=None, compare=False, repr=False)
     """What is explained, for its pictures; no part of the data or of the text."""
@@ -103,6 +105,7 @@ class Explanation:
             lines.append(f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)")
             lines += [f"  {copy}" for copy in self.copies]
         lines += [self.graph] if self.graph else []
+        lines += [f"updates {update}" for update in self.updates]
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):")
             lines += _lines_of_nodes(group_reasons(reason for reason in self.reasons if not is_of_engine(reason)))
@@ -159,6 +162,7 @@ def explain(
     account: CostReport | None = None,
     checks: str = "",
     graph: str = "",
+    updates: Sequence[object] = (),
 ) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
@@ -181,6 +185,7 @@ def explain(
         copied,
         graph,
         checks,
+        tuple(map(str, updates)),
         plan,
     )
 

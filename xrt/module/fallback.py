@@ -66,12 +66,13 @@ class Call:
             for given, held in self.before:
                 with use_array_device(given):
                     given[...] = held
-        elif touched := list_inplace_updates(plan, error.region):
+        elif touched := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
             names = ", ".join(map(repr, touched))
             raise RunFailed(
                 f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
                 f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
                 error.region,
+                tuple(touched),
             ) from error
 
 

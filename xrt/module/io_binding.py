@@ -89,9 +89,9 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
     sized = _sized(function, values)
     check = check_buffers if home == "cpu" else partial(check_placed_buffers, home)
     given = check(out, sized.outputs, sized.inputs, values) if out is not None else (None,) * len(sized.outputs)
-    left = {source for source, _ in updates if home != "cpu"}  # an array of a device is updated itself
+    updated = {source: values[target] if home == "cpu" else None for source, target in updates}  # a device's is updated itself
     buffers = [
-        _empty(value, program) if buffer is None and place not in left else buffer
+        buffer if buffer is not None else updated[place] if place in updated else _empty(value, program)
         for place, (value, buffer) in enumerate(zip(sized.outputs, given, strict=True))
     ]
     types = None if sized is function else {name: sized.get_type(name) for name in sized.value_names()}

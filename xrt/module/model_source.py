@@ -102,13 +102,14 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
 def _checked(function: Function) -> Function:
     """Return the function with its types inferred; raises ModelError where it is not valid, or the types do not fit."""
     from xrt import passes
+    from xrt.graph.state import STATE, declare_states, list_states
     from xrt.graph.verify import verify, verify_types
 
     verify(function)
     inferred = passes.infer_shapes(function)
     if inferred is not function:
         verify_types(inferred)
-    return inferred
+    return declare_states(inferred, list_states(inferred)) if STATE in inferred.metadata else inferred
 
 
 def find_front_end(model: object) -> type | None:
@@ -227,6 +228,11 @@ class TracedModel:
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
         function = self.graph.trace(*[inputs.infer_type(value) for value in values])
+        if len(function.inputs) > len(values):
+            kept = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
+            raise InputError(
+                f"the graph {function.name!r} keeps state ({kept}); call a session: s = m.new_session(), then s(...)"
+            )
         return _checked(function)
 
     def get_declared_function(self) -> Function:

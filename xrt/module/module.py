@@ -22,6 +22,7 @@ from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
 from xrt.module.specialization import Specialization, add_outputs, list_value_names, optimize
 from xrt.module.specialization_cache import SpecializationCache
+from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.verification import Verifiable
@@ -45,7 +46,7 @@ NOTHING = FastPath()
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Verifiable):
+class XRTModule(Copyable, Verifiable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -160,6 +161,7 @@ class XRTModule(Copyable, Verifiable):
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
+            updates=build.updates,
         )
 
     def profile(self) -> Profile:

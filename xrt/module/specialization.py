@@ -207,6 +207,7 @@ class Specialization:
                 return made, refused, failed.call.on(made)
             except RunFailed as again:
                 first.error.add_note(f"placed elsewhere, it failed too: {again}")
+                first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
                 failed = FailedCall(failed.call, made, again)
                 new = (failed.refusal,)
 
@@ -319,6 +320,11 @@ class Specialization:
     def graph_remark(self) -> str:
         """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
         return self._program.graph_remark if self._program is not None else ""
+
+    @property
+    def updates(self) -> Sequence[object]:
+        """The inputs that a call updates, each with whether in place; none before the compile."""
+        return getattr(self._program, "updates", ())
 
     @property
     def is_compiled(self) -> bool:

@@ -24,8 +24,8 @@ __all__ = ["Action", "CallFrame", "make_count_error", "make_frame"]
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
 
-OPTIONS = -1
-"""The slot behind the values: the options of the call, None for the defaults."""
+OPTIONS, UPDATES = -1, -2
+"""The slots behind the values: the options of the call, None for the defaults, and whether inputs may be updated in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class CallFrame:
     initial: tuple[Any, ...]
     """What the slots hold between calls: constants, and the places of what lives in the arena."""
 
-    def enter(self, inputs: Sequence[Any], options: RunOptions | None) -> None:
-        """Take the values of a call."""
+    def enter(self, inputs: Sequence[Any], options: RunOptions | None, *, updates: bool = False) -> None:
+        """Take the values of a call, and whether its inputs may be updated in place."""
         slots = self.slots
         slots[: len(inputs)] = inputs
-        slots[OPTIONS] = options
+        slots[OPTIONS], slots[UPDATES] = options, updates
         for place, slot in self.entering:
             np.copyto(place, slots[slot])
 
@@ -56,7 +56,7 @@ class CallFrame:
 def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | None = None) -> CallFrame:
     """Return a frame with a block of memory of its own; ``own`` slots hold the caller's arrays in every call."""
     views = layout.arena.views()
-    initial: list[Any] = [None] * (len(slots.names) + 1)
+    initial: list[Any] = [None] * (len(slots.names) + 2)
     fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(own or {})
     for slot, array in {**slots.constants, **fixed}.items():
         initial[slot] = array
@@ -65,7 +65,9 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | N
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.last_uses()
     ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
-    made = ((ways.get(n, _plain), step, LaunchArrays(table, read, fixed, frees[n])) for n, step in enumerate(slots.steps))
+    inplace = {} if own else slots.inplace
+    arrays = (LaunchArrays(table, read, fixed, free, inplace) for free in frees)
+    made = ((ways.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
     return CallFrame(table, tuple(_action(*one) for one in made), entering, tuple(initial))
 
 
@@ -89,6 +91,8 @@ class LaunchArrays:
     """Arrays that are always in the same place when a launch writes them."""
     frees: tuple[int, ...]
     """Slots without readers after the launch."""
+    inplace: Mapping[int, int]
+    """By slot that is computed in the array of an input, the slot of that input."""
 
     @property
     def freed(self) -> tuple[int, ...]:
@@ -116,8 +120,9 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
     """Return a launch that reads its arrays from the slots and leaves results there."""
     places = {slot: ground.fixed[slot] for slot in step.writes if slot in ground.fixed}
     slots, freed = ground.slots, ground.freed
-    if places:
-        return _placing(step, slots, places, freed)
+    updates = tuple((mine, ground.inplace[slot]) for mine, slot in enumerate(step.writes) if slot in ground.inplace)
+    if places or updates:
+        return _placing(step, slots, places, freed, updates)
     direct, run, reads, writes, count = (
         step.executable.fast_call(),
         step.executable.run,
@@ -160,8 +165,13 @@ def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bo
     return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
 
-def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int]) -> Action:
-    """Return a launch some of whose results have a fixed place: the engine computes them there, or they are copied."""
+def _placing(
+    step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int], updates: Sequence[tuple[int, int]]
+) -> Action:
+    """Return a launch some of whose results have a place: the engine computes them there, or they are copied.
+
+    ``updates`` are pairs of an output of the launch and the slot of the input whose array is its place in this call.
+    """
     least = {slot: n for slot, n in zip(step.writes, step.executable.output_buffer_threshold(), strict=False) if n is not None}
     buffers = {slot: place for slot, place in places.items() if slot in least and place.nbytes >= least[slot]}
     direct, run, usual = step.executable.fast_call(), step.executable.run, find_inplace_reuse(step, RunOptions(), buffers)
@@ -169,7 +179,10 @@ def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: S
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in step.reads]
-        if options is None:
+        if updates and slots[UPDATES]:
+            chosen = find_inplace_reuse(step, options or RunOptions(), buffers)
+            results = run(given, _with_updates(chosen, len(step.writes), [(mine, slots[target]) for mine, target in updates]))
+        elif options is None:
             results = run(given, usual) if buffers else direct(*given)
         else:
             results = run(given, find_inplace_reuse(step, options, buffers))
@@ -185,6 +198,14 @@ def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: S
             slots[slot] = None
 
     return launch
+
+
+def _with_updates(options: RunOptions, count: int, updates: Sequence[tuple[int, Array]]) -> RunOptions:
+    """Return the options with these arrays as buffers of the launch's outputs, before those of the caller."""
+    out = list(options.out or [None] * count)
+    for mine, array in updates:
+        out[mine] = array
+    return RunOptions(out, options.stream, options.block, options.profile)
 
 
 def find_inplace_reuse(step: Step, options: RunOptions, places: Mapping[int, Array]) -> RunOptions:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xrt.graph import DType, TensorType, Type
+from xrt.runtime.state import find_updates
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
@@ -55,6 +56,9 @@ class ValueTable:
         self.types = self._types(plan)
         self.writer = {slot: number for number, step in enumerate(self.steps) for slot in step.writes}
         self.last = self._last_uses()
+        self.updates = find_updates(self)
+        self.inplace = {update.source: update.target for update in self.updates if not update.reason}
+        """By output the input in whose array it is computed."""
 
     def _step(self, launch: Launch, executable: Executable) -> Step:
         returns = tuple((i, self._places[name]) for i, name in enumerate(launch.outputs) if name in self._places)
@@ -80,7 +84,8 @@ class ValueTable:
         kept = {*self.outputs, *self.constants}
         touched: dict[int, int] = {}
         for number, step in enumerate(self.steps):
-            touched.update(dict.fromkeys((*step.reads, *step.writes), number))
+            written = (self.inplace[slot] for slot in step.writes if slot in self.inplace)
+            touched.update(dict.fromkeys((*step.reads, *step.writes, *written), number))
         freed: list[list[int]] = [[] for _ in self.steps]
         for slot, number in touched.items():
             if slot not in kept:
@@ -154,7 +159,9 @@ class _Decisions:
 
     def _may_be_fixed(self, slot: int) -> bool:
         """Whether a bound launch may write the slot: what the caller gets is fresh, so an output is copied and must be small."""
-        return slot in self.own or (slot in self.types and (slot not in self.outputs or self._is_small(slot)))
+        if slot in self.own or slot in self.slots.inplace:
+            return slot in self.own
+        return slot in self.types and (slot not in self.outputs or self._is_small(slot))
 
     def _filled(self, step: Step) -> list[int]:
         """Return the slots that a plain launch's engine better computes into a given buffer; one that binds is slower at that."""

@@ -8,14 +8,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from xrt.runtime.state import UpdateCopy
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xrt.runtime.devices.transfer_stats import TransferStats
+    from xrt.runtime.state import Update
 
 __all__ = ["LaunchTime", "Moment", "Profile", "Recorder"]
 
 MOST_MOMENTS = 100_000
 """What a timeline keeps: the latest, some tens of megabytes of them."""
 HOST = "cpu"
+OVERLAPPING = "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
+"""Why an update was copied that would have been in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class Profile:
     """What crossed between devices over all calls, the others included; None on the CPU alone."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
+    copies: tuple[UpdateCopy, ...] = ()
+    """What was copied to update inputs, over all calls, profiled or not; an update in place copies nothing."""
 
     @property
     def seconds(self) -> float:
@@ -84,8 +93,7 @@ class Profile:
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):
-            rest = f"\n{self.traffic}" if self.traffic else ""
-            return "nothing profiled yet; call the module with options=RunOptions(profile=True)" + rest
+            return "\n".join(["nothing profiled yet; call the module with options=RunOptions(profile=True)", *self._copied()])
         total = self.seconds or 1.0
         rows = [f"{'launch':24} {'engine':24} {'calls':>6} {'ms/call':>10} {'share':>6}"]
         for t in self.launches:
@@ -93,14 +101,19 @@ class Profile:
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
             rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
-        return "\n".join([*rows, *([str(self.traffic)] if self.traffic else [])])
+        return "\n".join([*rows, *self._copied()])
+
+    def _copied(self) -> list[str]:
+        return [*([str(self.traffic)] if self.traffic else []), *map(str, self.copies)]
 
 
 class Recorder:
     """Adds up launch times, and keeps when they were; safe to use from several threads."""
 
-    def __init__(self, launches: tuple[tuple[str, str, str], ...]) -> None:
+    def __init__(self, launches: tuple[tuple[str, str, str], ...], updates: Sequence[Update] = ()) -> None:
         self._launches = launches  # name, engine and device
+        self._updates = updates
+        self._copied = [(0, 0)] * len(updates)
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
         self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
@@ -118,6 +131,12 @@ class Recorder:
         """Record a whole call, with XRT's own work before, between and after its launches."""
         self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
 
+    def add_update(self, number: int, nbytes: int) -> None:
+        """Record the copy of a result to an input that it updates, by the number of the alias."""
+        with self._lock:
+            calls, copied = self._copied[number]
+            self._copied[number] = calls + 1, copied + nbytes
+
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
         """Record a copy of a value between devices, on the one that is not the host."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
@@ -129,7 +148,9 @@ class Recorder:
         with self._lock:
             rows = zip(self._launches, self._calls, self._seconds, strict=True)
             launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
-            return Profile(launches, moments=tuple(self._moments))
+            pairs = zip(self._updates, self._copied, strict=True)
+            copies = (UpdateCopy(x.input, x.output, n, nbytes, x.reason or OVERLAPPING) for x, (n, nbytes) in pairs if n)
+            return Profile(launches, moments=tuple(self._moments), copies=tuple(copies))
 
 
 def _current_thread() -> tuple[int, str]:

@@ -17,6 +17,7 @@ from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_fra
 from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import MemoryPlan, ValueTable, plan_memory
+from xrt.runtime.state import may_overlap
 
 if TYPE_CHECKING:
     from xrt.cache import Lease
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.runtime.arena import Arena, ArenaPlan
     from xrt.runtime.profile import Profile
+    from xrt.runtime.state import Update
 
 __all__ = ["Program"]
 
@@ -43,7 +45,7 @@ class Program:
         self._suspects = self._slots.maybe_aliased()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
         self._idle: list[CallFrame] = []  # as many as calls have run at once; making one costs more than a small call
-        self._recorder = Recorder(tuple((x.name, x.engine, plan.get_device(x)) for x in plan.launches))
+        self._recorder = Recorder(tuple((x.name, x.engine, plan.get_device(x)) for x in plan.launches), self.updates)
 
     # ------------------------------------------------------------------ memory
 
@@ -66,6 +68,11 @@ class Program:
     def arena_values(self) -> tuple[ArenaPlan, ...]:
         """The values in the arena, in the order in which they are written, with offset, size and lifetime."""
         return self.arena.values
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """The inputs that a call updates, each with whether it is computed in place."""
+        return self._slots.updates
 
     # ------------------------------------------------------------------ calls
 
@@ -104,7 +111,8 @@ class Program:
             frame = make_frame(self._slots, self._layout)
         for _, target in self._slots.aliases:
             check_updated(self._slots.names[target], inputs[target])
-        frame.enter(inputs, None if options is DEFAULT else options)
+        inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
+        frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
         self._play(self._observed(frame, options, inspection))
         results = self._finish(frame.slots, inputs, options)
         frame.leave()
@@ -140,7 +148,19 @@ class Program:
             for action in actions:  # the error below names the launch that was begun last
                 action()
         except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
-            raise to_run_failed(self.plan.launches[actions.index(action)], error)  # noqa: B904  # it has its cause
+            number = actions.index(action)
+            failed = to_run_failed(self.plan.launches[number], error)
+            if isinstance(failed, RunFailed):
+                failed.updated = self._list_touched(number)
+            raise failed  # noqa: B904  # it has its cause
+
+    def _list_touched(self, number: int) -> tuple[str, ...]:
+        """Return the inputs that may have been updated in part when a step fails."""
+        begun = self._slots.steps[: number + 1]
+        names = [update.input for update in self._slots.updates if not update.reason and (update.step or 0) <= number]
+        names += [before for step in begun if step.executable.updates_inputs for before, _ in step.launch.function.aliases]
+        given = {self._slots.names[slot] for slot in self._slots.inputs}
+        return tuple(dict.fromkeys(name for name in names if name in given))
 
     def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
         actions: Sequence[Action] = frame.actions
@@ -178,9 +198,10 @@ class Program:
         for index in self._placed:
             if index not in self._suspects:  # those are copies already
                 results[index] = results[index].copy()
-        for source, target in self._slots.aliases:
+        for number, (source, target) in enumerate(self._slots.aliases):
             if results[source] is not inputs[target]:
                 np.copyto(inputs[target], results[source])
+                self._recorder.add_update(number, results[source].nbytes)
                 results[source] = inputs[target]
         if options.out is not None:
             _fill(results, options.out)
@@ -208,14 +229,13 @@ class Program:
         values than the plan. The call has memory of its own between the regions, so it is for one thread at a time.
         """
         slots = self._slots
-        own = dict(zip(slots.inputs, inputs, strict=True))
-        for slot, buffer in zip(slots.outputs, buffers, strict=True):
-            if slot not in own and slot not in slots.constants:
-                own[slot] = buffer
+        own = self._place_bound(inputs, buffers)
         known = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
         frame = make_frame(slots, plan_memory(slots, own, known), own)
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if own.get(slot) is not buffer]
-        updates = [(inputs[target], buffers[source]) for source, target in slots.aliases]
+        aliases = enumerate(slots.aliases)
+        updates = [(n, inputs[to], own[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in own]
+        updates = [(number, given, value) for number, given, value in updates if given is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:
             return self._alone(frame)
@@ -224,10 +244,23 @@ class Program:
             self._play(frame.actions)
             for buffer, slot in copies:
                 fill(buffer, frame.slots[slot])
-            for given, buffer in updates:
-                np.copyto(given, buffer)
+            for number, given, value in updates:
+                np.copyto(given, value)
+                self._recorder.add_update(number, value.nbytes)
 
         return call
+
+    def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
+        """Return the caller's array of each slot that has one in a bound call."""
+        slots = self._slots
+        own = dict(zip(slots.inputs, inputs, strict=True))
+        if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
+            own.update((source, inputs[target]) for source, target in slots.inplace.items())
+        targets = {slots.outputs[source]: inputs[target] for source, target in slots.aliases}
+        for slot, buffer in zip(slots.outputs, buffers, strict=True):
+            if slot not in own and slot not in slots.constants:
+                own[slot] = np.empty_like(buffer) if buffer is targets.get(slot) else buffer
+        return own
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """Return an array of any content where the outputs of the program lie."""

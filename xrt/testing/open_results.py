@@ -32,7 +32,7 @@ HUGE = 1e-3
 """Share of the largest number of a type from which on sums may overflow or not."""
 
 
-class State(IntEnum):
+class ResultState(IntEnum):
     """How much of a value is defined."""
 
     EXACT = 0
@@ -75,7 +75,7 @@ def admit_open_results(
         admitted = []
         for value, mine, theirs in zip(plain.outputs, results, expected, strict=True):
             kept = mine if flushed is None else _admit_flushed(mine, theirs, flushed[value.name])
-            admitted.append(_admit(states.get(value.name, State.EXACT), kept, theirs))
+            admitted.append(_admit(states.get(value.name, ResultState.EXACT), kept, theirs))
     return admitted
 
 
@@ -108,33 +108,33 @@ def _flushed(
 # ---------------------------------------------------------------------- states of values
 
 
-def _states(function: Function, worlds: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, State]:
+def _states(function: Function, worlds: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, ResultState]:
     """Return the states of those values that are not exact."""
-    states: dict[str, State] = {}
+    states: dict[str, ResultState] = {}
     for node in function.nodes:
-        state = max((states.get(name, State.EXACT) for name in node.uses), default=State.EXACT)
+        state = max((states.get(name, ResultState.EXACT) for name in node.uses), default=ResultState.EXACT)
         for world in worlds:
             state = max(state, _state_behind(node, world, losses))
-        if state is State.EXACT:
+        if state is ResultState.EXACT:
             continue
         for name in node.outputs:
             is_float = all(array.dtype.kind in "fV" for array in _arrays(worlds[0].get(name)))
-            states[name] = state if is_float and node.op != "TopK" else State.OPEN
+            states[name] = state if is_float and node.op != "TopK" else ResultState.OPEN
     return states
 
 
-def _state_behind(node: Node, values: Mapping[str, Any], losses: Losses) -> State:
+def _state_behind(node: Node, values: Mapping[str, Any], losses: Losses) -> ResultState:
     """Return the state of what the node computes of exact values."""
     arrays = [array for name in node.uses for array in _arrays(values.get(name)) if DType.of(array).is_float]
     kinds = {kind for array in arrays for kind in _kinds(array)}
     inner = tuple(_with_bodies(node))
     operators = {one.op for one in inner}
     if any(losses.operators[kind] & operators for kind in ("nan", "infinity") if kind in kinds):
-        return State.OPEN
+        return ResultState.OPEN
     if any(_is_undefined(one, kinds, arrays) for one in inner):
-        return State.OPEN
+        return ResultState.OPEN
     reads_much = {"infinity", "huge"} & kinds and COMBINING & operators
-    return State.PARTLY_OPEN if reads_much or ({"nan", "infinity"} & kinds and WEIGHTED & operators) else State.EXACT
+    return ResultState.PARTLY_OPEN if reads_much or ({"nan", "infinity"} & kinds and WEIGHTED & operators) else ResultState.EXACT
 
 
 _WITHOUT_NAN = frozenset(["ArgMax", "ArgMin", "TopK", "QuantizeLinear", "DynamicQuantizeLinear", "NonMaxSuppression", "Unique"])
@@ -185,11 +185,11 @@ def _arrays(value: Any) -> Iterator[Array]:
 _Admit: TypeAlias = Callable[[Any, Any], Any]
 
 
-def _admit(state: State, mine: Any, theirs: Any) -> Any:
+def _admit(state: ResultState, mine: Any, theirs: Any) -> Any:
     """Return the result with what is expected wherever it is open."""
-    if state is State.EXACT:
+    if state is ResultState.EXACT:
         return mine
-    if state is State.OPEN:
+    if state is ResultState.OPEN:
         return theirs
     if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
         return [_admit(state, *pair) for pair in zip(mine, theirs, strict=True)]

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -174,6 +174,8 @@ class IsolatedEngine(GraphCompiler):
 
 class RemoteExecutable(Executable):
     """An executable in a worker. If the worker died because of another region, it is made again in the next one."""
+
+    updates_inputs: ClassVar[bool] = False
 
     def __init__(self, home: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
         """Compile there, or load what is ``saved``."""

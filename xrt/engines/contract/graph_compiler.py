@@ -30,6 +30,10 @@ class Executable(abc.ABC):
     outputs_are_fresh: ClassVar[bool] = False
     """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
 
+    updates_inputs: ClassVar[bool] = True
+    """Whether `run` may write to an input that an alias names without being given it as a buffer. True is conservative: a call
+    that failed is then not repeated."""
+
     idle_threads: int = 0
     """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
 
@@ -116,7 +120,7 @@ class Executable(abc.ABC):
         """Give back what the executable holds; called once, after the last run."""
 
 
-_SPEC = "spec, once it has been told"
+_SPEC = "spec, once it was computed"
 """Where an engine keeps its spec; no field can have that name."""
 
 

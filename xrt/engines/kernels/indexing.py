@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,30 +100,39 @@ def _why_not_multiplied(node: Node, function: Function) -> str | None:
     return "CuPy cannot multiply at places" if on_device and node.attr("reduction", "none") == "mul" else None
 
 
-@ops("Scatter", "ScatterElements", why_not=_why_not_multiplied)
+@ops("Scatter", "ScatterElements", why_not=_why_not_multiplied, mutable=(0,))
 def scatter_elements(node: Node, env: NodeContext) -> Run:
     axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
-    return lambda x, indices, updates: env.primitives.scatter(x, _element_places(env.xp, indices, axis), updates, reduction)
+    return _scattering(env, reduction, lambda indices: _element_places(env.xp, indices, axis))
 
 
-@ops("ScatterND", why_not=_why_not_multiplied)
+@ops("ScatterND", why_not=_why_not_multiplied, mutable=(0,))
 def scatter_nd(node: Node, env: NodeContext) -> Run:
-    reduction = node.attr("reduction", "none")
-    return lambda x, indices, updates: env.primitives.scatter(x, tuple(env.xp.moveaxis(indices, -1, 0)), updates, reduction)
+    return _scattering(env, node.attr("reduction", "none"), lambda indices: tuple(env.xp.moveaxis(indices, -1, 0)))
 
 
-@ops("TensorScatter")
+def _scattering(env: NodeContext, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
+    """Return a kernel that writes updates at places; with ``out``, into that array, which may be the first argument itself."""
+
+    def run(x: Array, indices: Array, updates: Array, **named: Array) -> Array:
+        return env.primitives.scatter(x, find_places(indices), updates, reduction, **named)
+
+    return run
+
+
+@ops("TensorScatter", mutable=(0,))
 def tensor_scatter(node: Node, env: NodeContext) -> Run:
     """Each batch entry of a cache is written from its own place on, around the end when circular."""
     xp, axis, circular = env.xp, node.attr("axis", -2), node.attr("mode", "linear") == "circular"
 
-    def run(cache: Array, update: Array, starts: Array | None = None) -> Array:
+    def run(cache: Array, update: Array, starts: Array | None = None, **named: Array) -> Array:
         along, batch = axis % cache.ndim, cache.shape[0]
         first = xp.zeros(batch, dtype=np.int64) if starts is None else starts
         places = first[:, None] + xp.arange(update.shape[along])
         places = places % cache.shape[along] if circular else places
         rows, new = xp.moveaxis(cache, along, 1), xp.moveaxis(update, along, 1)
-        return xp.moveaxis(env.primitives.scatter(rows, (xp.arange(batch)[:, None], places), new, "none"), 1, along)
+        turned = {name: xp.moveaxis(array, along, 1) for name, array in named.items()}
+        return xp.moveaxis(env.primitives.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **turned), 1, along)
 
     return run
 

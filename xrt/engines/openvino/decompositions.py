@@ -13,6 +13,7 @@ from typing import Any, Self
 import ml_dtypes
 import numpy as np
 
+from xrt.engines.openvino.cache_updates import decompose_tensor_scatter
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import DType, Function, Node, Shape, TensorType, read_attributes
@@ -323,11 +324,11 @@ def _log_sum_exp(pen: OpenVinoWriter) -> Function | None:
     along: dict[str, Any] = {"axes": list(axes)} if (axes := node.attr("axes")) is not None else {}
     x, rest = pen.inputs[0], pen.inputs[1:]
     widest = pen.op("ReduceMax", x, *rest, **along)
-    beside = pen.op("Where", pen.op("IsInf", widest), pen.cast(pen.literal(0, np.float32), type_.dtype), widest)
-    powers, keepdims = pen.op("Exp", pen.op("Sub", x, beside)), node.attr("keepdims", 1)
+    finite_max = pen.op("Where", pen.op("IsInf", widest), pen.cast(pen.literal(0, np.float32), type_.dtype), widest)
+    powers, keepdims = pen.op("Exp", pen.op("Sub", x, finite_max)), node.attr("keepdims", 1)
     axes_read = (pen.literal(list(axes), np.int64),) if axes is not None and pen.opset >= SUM_TAKES_AXES else rest
     total = pen.op("ReduceSum", powers, *axes_read, **({} if axes_read is not rest else along), keepdims=keepdims)
-    aside = beside if keepdims else pen.op("ReduceMax", beside, *rest, **along, keepdims=0)
+    aside = finite_max if keepdims else pen.op("ReduceMax", finite_max, *rest, **along, keepdims=0)
     return pen.results(pen.op("Add", pen.op("Log", total), aside))
 
 
@@ -383,6 +384,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     "Clip": _bounded,
     "PRelu": _slopes,
     "Shrink": _shrink,
+    "TensorScatter": decompose_tensor_scatter,
     "ThresholdedRelu": _threshold,
     "ReduceLogSumExp": _log_sum_exp,
     **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),

@@ -17,6 +17,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.errors import summarize_error
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.requests import COPY_TO, CompiledModel, RequestFrame, bound_call
+from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
 from xrt.graph import FrozenDict, Function, TensorType, Value
 
@@ -44,6 +45,7 @@ class OpenVinoExecutable(Executable):
     """Runs one compiled model, with an infer request for each concurrent call."""
 
     outputs_are_fresh: ClassVar[bool] = True
+    updates_inputs: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class OpenVinoExecutable(Executable):
         """Per output, which of the model's it is."""
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
+        self._inplace = find_inplace_outputs(function) if compiled is not None else {}
         self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
@@ -143,6 +146,14 @@ class OpenVinoExecutable(Executable):
         can = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
         return [COPY_TO if fills else None for fills in can]
 
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        """Return the scatters: the library reads their first input where they write, or copies it before, and nowhere else.
+
+        Small values are copied to and from memory that stays set.
+        """
+        least = self.output_buffer_threshold()
+        return tuple((i, o) for i, o in self._inplace.items() if _is_large(self.function.outputs[o], least[o]))
+
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses()
 
@@ -156,10 +167,13 @@ class OpenVinoExecutable(Executable):
     # ------------------------------------------------------------------ copies, buffers of the caller's
 
     def _to_fill(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """Return, per computed output, the buffer that the model itself shall write: none that may overlap an input."""
-        chosen = list(self._none)
-        for place, buffer in zip(self._places, buffers, strict=True):
-            if place is not None and chosen[place] is None and buffer is not None and not _overlaps(buffer, inputs):
+        """Return, per computed output, the buffer that the model itself shall write: none that may overlap another input."""
+        chosen, over = list(self._none), {output: place for place, output in self.inplace_pairs()}
+        for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
+            if place is None or chosen[place] is not None or buffer is None:
+                continue
+            own = over.get(output) if output in over and inputs[over[output]] is buffer else None
+            if not _overlaps(buffer, [value for i, value in enumerate(inputs) if i != own]):
                 chosen[place] = buffer
         return chosen
 
@@ -197,6 +211,12 @@ def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
                 f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
                 f"{due}{list(value.type.shape or ())}; give one just like it, or None"
             )
+
+
+def _is_large(value: Value, least: int | None) -> bool:
+    """Whether a value of known size has more than the least of bytes that is set; False where none is."""
+    nbytes = value.type.nbytes if isinstance(value.type, TensorType) else None
+    return least is not None and nbytes is not None and nbytes > least
 
 
 def _overlaps(buffer: Array, values: Sequence[Any]) -> bool:

@@ -183,12 +183,14 @@ class Ort(GraphCompiler):
         """Return the providers of a session on a device; ``own`` names the device and the stream."""
         return [(CUDA, {**self._options_of(CUDA), **own}), *_CPU]
 
-    def _opened(self, function: Function, handed: ExportedModel, options: SessionOptions) -> OrtExecutable:
+    def _opened(
+        self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
+    ) -> OrtExecutable:
         """Return an executable for the function over a session of what is handed over."""
         thread_pool.use()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(function, session, handed.files, partial(report_memory, handed.copied, growth))
+        executable = OrtExecutable(function, session, handed.files, partial(report_memory, handed.copied, growth), inplace)
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
@@ -220,7 +222,7 @@ class Ort(GraphCompiler):
         handed, border = saved.export(function), saved.border(function)
         options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-        executable = self._opened(border, handed, options)
+        executable = self._opened(border, handed, options, dict(saved.header["inplace"]))
         executable.saved = data
         return executable
 

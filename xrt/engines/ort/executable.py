@@ -17,6 +17,7 @@ from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.errors import LIBRARY, summarize_error
 from xrt.engines.ort.session_calls import BoundSession, SessionCalls, through_frames
+from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
 
@@ -52,10 +53,22 @@ class OrtExecutable(Executable):
     """Runs one session; threads may share it, for a session is safe and nothing else is kept of a call."""
 
     outputs_are_fresh: ClassVar[bool] = True
+    updates_inputs: ClassVar[bool] = False
 
-    def __init__(self, function: Function, session: InferenceSession | None, held: object = None, uses: Uses = tuple) -> None:
-        """`session` computes `list_computed_outputs`; None where there are none. `held` must live as long as it."""
+    def __init__(
+        self,
+        function: Function,
+        session: InferenceSession | None,
+        held: object = None,
+        uses: Uses = tuple,
+        inplace: Mapping[int, int] | None = None,
+    ) -> None:
+        """`session` computes `list_computed_outputs`; None where there are none. `held` must live as long as it.
+
+        `inplace` has, by place of an input, the output that the session may write over it; None to find it in the Function.
+        """
         self._uses = uses
+        self.inplace = (find_inplace_outputs(function) if session else {}) if inplace is None else inplace
         computed = list_computed_outputs(function)
         self.function = function
         self.saved: memoryview | None = None
@@ -186,13 +199,22 @@ class OrtExecutable(Executable):
         sources = {**self._constants, **feed, **results}
         return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self.function.outputs]
 
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        return tuple(self.inplace.items()) if self._calls is not None else ()
+
     def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""
+        """Return the buffers that the session itself shall write: large ones, and inputs that it may write over.
+
+        None may share memory with another input.
+        """
+        over = {output: self._inputs[place] for place, output in self.inplace.items()}
         chosen: dict[str, Array] = {}
-        for value, buffer in zip(self.function.outputs, buffers, strict=True):
-            if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen:
+        for place, (value, buffer) in enumerate(zip(self.function.outputs, buffers, strict=True)):
+            if buffer is None or value.name in chosen or not self._calls or not self._calls.can_fill(value.name):
                 continue
-            if self._calls and self._calls.can_fill(value.name) and not _overlaps(buffer, feed.values()):
+            is_inplace = place in over and feed[over[place]] is buffer
+            others = [array for name, array in feed.items() if not (is_inplace and name == over[place])]
+            if (is_inplace or buffer.nbytes >= BIND_FROM) and not _overlaps(buffer, others):
                 chosen[value.name] = buffer
         return chosen
 

@@ -24,6 +24,7 @@ import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files
+from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.graph import Function, Node, Value
 from xrt.graph.memory_map import release
 
@@ -122,6 +123,7 @@ def optimize_model(function: Function, handed: ExportedModel, options: SessionOp
     compiler = ModelCompiler(options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place)
     model = compiler.compile_to_bytes()
     header = {
+        "inplace": sorted(find_inplace_outputs(function).items()),
         "inputs": [v.name for v in function.inputs],
         "outputs": [v.name for v in function.outputs],
         "constants": sorted(places.used),

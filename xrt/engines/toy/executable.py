@@ -20,6 +20,7 @@ class ToyExecutable(Executable):
     """A Function that waits to be prepared; then it is what `prepare` made of it: a tape of Python kernels or a native one."""
 
     outputs_are_fresh = True
+    updates_inputs = False
 
     def __init__(self, engine: str, function: Function, made: Callable[[Function], Executable]) -> None:
         self._engine = engine

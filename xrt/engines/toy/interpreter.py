@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,11 @@ class InterpretedExecutable(Executable):
         return [FILLED_FROM if step else None for step in self._filled]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        """Return the pairs in which only the kernel that writes the output reads that input, element by element.
+        return self._pairs
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """The pairs in which only the kernel that writes the output reads that input, element by element.
 
         An earlier kernel that read it may have made a view of it, which is read later.
         """

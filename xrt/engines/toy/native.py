@@ -15,6 +15,7 @@ from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, PreparedKernel
 from xrt.engines.native.fusion import DOMAIN, fuse_elementwise
+from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
 from xrt.passes import infer_shapes, specialize
@@ -232,9 +233,27 @@ class ByShapes(Executable):
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = threading.Lock()
         self._making = threading.Lock()  # one at a time; calls of shapes that are known do not wait for it
+        self._inplace = tuple(find_inplace_outputs(function).items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return self._of(inputs).run(inputs, options)
+        found, out = self._of(inputs), options.out
+        over = [pair for pair in self._inplace if out is not None and out[pair[1]] is inputs[pair[0]]]
+        if out is None or {*over} <= {*found.inplace_pairs()}:
+            return found.run(inputs, options)
+        written = {place for _, place in over}
+        results = [*found.run(inputs, replace(options, out=[None if i in written else one for i, one in enumerate(out)]))]
+        for place in written:
+            np.copyto(out[place], results[place])
+            results[place] = out[place]
+        return results
+
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        return self._inplace
+
+    def output_buffer_threshold(self) -> Sequence[int | None]:
+        """Return 0 for what is written over an input; of other outputs nothing is known before a call."""
+        places = {place for _, place in self._inplace}
+        return [0 if place in places else None for place in range(len(self.function.outputs))]
 
     def _of(self, inputs: Sequence[Any]) -> Executable:
         key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)

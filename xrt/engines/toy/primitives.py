@@ -56,8 +56,11 @@ class ArrayPrimitives:
     def pad(self, x: Array, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Array:
         return apply_padding(self.xp, x, pads, mode, value, axes)
 
-    def scatter(self, x: Array, places: tuple[Array, ...], values: Array, reduction: str) -> Array:
-        out = x.copy()
+    def scatter(self, x: Array, places: tuple[Array, ...], values: Array, reduction: str, out: Array | None = None) -> Array:
+        if out is None:
+            out = x.copy()
+        elif not _is_same(x, out):
+            out[...] = x
         if reduction == "none":
             out[places] = values
         else:
@@ -74,3 +77,9 @@ class ArrayPrimitives:
             states = tuple(xp.where(alive, new, old) for new, old in zip(following, states, strict=True))
             history[t] = xp.where(alive, states[0], 0)
         return history, states
+
+
+def _is_same(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape are the same elements of the same memory."""
+    first, second = (getattr(x, "__array_interface__", None) or x.__cuda_array_interface__ for x in (a, b))
+    return bool(first["data"][0] == second["data"][0] and a.strides == b.strides)

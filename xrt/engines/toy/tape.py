@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.toolkit.node_info import list_last_uses
+from xrt.engines.toolkit.scatters import SCATTERS
 from xrt.errors import RunFailed, XRTError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class TapeStep:
     """Slots among ``free`` to whose buffers the kernel may write its result."""
     fills: bool
     """Whether the kernel takes a buffer for its one result."""
+    spread: tuple[int, ...]
+    """The arguments that must spread to the shape of that buffer: all of an elementwise kernel, the first of a scatter."""
     node: Node
     """For the message of an error."""
 
@@ -120,7 +123,7 @@ def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
     buffer = buffers.get(step.results[0])
     if buffer is None:
         return None
-    arguments = [slots[i] for i in step.arguments]
+    arguments = [slots[i] for i in step.spread]
     fits = all(_fits(value, buffer) for value in arguments) and any(value.shape == buffer.shape for value in arguments)
     return buffer if fits else None
 
@@ -138,7 +141,7 @@ def _buffer(step: TapeStep, slots: list[Any]) -> Any:
         value = slots[slot]
         if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or not value.flags.owndata:
             continue
-        if value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
+        if value.flags.writeable and all(_fits(slots[i], value) for i in step.spread):
             return value
     return None
 
@@ -203,4 +206,5 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, m
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
     fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
-    return TapeStep(kernel, arguments, results, free, reusable, fills, node)
+    spread = arguments[:1] if node.op_type in SCATTERS else arguments
+    return TapeStep(kernel, arguments, results, free, reusable, fills, spread, node)

@@ -1,0 +1,116 @@
+"""State: what declares it, what is refused, and that text and ONNX keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xrt.errors import ModelError
+from xrt.formats import onnx
+from xrt.formats.text import parse
+from xrt.graph import DType, Function, Node, SequenceType, State, TensorType, Value, declare_states, list_states
+from xrt.graph.verify import verify
+
+F32 = TensorType(DType.FLOAT32, (2,))
+
+
+def value(name: str, *shape: Any) -> Value:
+    return Value(name, TensorType(DType.FLOAT32, shape))
+
+
+def function(**changes: Any) -> Function:
+    """Return h and past, each with its next value, beside x and y."""
+    nodes = (
+        Node("Add", ("x", "h"), ("y",)),
+        Node("Relu", ("y",), ("h_next",)),
+        Node("Concat", ("past", "x"), ("present",), ()).with_attributes(axis=0),
+    )
+    return Function(
+        (value("x", 2), value("h", 2), value("past", "p")),
+        (value("y", 2), value("h_next", 2), value("present", "p + 2")),
+        nodes,
+        opsets={"": 20},
+    ).replace(**changes)
+
+
+BOTH = (State("h", "h_next", -1), State("past", "present"))
+
+
+def test_a_state_of_one_fixed_type_is_an_alias_too() -> None:
+    declared = declare_states(function(), BOTH)
+    assert declared.aliases == (("h", "h_next"),)
+    assert declared.metadata["xrt.state"] == '[["h", "h_next", -1], ["past", "present"]]'
+    assert list_states(declared) == BOTH
+    assert declare_states(declared, BOTH) == declared
+    verify(declared)
+
+
+def test_states_are_listed_in_the_order_of_the_inputs() -> None:
+    assert list_states(declare_states(function(), BOTH[::-1])) == BOTH
+
+
+def test_without_metadata_the_aliases_are_the_state() -> None:
+    assert list_states(function()) == ()
+    assert list_states(function(aliases=(("h", "h_next"),))) == (State("h", "h_next"),)
+    assert [str(state) for state in BOTH] == ["h <- h_next, at first -1", "past <- present"]
+
+
+def test_state_does_not_change_what_is_compiled() -> None:
+    aliased = function(aliases=(("h", "h_next"),))
+    assert declare_states(function(), BOTH).fingerprint == aliased.fingerprint
+
+
+def test_text_and_onnx_keep_it() -> None:
+    declared = declare_states(function(), BOTH)
+    assert parse(str(declared)) == declared
+    again = onnx.load(onnx.to_model(declared).SerializeToString())
+    assert list_states(again) == BOTH and again.aliases == declared.aliases
+
+
+FORM = (
+    "metadata 'xrt.state' of function 'main' is {!r}; it must be a list of pairs, like "
+    '[["input", "output"]], each with a number for the first value as a third entry where that is not 0'
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "3", '["h"]', '[["h"]]', '[["h", 3]]', '[["h", "h_next", "0"]]', '[["h", "h_next", true]]', '[["h","a",1,2]]']
+)
+def test_metadata_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        list_states(function(metadata={"xrt.state": text}))
+    assert str(caught.value) == FORM.format(text)
+
+
+REFUSED = {
+    "no input": ([State("pasts", "present")], "state 'pasts' is not an input. Did you mean 'past'?"),
+    "no output": ([State("h", "h_new")], "state 'h' is to become 'h_new', which is not an output. Did you mean 'h_next'?"),
+    "an input twice": (
+        [State("h", "h_next"), State("h", "y")],
+        "'h' is in two states; a state has an input and an output of its own",
+    ),
+    "an output twice": (
+        [State("h", "h_next"), State("x", "h_next")],
+        "'h_next' is in two states; a state has an input and an output of its own",
+    ),
+    "another type": (
+        [State("h", "long")],
+        "state 'h' is float32[2], but 'long', its next value, is float32[3]; they must be of one type",
+    ),
+    "no tensor": (
+        [State("h", "list")],
+        "state 'h' is float32[2] and becomes 'list', seq(float32[2]); a state is a tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize(("states", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_state_is_refused(states: list[State], message: str) -> None:
+    nodes = (Node("Opaque", ("h",), ("long", "list"), domain="com.acme"),)
+    more = (value("long", 3), Value("list", SequenceType(F32)))
+    given = function()
+    given = given.replace(nodes=given.nodes + nodes, outputs=given.outputs + more, opsets={"": 20, "com.acme": 1})
+    with pytest.raises(ModelError) as caught:
+        declare_states(given, states)
+    assert str(caught.value) == f"function 'main' is not valid: {message}"

@@ -1,0 +1,421 @@
+"""Sessions: state of their own over one module's weights and executables. Each refusal in full."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt import ops
+from xrt.errors import InputError, ModelError, RunFailed
+from xrt.formats import onnx
+from xrt.graph import DType, Function, Node, State, TensorType, Value, list_states
+from xrt.testing.fault_injection import FaultyEngine
+
+X = np.array([[1, 2, 3]], "float32")
+F32 = DType.FLOAT32
+
+
+class Sums(xrt.Graph):
+    """A running sum, and all that was given so far; the sum comes out too."""
+
+    def build(self, x: Any) -> Any:
+        total = self.state("total", TensorType(F32, (1, 3)))
+        seen = self.state("seen", TensorType(F32, ("rows", 3)))
+        new = total + x
+        self.update(total, new)
+        self.update(seen, ops.Concat(seen, x, axis=0))
+        return new
+
+
+def sums() -> Function:
+    return Sums().trace(TensorType(F32, (1, 3)))
+
+
+def recurrent(batch: Any = "batch") -> Function:
+    """Return h_next = tanh(x + h), of a batch that inputs settle."""
+    type_ = TensorType(F32, (batch, 3))
+    nodes = (Node("Add", ("x", "h"), ("sum",)), Node("Tanh", ("sum",), ("h_next",)))
+    ends = (Value("x", type_), Value("h", type_)), (Value("sum", type_), Value("h_next", type_))
+    return Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),), name="recurrent")
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort", ["ort", "toy"]], ids=str)
+@pytest.mark.parametrize("model", [Sums(), sums()], ids=["graph", "function"])
+def test_a_session_keeps_its_state(engine: Any, model: Any) -> None:
+    m = xrt.XRTModule(model, engine=engine)
+    one, two = m.new_session(), m.new_session()
+    for step in range(1, 4):
+        np.testing.assert_array_equal(one(X), step * X)
+    np.testing.assert_array_equal(two(x=X), X)
+    assert {name: value.tolist() for name, value in one.state.items()} == {"total": (3 * X).tolist(), "seen": 3 * X.tolist()}
+    one.reset()
+    np.testing.assert_array_equal(one(X), X)
+    assert one.state["seen"].shape == (1, 3)
+
+
+def test_state_is_read_and_set_by_name() -> None:
+    session = xrt.XRTModule(sums()).new_session()
+    np.testing.assert_array_equal(session.state["total"], np.zeros((1, 3)))
+    assert session.state["seen"].shape == (0, 3) and len(session.state) == 2 and list(session.state) == ["total", "seen"]
+    given = 10 * X
+    session.state["total"] = given
+    session.state["total"][...] = 5
+    given[...] = 7
+    np.testing.assert_array_equal(session(X), 11 * X)
+    session.state.update({"total": X, "seen": np.ones((2, 3), "float32")})
+    session(X)
+    assert session.state["seen"].shape == (3, 3)
+
+
+def test_a_new_state_is_filled_with_its_number() -> None:
+    class Least(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            least = self.state("least", TensorType(F32, (1, 3)), fill=2.5)
+            self.update(least, ops.Min(least, x))
+
+    with pytest.raises(ModelError, match="returns nothing"):
+        Least().trace(X)
+
+    class Kept(Least):
+        def build(self, x: Any) -> Any:
+            super().build(x)
+            return ()
+
+    session = xrt.XRTModule(Kept()).new_session()
+    assert session(X) is None
+    np.testing.assert_array_equal(session.state["least"], [[1, 2, 2.5]])
+
+
+def test_sizes_come_from_the_inputs_of_the_first_call() -> None:
+    session = xrt.XRTModule(recurrent()).new_session()
+    with pytest.raises(InputError) as caught:
+        session.state["h"]
+    assert str(caught.value) == (
+        "state 'h' is float32[batch,3], whose extent 'batch' is known only in a call; call m.new_session(sizes={'batch': ...})"
+    )
+    session(np.ones((4, 3), "float32"))
+    assert session.state["h"].shape == (4, 3)
+    assert xrt.XRTModule(recurrent()).new_session(sizes={"batch": 2}).state["h"].shape == (2, 3)
+    with pytest.raises(InputError, match=r"^dimension 'batch' is 5 in input 'x' and 4 in input 'h'"):
+        session(np.ones((5, 3), "float32"))
+    np.testing.assert_array_equal(session.state["h"], np.tanh(np.ones((4, 3), "float32")))
+
+
+def test_a_fork_goes_on_alone_and_copies_what_is_written() -> None:
+    first = xrt.XRTModule(recurrent(1), engine="toy").new_session()
+    first(X)
+    other = first.fork()
+    assert first._held["h"] is other._held["h"], "nothing is copied yet"
+    a, b = first.state["h"], other.state["h"]
+    first(X)
+    np.testing.assert_array_equal(other.state["h"], b)
+    other(2 * X)
+    np.testing.assert_allclose(first.state["h"], np.tanh(X + a), rtol=1e-6)
+    np.testing.assert_allclose(other.state["h"], np.tanh(2 * X + b), rtol=1e-6)
+
+
+def test_the_last_of_the_forks_copies_nothing() -> None:
+    first = xrt.XRTModule(recurrent(1), engine="toy").new_session()
+    first(X)
+    other, array = first.fork(), first._held["h"].array
+    del first
+    gc.collect()
+    other(X)
+    assert other._held["h"].array is array
+
+
+def test_state_is_saved_and_restored(tmp_path: Path) -> None:
+    path = tmp_path / "talk.state"
+    session = xrt.XRTModule(sums()).new_session()
+    session(X)
+    session.save(path)
+    for other in (session, xrt.XRTModule(sums(), engine="ort").new_session()):
+        other.restore(path)
+        np.testing.assert_array_equal(other(X), 2 * X)
+        assert other.state["seen"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.INT4, DType.BOOL, DType.FLOAT16, DType.UINT64])
+def test_every_element_type_is_saved(dtype: DType, tmp_path: Path) -> None:
+    type_ = TensorType(dtype, (2, 3))
+    ends = (Value("h", type_),), (Value("y", type_),)
+    function = Function(*ends, (Node("Identity", ("h",), ("y",)),), opsets={"": 21}, aliases=(("h", "y"),))
+    session = xrt.XRTModule(function).new_session()
+    session.state["h"] = np.arange(6).reshape(2, 3).astype(dtype.numpy)
+    session.save(tmp_path / "s")
+    expected = session.state["h"]
+    session.reset()
+    session.restore(tmp_path / "s")
+    assert session.state["h"].dtype == expected.dtype and session.state["h"].tolist() == expected.tolist()
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    xrt.XRTModule(sums()).new_session().save(path)
+    session = xrt.XRTModule(recurrent(1)).new_session()
+    with pytest.raises(InputError) as caught:
+        session.restore(path)
+    assert str(caught.value) == f"{str(path)!r} holds the state of another model; restore it where it was saved"
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", 20, 130, -3])
+def test_a_damaged_file_is_refused(damage: Any, tmp_path: Path) -> None:
+    path, session = tmp_path / "s", xrt.XRTModule(sums()).new_session()
+    session.save(path)
+    data = bytearray(path.read_bytes())
+    if isinstance(damage, int):
+        data[damage] ^= 255
+    path.write_bytes(data if isinstance(damage, int) else damage)
+    with pytest.raises(InputError, match=r"^cannot read the state of a session from '.*': "):
+        session.restore(path)
+
+
+def _set(name: str, value: Any) -> Any:
+    return lambda s: s.state.__setitem__(name, value)
+
+
+REFUSED = {
+    "an unknown state": (
+        lambda s: s.state["totals"],
+        "the model has no state 'totals'. Did you mean 'total'? It has: total, seen",
+    ),
+    "an array of another type": (
+        _set("total", np.ones((1, 3))),
+        "input 'total' must be float32; got float64; convert it with .astype('float32')",
+    ),
+    "a state removed": (
+        lambda s: s.state.pop("total"),
+        "state 'total' cannot be removed; session.reset() forgets all state",
+    ),
+    "a state as an input": (lambda s: s(X, total=X), "the model has no input 'total'. The model takes 1 input (x)"),
+    "no input": (lambda s: s(), "no value for input 'x'; the model takes 1 input (x)"),
+    "a file that is missing": (
+        lambda s: s.restore("/nowhere/s"),
+        "cannot read the state of a session from '/nowhere/s': No such file or directory",
+    ),
+    "a file that cannot be": (lambda s: s.save("/nowhere/s"), "cannot write '/nowhere/s': No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("use", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_use_is_one_clear_error(use: Any, message: str) -> None:
+    session = xrt.XRTModule(sums()).new_session()
+    with pytest.raises(InputError) as caught:
+        use(session)
+    assert str(caught.value) == message
+    np.testing.assert_array_equal(session(X), X)
+
+
+def test_a_graph_with_state_is_called_by_sessions() -> None:
+    m = xrt.XRTModule(Sums())
+    with pytest.raises(InputError) as caught:
+        m(X)
+    assert str(caught.value) == "the graph 'Sums' keeps state ('total', 'seen'); call a session: s = m.new_session(), then s(...)"
+    with pytest.raises(InputError) as caught:
+        dict(m.new_session().state)
+    assert str(caught.value) == "the graph is traced for the inputs of a call, and there was none; call the session first"
+
+
+def test_a_model_without_state_makes_no_session() -> None:
+    function = recurrent().replace(aliases=())
+    with pytest.raises(InputError) as caught:
+        xrt.XRTModule(function).new_session()
+    assert str(caught.value) == (
+        "the model 'recurrent' has no state; declare it by self.state(...) in an xrt.Graph, by xrt.stateful(model), or by the "
+        "metadata 'xrt.state'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"bath": 3}, "no input of the model has an extent named 'bath'. Did you mean 'batch'?"),
+        ({"batch": -1}, "sizes has -1 for 'batch'; a size is a number from 0 on"),
+    ],
+)
+def test_sizes_are_checked(sizes: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        xrt.XRTModule(recurrent()).new_session(sizes)
+    assert str(caught.value) == message
+
+
+# ---------------------------------------------------------------------- threads and failures
+
+
+BUSY = (
+    "the session is {} while a call of it is under way; a session makes one call at a time: give each thread a session, by "
+    "m.new_session() or session.fork()"
+)
+
+
+def test_two_calls_at_once_are_refused() -> None:
+    session = xrt.XRTModule(sums()).new_session()
+    inside, leave = threading.Event(), threading.Event()
+    of, module = session._of, session._of.module
+
+    def wait(*values: Any) -> Any:
+        inside.set()
+        assert leave.wait(60)
+        return module(*values)
+
+    object.__setattr__(of, "module", wait)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(session, X)
+        assert inside.wait(60)
+        uses = {
+            "called": lambda: session(X),
+            "read": lambda: session.state["total"],
+            "reset": session.reset,
+            "forked": session.fork,
+            "saved": lambda: session.save("s"),
+            "restored": lambda: session.restore("s"),
+            "written to": lambda: session.state.update(total=X),
+        }
+        for what, use in uses.items():
+            with pytest.raises(InputError) as caught:
+                use()
+            assert str(caught.value) == BUSY.format(what)
+        leave.set()
+        np.testing.assert_array_equal(call.result(), X)
+
+
+@pytest.mark.parametrize("engine", ["toy", ["ort", "toy"]], ids=str)
+def test_sessions_of_one_module_run_in_many_threads(engine: Any) -> None:
+    m = xrt.XRTModule(recurrent(1), engine=engine, pins=["Tanh=toy"])
+
+    def steps(seed: int) -> list[Any]:
+        rng, session = np.random.default_rng(seed), m.new_session()
+        return [session(rng.standard_normal((1, 3)).astype("float32")) for _ in range(30)]
+
+    alone = [steps(seed) for seed in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        np.testing.assert_array_equal(list(pool.map(steps, range(32))), alone)
+
+
+def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None:
+    """The first region writes the state in place, then the second one fails."""
+    faulty = FaultyEngine(takes="Exp", nth=2)
+    type_ = TensorType(F32, (1, 3))
+    nodes = (Node("Add", ("h", "x"), ("h_next",)), Node("Exp", ("h_next",), ("y",)))
+    ends = (Value("x", type_), Value("h", type_)), (Value("y", type_), Value("h_next", type_))
+    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))
+    m = xrt.XRTModule(function, engine=[faulty, "toy"], strict=True)
+    session, other = m.new_session(), m.new_session()
+    other(X)
+    with pytest.raises(RunFailed) as failed:
+        session(X)
+    assert failed.value.updated == ("h",)
+    lost = "the state 'h' may have been written in part by a call that failed"
+    with pytest.raises(InputError) as caught:
+        session(X)
+    assert str(caught.value) == f"{lost}; call session.reset(), session.restore(path), or set the state"
+    with pytest.raises(InputError) as caught:
+        session.save("s")
+    assert str(caught.value) == f"{lost}; there is nothing to save"
+    session.state["h"] = 3 * X
+    np.testing.assert_allclose(session(X), np.exp(4 * X), rtol=1e-6)
+    np.testing.assert_allclose(other(X), np.exp(2 * X), rtol=1e-6)
+
+
+def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
+    faulty = FaultyEngine(how="kill", nth=3)
+    m = xrt.XRTModule(recurrent(1), engine=faulty, strict=True, isolate="all", isolate_run=True)
+    session = m.new_session()
+    session(X)
+    before = session.state["h"]
+    session(X)
+    np.testing.assert_array_equal(session.state["h"], np.tanh(X + before))
+    before = session.state["h"]
+    with pytest.raises(RunFailed):
+        session(X)
+    np.testing.assert_array_equal(session.state["h"], before)
+    session(X)
+    np.testing.assert_array_equal(session.state["h"], np.tanh(X + before))
+
+
+# ---------------------------------------------------------------------- models of others
+
+
+def cache(past: str, present: str) -> Function:
+    nodes = (Node("Concat", (past, "x"), (present,)).with_attributes(axis=0), Node("ReduceSum", (present,), ("y",)))
+    ends = (
+        (Value("x", TensorType(F32, (1, 3))), Value(past, TensorType(F32, ("n", 3)))),
+        (Value("y"), Value(present, TensorType(F32, ("m", 3)))),
+    )
+    return Function(*ends, nodes, opsets={"": 20}, name="decoder")
+
+
+NAMES = [
+    ("past_key_values.0.key", "present.0.key"),
+    ("past_key_values.11.decoder.value", "present.11.decoder.value"),
+    ("past_key_values.0.key", "present_key_values.0.key"),
+    ("past_0", "present_0"),
+    ("past.3.key", "present.3.key"),
+    ("past_conv.0", "present_conv.0"),
+    ("past_key_self_2", "present_key_self_2"),
+]
+
+
+@pytest.mark.parametrize(("past", "present"), NAMES)
+def test_names_of_exporters_are_paired(past: str, present: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "xrt"):
+        declared = xrt.stateful(onnx.to_model(cache(past, present)))
+    assert list_states(declared) == (State(past, present),)
+    assert caplog.messages[-1] == f"state of decoder: {past} <- {present}"
+    session = xrt.XRTModule(declared, engine="ort").new_session()
+    assert [float(session(X).ravel()[0]) for _ in range(3)] == [6, 12, 18]
+
+
+def test_pairs_are_given_where_names_tell_nothing() -> None:
+    assert list_states(xrt.stateful(cache("a", "b"), {"a": "b"})) == (State("a", "b"),)
+    with pytest.raises(ModelError) as caught:
+        xrt.stateful(cache("a", "b"))
+    assert str(caught.value) == "no input of 'decoder' is named past* (x, a); give the pairs: xrt.stateful(model, {...})"
+    with pytest.raises(ModelError) as caught:
+        xrt.stateful(cache("past_0", "present_1"))
+    assert str(caught.value) == (
+        "input 'past_0' has no partner among the outputs present*_0 (there are: present_1); give the pairs"
+    )
+
+
+def test_metadata_declares_the_state_of_an_onnx_model() -> None:
+    model = onnx.to_model(recurrent(1).replace(aliases=()))
+    model.metadata_props.add(key="xrt.state", value='[["h", "h_next"]]')
+    m = xrt.XRTModule(model)
+    session = m.new_session()
+    session(X)
+    np.testing.assert_array_equal(session.state["h"], np.tanh(X))
+    assert [update.partition(":")[0] for update in m.explain().updates] == ["h <- h_next"]
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_an_lstm_a_gru_and_a_scan_are_sessions(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    w, r = (rng.standard_normal((1, 16, n)).astype("float32") for n in (3, 4))
+
+    class Cell(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            state = TensorType(F32, (1, 1, 4))
+            h, c, g = (self.state(name, state) for name in "hcg")
+            y, h_next, c_next = ops.LSTM(x, w, r, None, None, h, c, hidden_size=4)
+            z, g_next = ops.GRU(x, w[:, :12], r[:, :12], None, None, g, hidden_size=4)
+            s = self.state("s", TensorType(F32, (3,)), fill=1)
+            s_next, sums = ops.Scan(s, ops.Squeeze(x, np.array([1])), body=lambda a, b: (a + b, a * b), num_scan_inputs=1)
+            for one, new in ((h, h_next), (c, c_next), (g, g_next), (s, s_next)):
+                self.update(one, new)
+            return y, z, sums
+
+    x = rng.standard_normal((6, 1, 3)).astype("float32")
+    graph, m = Cell(), xrt.XRTModule(Cell(), engine=engine)
+    whole, session = m.new_session()(x), m.new_session()
+    parts = [session(x[i : i + 2]) for i in (0, 2, 4)]
+    for at, wanted in enumerate(whole):
+        np.testing.assert_allclose(np.concatenate([part[at] for part in parts]), wanted, rtol=1e-5, atol=1e-6)
+    assert [state.input for state in list_states(graph.trace(x))] == ["h", "c", "g", "s"]

@@ -1,0 +1,28 @@
+"""Outputs that an engine may write over an input: those of operators that write parts of their first input and keep the rest."""
+
+from __future__ import annotations
+
+from xrt.graph import Function, TensorType
+
+__all__ = ["SCATTERS", "find_inplace_outputs"]
+
+SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
+"""Operators that write parts of their first input, with other inputs of any shape."""
+
+
+def find_inplace_outputs(function: Function) -> dict[int, int]:
+    """Return, by the place of an input that one scatter alone reads, the place of that scatter's output.
+
+    An engine whose kernels of these skip the copy of the first input, where input and output are one buffer, may write it there.
+    No other reader can find it changed.
+    """
+    outputs = [value.name for value in function.outputs]
+    found = {}
+    for place, value in enumerate(function.inputs):
+        uses = function.users(value.name)
+        if len(uses) != 1 or value.name in outputs or not isinstance(value.type, TensorType):
+            continue
+        node = uses[0].node
+        if node.op_type in SCATTERS and not node.domain and node.inputs[0] == value.name and node.outputs[0] in outputs:
+            found[place] = outputs.index(node.outputs[0])
+    return found

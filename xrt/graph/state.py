@@ -1,0 +1,174 @@
+"""State: values that stay from one call of a Function to the next.
+
+A state is a pair of an input and an output: the output is what the input holds in the next call. An alias is such a pair, whose
+array keeps its size and is written in place. The metadata ``xrt.state`` names the pairs where there are others, for a cache that
+grows has no alias. It is JSON: ``[["past", "present"], ["best", "best_next", -1]]``. The third entry is the number that a new
+state is filled with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from xrt.errors import ModelError, did_you_mean
+from xrt.graph.type_strings import may_equal
+from xrt.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from xrt.graph.function import Function
+
+__all__ = [
+    "STATE",
+    "Capacity",
+    "State",
+    "declare_capacity",
+    "declare_states",
+    "find_capacity",
+    "find_violations",
+    "list_states",
+]
+
+STATE, CAPACITY = "xrt.state", "xrt.capacity"
+"""The keys of the metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One value that stays."""
+
+    input: str
+    """What a call reads."""
+    output: str
+    """What the next call reads in its place."""
+    fill: float = 0
+    """What every element of a new state is."""
+
+    def __str__(self) -> str:
+        return f"{self.input} <- {self.output}" + (f", at first {self.fill}" if self.fill else "")
+
+
+def list_states(function: Function) -> tuple[State, ...]:
+    """Return the states in the order of the inputs: those of the metadata, or else the aliases.
+
+    Raises ModelError for metadata of another form, and for what `find_violations` finds.
+    """
+    states = _read(function)
+    if (broken := next(find_violations(function), None)) is not None:
+        raise ModelError(f"function {function.name!r} is not valid: {broken}")
+    rank = {value.name: place for place, value in enumerate(function.inputs)}
+    return tuple(sorted(states, key=lambda state: rank[state.input]))
+
+
+def declare_states(function: Function, states: Iterable[State]) -> Function:
+    """Return the Function with those states and no others; a state of one fixed type also becomes an alias.
+
+    Raises ModelError where a state is none, as `list_states` does.
+    """
+    chosen = tuple(states)
+    pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in chosen]
+    declared = function.replace(metadata={**function.metadata, STATE: json.dumps(pairs, ensure_ascii=False)})
+    list_states(declared)
+    aliased = {before for before, _ in function.aliases}
+    added = tuple((s.input, s.output) for s in chosen if s.input not in aliased and _is_kept(function, s))
+    return declared.replace(aliases=(*function.aliases, *added)) if added else declared
+
+
+def _is_kept(function: Function, state: State) -> bool:
+    """Whether the state has one type, so that its array can be written in place."""
+    before, after = function.get_type(state.input), function.get_type(state.output)
+    return before == after and isinstance(before, TensorType) and before.shape is not None and None not in before.shape
+
+
+def _read(function: Function) -> tuple[State, ...]:
+    stored = function.metadata.get(STATE)
+    if stored is None:
+        return tuple(State(before, after) for before, after in function.aliases)
+    try:
+        pairs = json.loads(stored)
+    except (ValueError, RecursionError):
+        pairs = None
+    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+        raise ModelError(
+            f"metadata {STATE!r} of function {function.name!r} is {stored[:80]!r}; it must be a list of pairs, like "
+            '[["input", "output"]], each with a number for the first value as a third entry where that is not 0'
+        )
+    return tuple(State(*pair) for pair in pairs)
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, list) or not 2 <= len(pair) <= 3 or not all(isinstance(name, str) for name in pair[:2]):
+        return False
+    return len(pair) == 2 or (isinstance(pair[2], int | float) and not isinstance(pair[2], bool))
+
+
+def find_violations(function: Function) -> Iterator[str]:
+    """Yield what is wrong with the states that the metadata declares, as the rest of a sentence about the Function."""
+    if STATE not in function.metadata:
+        return
+    inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
+    seen: set[str] = set()
+    for state in _read(function):
+        name = f"state {state.input!r}"
+        if state.input not in inputs:
+            yield f"{name} is not an input.{did_you_mean(state.input, inputs)}"
+        elif state.output not in outputs:
+            yield f"{name} is to become {state.output!r}, which is not an output.{did_you_mean(state.output, outputs)}"
+        elif twice := {state.input, state.output} & seen:
+            yield f"{min(twice)!r} is in two states; a state has an input and an output of its own"
+        else:
+            yield from _check_types(function, state)
+        seen |= {state.input, state.output}
+
+
+def _check_types(function: Function, state: State) -> Iterator[str]:
+    before, after = function.get_type(state.input), function.get_type(state.output)
+    if before is None or after is None:
+        return
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        yield f"state {state.input!r} is {before} and becomes {state.output!r}, {after}; a state is a tensor"
+    elif not may_equal(before, after):
+        yield f"state {state.input!r} is {before}, but {state.output!r}, its next value, is {after}; they must be of one type"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much the state of a Function holds: one of its states counts what calls add."""
+
+    length: str
+    """The state that counts: integers, whose largest is what the state holds."""
+    input: str
+    """The input whose extent along an axis is what a call adds."""
+    axis: int
+    size: int
+    """The most that the state holds."""
+
+
+def declare_capacity(function: Function, capacity: Capacity) -> Function:
+    """Return the Function with that capacity; a session refuses a call that would exceed it."""
+    return function.replace(metadata={**function.metadata, CAPACITY: json.dumps(asdict(capacity), ensure_ascii=False)})
+
+
+def find_capacity(function: Function) -> Capacity | None:
+    """Return the capacity of the state, None where none is declared; raises ModelError for metadata of another form."""
+    stored = function.metadata.get(CAPACITY)
+    if stored is None:
+        return None
+    try:
+        found = json.loads(stored)
+        capacity = Capacity(**found)
+        extents = capacity.axis, capacity.size
+        if not all(isinstance(n, int) and n >= 0 for n in extents) or not _are_ends(function, capacity):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError):
+        raise ModelError(
+            f"metadata {CAPACITY!r} of function {function.name!r} is {stored[:80]!r}; it must name a state (length), an input, "
+            "its axis and a size"
+        ) from None
+    return capacity
+
+
+def _are_ends(function: Function, capacity: Capacity) -> bool:
+    return {capacity.length, capacity.input} <= {value.name for value in function.inputs}

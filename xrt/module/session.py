@@ -1,0 +1,196 @@
+"""Sessions: state of their own over the weights and executables of a module."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from xrt.errors import InputError, RunFailed
+from xrt.runtime import inputs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from xrt.module.state import StatefulFunction, StatefulModule
+
+__all__ = ["Session", "SessionState"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class _Held:
+    """An array of state, which forks of a session share until one of them writes to it."""
+
+    __slots__ = ("__weakref__", "array", "lock", "owners")
+
+    def __init__(self, array: Array, owner: Session) -> None:
+        self.array = array
+        self.owners: weakref.WeakSet[Session] = weakref.WeakSet([owner])
+        self.lock = threading.Lock()
+
+    def share(self, other: Session) -> None:
+        with self.lock:
+            self.owners.add(other)
+
+    def own(self, session: Session) -> _Held:
+        """Return what holds the same for that session alone: itself, or a copy where others read it."""
+        with self.lock:
+            if len(self.owners) == 1:
+                return self
+        copied = _Held(self.array.copy(), session)
+        with self.lock:  # not before it is copied: the last owner may write to it
+            self.owners.discard(session)
+        return copied
+
+
+class Session:
+    """One state over the weights and executables of a module: `XRTModule.new_session` makes it.
+
+    A call takes the inputs of the model that are no state and returns the outputs that are no state: one output as it is, several
+    as a tuple, and None where there is none. State is made by the first call, or when it is read. Its sizes are those of the
+    model, of the call's inputs, and ``sizes``; an extent that grows is 0 at first. Sessions of one module may be called at once
+    from several threads, one session may not.
+    """
+
+    def __init__(self, module: StatefulModule, sizes: Mapping[str, int]) -> None:
+        self._module = module
+        self._sizes = dict(sizes)
+        self._of: StatefulFunction | None = module._find_declared()
+        self._held: dict[str, _Held] = {}
+        self._lost = ""
+        self._busy = threading.Lock()
+        if self._of is not None:
+            self._of.check_sizes(self._sizes)
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Make one step: read the state, compute, keep the next state.
+
+        Raises what a call of the module does, and InputError for a call while another one is under way, or where the state is
+        lost because an earlier call failed while it was written in place.
+        """
+        with self._entered("called"):
+            if self._lost:
+                raise InputError(f"{self._lost}; call session.reset(), session.restore(path), or set the state")
+            self._of = of = self._module._find_stateful(args, named)
+            return self._step(of, dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True)))
+
+    def _step(self, of: StatefulFunction, given: Mapping[str, Any]) -> Any:
+        held = {name: self._make(of, name, given) for name in of.states}
+        if of.capacity is not None:
+            of.check_capacity({name: one.array for name, one in held.items()}, given)
+        self._held = held = {name: one.own(self) if name in of.fixed else one for name, one in held.items()}
+        values = [held[v.name].array if v.name in held else given[v.name] for v in of.function.inputs]
+        try:
+            results = of.module(*values)
+        except RunFailed as error:
+            if lost := [name for name in of.fixed if error.updated is None or name in error.updated]:
+                self._lost = f"the state {', '.join(map(repr, sorted(lost)))} may have been written in part by a call that failed"
+            raise
+        results = (results,) if len(of.function.outputs) == 1 else results
+        for name, place in of.next_values.items():
+            if results[place] is not held[name].array:
+                held[name] = _Held(results[place], self)
+        returned = tuple(results[place] for place in of.returned)
+        return returned[0] if len(returned) == 1 else returned or None
+
+    @contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        """Hold the session; raises InputError where another thread does."""
+        if not self._busy.acquire(blocking=False):
+            raise InputError(
+                f"the session is {what} while a call of it is under way; a session makes one call at a time: "
+                "give each thread a session, by m.new_session() or session.fork()"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def state(self) -> SessionState:
+        """The values that stay, by the names of the inputs: read and set them like the entries of a dict."""
+        return SessionState(self)
+
+    def reset(self) -> None:
+        """Forget the state; the next call begins with a new one."""
+        with self._entered("reset"):
+            self._held, self._lost = {}, ""
+
+    def fork(self) -> Session:
+        """Return a session that goes on from this state on its own. An array is copied when one of the two writes to it."""
+        with self._entered("forked"):
+            other = object.__new__(type(self))
+            other.__dict__.update(self.__dict__, _busy=threading.Lock(), _held=dict(self._held))
+            for held in self._held.values():
+                held.share(other)
+            return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, for `restore`; raises InputError where that cannot be."""
+        from xrt.formats.session_file import write_session
+
+        with self._entered("saved"):
+            of = self._known()
+            if self._lost:
+                raise InputError(f"{self._lost}; there is nothing to save")
+            write_session(path, of.function.fingerprint, {name: self._make(of, name).array for name in of.states})
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Take the state of a file that `save` wrote; raises InputError for another file, and for a state of another model."""
+        from xrt.formats.session_file import read_session
+
+        with self._entered("restored"):
+            of, (model, arrays) = self._known(), read_session(path)
+            if model != of.function.fingerprint:
+                raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
+            self._held, self._lost = {name: _Held(of.take(name, value), self) for name, value in arrays.items()}, ""
+
+    def _known(self) -> StatefulFunction:
+        if self._of is None:
+            raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
+        return self._of
+
+    def _make(self, of: StatefulFunction, name: str, given: Mapping[str, Any] | None = None) -> _Held:
+        """Return what holds the state; a new one where there is none yet."""
+        if name not in self._held:
+            self._held[name] = _Held(of.make(name, self._sizes, given), self)
+        return self._held[name]
+
+    def __repr__(self) -> str:
+        shown = "not traced yet" if self._of is None else ", ".join(map(str, self._of.states.values()))
+        return f"<Session of {self._module!r}: {shown}>"
+
+
+class SessionState(MutableMapping[str, Any]):
+    """The state of a session by name. Reading gives a copy, setting takes one; an entry cannot be removed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getitem__(self, name: str) -> Array:
+        session = self._session
+        with session._entered("read"):
+            return session._make(session._known(), name).array.copy()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        session = self._session
+        with session._entered("written to"):
+            session._held[name] = _Held(session._known().take(name, value), session)
+            session._lost = ""
+
+    def __delitem__(self, name: str) -> None:
+        raise InputError(f"state {name!r} cannot be removed; session.reset() forgets all state")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._session._known().states)
+
+    def __len__(self) -> int:
+        return len(self._session._known().states)
