@@ -46,7 +46,7 @@ def test_the_next_process_need_not_ask(tmp_path: Path) -> None:
     asked, plan = started(tmp_path)
     assert asked == 3 and len(answers(tmp_path)) == 1
     assert started(tmp_path) == (0, plan)
-    assert "it was told to take Abs|Neg" in plan, "reasons are answers too"
+    assert "it is set to take Abs|Neg" in plan, "reasons are answers too"
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_shipped_model_is_named_instead_of_a_file(xrt: Command) -> None:
 
 
 def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1")
+    code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
     assert row[1] == "failed"

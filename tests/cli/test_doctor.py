@@ -75,7 +75,7 @@ def test_the_log_tells_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     refusing = FaultyEngine(where="compile", how="refuse")
     with caplog.at_level(logging.INFO, "xrt"), pytest.warns(XRTWarning):
         XRTModule(FUNCTION, engine=refusing)(np.ones(2, "float32"))
-    assert "xrt_faulty_0 is refused: the faulty engine was told to refuse" in caplog.messages
+    assert "xrt_faulty_0 is refused: the faulty engine is set to refuse" in caplog.messages
 
 
 @pytest.mark.parametrize(("level", "told"), [("", False), ("info", True)])

@@ -97,11 +97,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     default_cache.cache_clear()
 
 
-OPEN = "error: a placement is measured for inputs of known sizes, and the model leaves open: dim n. Give them: "
+OPEN = "error: times are measured for inputs of known sizes, and the model leaves open: dim n. Give them: "
 
 
 @pytest.mark.parametrize(
-    "typed", [("tune", "m.onnx"), ("explain", "m.onnx", "-e", "ort,auto"), ("lock", "m.onnx"), ("tune", "m.onnx", "--json")]
+    "typed",
+    [
+        ("tune", "m.onnx"),
+        ("explain", "m.onnx", "-e", "ort,auto"),
+        ("lock", "m.onnx"),
+        ("tune", "m.onnx", "--json"),
+        ("bench", "m.onnx", "--engines", "toy"),
+    ],
 )
 @pytest.mark.usefixtures("model")
 def test_open_dims_are_named_with_the_command(typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_an_empty_cell_has_no_line_and_an_empty_title_is_its_column(monkeypatch:
 def run_on_terminal(width: int, folder: Path, *arguments: str) -> list[str]:
     """Return what a command writes to a terminal of that width."""
     main, terminal = pty.openpty()
-    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR")}
+    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "LINES")}
     environment = kept | {"COLUMNS": str(width), "TERM": "dumb", "XRT_CACHE_DIR": str(folder / "cache")}
     with subprocess.Popen(
         [sys.executable, "-m", "xrt.cli", *arguments], stdout=terminal, stderr=subprocess.DEVNULL, env=environment, cwd=folder

@@ -128,7 +128,7 @@ def test_what_is_right_has_no_culprit(world: World) -> None:
 def test_an_engine_that_raises_on_a_device_is_a_culprit() -> None:
     with world("late") as found:
         culprit = found.module(chain(*OPS), [FaultyEngine(takes="Exp|Cos"), TOY]).bisect(HALVES)
-        assert culprit is not None and "told to fail in run" in culprit.message and culprit.engine.startswith("faulty")
+        assert culprit is not None and "set to fail in run" in culprit.message and culprit.engine.startswith("faulty")
 
 
 def test_a_lack_of_memory_while_verifying_is_told_as_such() -> None:

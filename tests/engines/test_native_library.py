@@ -47,7 +47,7 @@ def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeyp
         library_path._shipped.cache_clear()
     name = library().name
     assert reason == (
-        f"{name} was built of other sources than this XRT's: it lacks {', '.join(library_path.FUNCTIONS)}; build it anew with "
+        f"{name} was built of other sources than this XRT's: it lacks {', '.join(library_path.FUNCTIONS)}; rebuild it with "
         "`make native`, or install XRT again"
     )
 
@@ -64,9 +64,9 @@ def test_other_bytes_are_another_signature() -> None:
 
 WRONG = [
     ("ABI=2", ("it speaks version 2 of the kernel interface, this XRT version 1; "
-     "build it anew with the kernel.h of xrt.engines.native.include_dir()")),
+     "rebuild it with the kernel.h of xrt.engines.native.include_dir()")),
     ("NULL_ENTRY", ("it does not serve version 1 of the kernel interface, which this XRT speaks; "
-     "build it anew with the kernel.h of xrt.engines.native.include_dir()")),
+     "rebuild it with the kernel.h of xrt.engines.native.include_dir()")),
     ("NO_ENTRY", "it does not export 'xrt_library_entry', which kernel.h describes; is it a library of XRT's kernels?"),
     ("NO_RUN", "kernel 'lame' lacks run, which is not optional"),
     ("NO_NAME", "the name of kernel 3 is missing"),

@@ -43,7 +43,7 @@ def test_what_fails_is_an_error_where_the_module_is_strict():
     one = find_entry("engines_alternate")
     with (
         make_module(one.function, [FaultyEngine(where="run", how="raise"), REFERENCE]) as module,
-        pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
+        pytest.raises(RunFailed, match=r"xrt_faulty_0.*set to fail in run"),
     ):
         module(*one.make_inputs())
 

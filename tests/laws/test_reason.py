@@ -54,7 +54,7 @@ def test_a_refusal_at_compile_becomes_the_reason():
         module(*make_random_inputs(function, 0))
         reasons = {r.node: r.text for r in module.plan.reasons if r.engine == faulty.spec}
     assert set(reasons) == {node.name for node in function.nodes}
-    assert all("told to refuse" in text for text in reasons.values())
+    assert all("set to refuse" in text for text in reasons.values())
 
 
 def _drawn():
@@ -69,4 +69,4 @@ def test_strictly_the_error_lists_every_node_and_why():
         module(*make_random_inputs(function, 0))
     for node in function.nodes:
         assert repr(node.name) in str(caught.value)
-    assert "it was told to take none" in str(caught.value)
+    assert "it is set to take none" in str(caught.value)

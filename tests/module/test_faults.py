@@ -43,8 +43,8 @@ def lines(caught: Any) -> list[str]:
 
 
 FAULTS = [
-    ({"where": "compile"}, None, "told to fail in compile"),
-    ({"how": "raise"}, None, "told to fail in run"),
+    ({"where": "compile"}, None, "set to fail in compile"),
+    ({"how": "raise"}, None, "set to fail in run"),
     ({"how": "shape"}, None, r"float32\[1, 2, 3\]"),
     ({"how": "dtype"}, None, r"float64\[2, 3\]"),
     ({"how": "missing"}, None, "returned 0 outputs"),
@@ -86,7 +86,7 @@ def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, plac
 
 
 def test_tvm_is_a_next_engine_too() -> None:
-    with module(FaultyEngine(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="told to fail in run"):
+    with module(FaultyEngine(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="set to fail in run"):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
         assert {launch.engine for launch in m.plan.launches} == {"tvm"}
 
@@ -128,7 +128,7 @@ def test_what_fails_everywhere_is_not_held_against_an_engine() -> None:
 
 
 def test_without_another_engine_the_error_names_region_and_engine() -> None:
-    text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine was told to fail in run$"
+    text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine is set to fail in run$"
     with module(FaultyEngine(), strict=True) as m, pytest.raises(RunFailed, match=text):
         m(X)
     with module("toy", function=chain("Abs")) as m, pytest.raises(InputError):

@@ -136,8 +136,8 @@ AMPLE = 4000.0
 FAULTS = {
     "hang": (Announcing(how="hang"), "failed", "it gave no answer within 200 s, and its process was killed"),
     "kill": (FaultyEngine(how="kill"), "failed", "its process was ended by SIGKILL"),
-    "raise": (FaultyEngine(where="compile"), "failed", "the faulty engine was told to fail in compile"),
-    "refuse": (FaultyEngine(where="compile", how="refuse"), "failed", "refused: the faulty engine was told to refuse"),
+    "raise": (FaultyEngine(where="compile"), "failed", "the faulty engine is set to fail in compile"),
+    "refuse": (FaultyEngine(where="compile", how="refuse"), "failed", "refused: the faulty engine is set to refuse"),
     "value": (FaultyEngine(how="value"), "wrong", "wrong: "),
     "missing": (FaultyEngine(how="missing"), "wrong", "there are 0 outputs; 1 were expected"),
 }

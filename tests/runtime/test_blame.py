@@ -36,7 +36,7 @@ def test_one_node_is_to_blame() -> None:
     engine = Choosy(refuses="Tanh")
     homes, told, result = placed(engine, cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n4"]
-    assert told == ["the choosy engine was told to refuse Tanh; node 'n4' placed on another engine"]
+    assert told == ["the choosy engine is set to refuse Tanh; node 'n4' placed on another engine"]
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
 
 
@@ -52,7 +52,7 @@ def test_the_explanation_says_what_was_left_out_and_why() -> None:
         xrt.XRTModule(chain(*OPS), engine=[Choosy(refuses="Tanh"), "toy"], cache=CompileCache()) as m,
     ):
         m(X)
-        line = "  n4 (Tanh) not on choosy{refuses=Tanh}: refused at compile: the choosy engine was told to refuse Tanh"
+        line = "  n4 (Tanh) not on choosy{refuses=Tanh}: refused at compile: the choosy engine is set to refuse Tanh"
         assert [one for one in str(m.explain()).splitlines() if "not on choosy" in one] == [line]
 
 
@@ -63,7 +63,7 @@ def test_it_is_found_out_once(tmp_path: Path) -> None:
     again, told, _ = placed(second, cache=tmp_path)
     assert again == homes
     assert second.journal.count("compile") <= 2  # the regions that were not refused
-    assert told[0].startswith("the choosy engine was told to refuse Relu+Cos (as at an earlier compile")
+    assert told[0].startswith("the choosy engine is set to refuse Relu+Cos (as at an earlier compile")
 
 
 def test_equal_regions_are_looked_into_once() -> None:

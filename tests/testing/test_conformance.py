@@ -127,7 +127,7 @@ def test_what_comes_out_right_has_passed():
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("why_not", "Relu: the faulty engine was told to decline"), ("compile", "the faulty engine was told to refuse")],
+    [("why_not", "Relu: the faulty engine is set to decline"), ("compile", "the faulty engine is set to refuse")],
 )
 def test_what_is_said_before_the_run_is_declined(where, reason):
     outcome = outcome_of(FaultyEngine(where=where, how="refuse"))
@@ -138,7 +138,7 @@ def test_what_is_said_before_the_run_is_declined(where, reason):
 def test_every_other_error_has_failed(where):
     outcome = outcome_of(FaultyEngine(where=where))
     assert outcome.word is ResultWord.FAILED
-    assert outcome.reason.endswith(f"RuntimeError: the faulty engine was told to fail in {where}")
+    assert outcome.reason.endswith(f"RuntimeError: the faulty engine is set to fail in {where}")
     assert outcome.reason.startswith("at run" if where in ("run", "close") else "at compile")
 
 

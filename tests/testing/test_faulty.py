@@ -22,7 +22,7 @@ def result_of(**told) -> list:
 
 @pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
 def test_it_raises_where_it_is_told(where):
-    with pytest.raises(RuntimeError, match=f"^the faulty engine was told to fail in {where}$"):
+    with pytest.raises(RuntimeError, match=f"^the faulty engine is set to fail in {where}$"):
         result_of(where=where)
 
 
@@ -32,7 +32,7 @@ def test_its_version_may_raise():
     assert FaultyEngine().version().startswith("faulty of ")
 
 
-@pytest.mark.parametrize(("where", "match"), [("why_not", "told to decline"), ("compile", "told to refuse")])
+@pytest.mark.parametrize(("where", "match"), [("why_not", "set to decline"), ("compile", "set to refuse")])
 def test_it_refuses_where_it_is_told(where, match):
     with pytest.raises(CompileRefused, match=match):
         result_of(where=where, how="refuse")
@@ -84,7 +84,7 @@ def test_the_recording_engine_counts():
 
 
 def test_it_takes_what_it_is_told_to_take():
-    with pytest.raises(CompileRefused, match=r"^Neg: it was told to take Relu\|T\*, and Neg is none of these$"):
+    with pytest.raises(CompileRefused, match=r"^Neg: it is set to take Relu\|T\*, and Neg is none of these$"):
         run_alone(RecordingEngine(takes="Relu|T*"), ONE.function, ONE.make_inputs())
 
 

@@ -83,7 +83,7 @@ def test_an_engine_that_raises_is_a_difference() -> None:
         culprit = module.bisect(numbers())
     assert culprit is not None
     assert len(culprit.function.nodes) == 1
-    assert "RuntimeError: the faulty engine was told to fail in run" in culprit.message
+    assert "RuntimeError: the faulty engine is set to fail in run" in culprit.message
 
 
 def test_where_nothing_differs_there_is_no_culprit() -> None:

@@ -58,12 +58,15 @@ class BenchTarget:
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
 
-    def check(self) -> None:
-        """Raise ModelError or OptionError, without building weights, where it is no model or has no such sizes."""
+    def check(self) -> Function | None:
+        """Raise ModelError or OptionError where it is no model or has no such sizes.
+
+        Return the model of a file. A shipped one, of which all sizes are known, is not built; then the result is None.
+        """
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
-        else:
-            set_dims(self._read(), self.sizes)
+            return None
+        return _with_batch(set_dims(self._read(), self.sizes), self.batch)
 
     def _read(self) -> Function:
         """Return the model of an ONNX file, or of a bundle, whose engines and compiled forms have no part in a comparison."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.cli.options import ENGINE_NAMES, add_dims, check_writable, parse_dims, parse_seconds
+from xrt.cli.options import ENGINE_NAMES, add_dims, check_sizes, check_writable, parse_dims, parse_seconds
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
@@ -96,7 +96,8 @@ def command(
     targets = [BenchTarget.parse(model, size) for model in models for size in batches]
     subjects = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
     for subject in subjects:
-        subject.check()
+        if (function := subject.check()) is not None:
+            check_sizes(function)
     report = _compared(
         subjects,
         _candidates(candidates),

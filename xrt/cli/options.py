@@ -111,20 +111,24 @@ def check_engine_named() -> None:
 
 
 def check_sizes(function: Function) -> None:
-    """Raise OptionError where a placement is to be measured and symbolic dims have no size; nothing could be measured."""
-    opened = {value.name: value.type for value in function.inputs if not is_sized(value.type)}
-    if not opened:
-        return
+    """Raise OptionError where something is to be measured and symbolic dims have no size; nothing could be measured.
+
+    An extent without a name counts where the command takes files of inputs: nothing else gives its size.
+    """
     context = click.get_current_context()
+    opened = {value.name: value.type for value in function.inputs if not is_sized(value.type)}
     dims = list_dims(function)
+    if not dims and not (opened and "files" in context.params):
+        return
     added = [f"--dim {name}=SIZE" for name in dims]
     unnamed = [name for name, type_ in opened.items() if not isinstance(type_, TensorType) or None in (type_.shape or (None,))]
+    unnamed = unnamed if "files" in context.params else []
     added += [f"-i {name}=FILE.npy" for name in unnamed]
     what = [f"dim{'s' * (len(dims) != 1)} {', '.join(dims)}"] * bool(dims)
     what += [f"extents without a name of input{'s' * (len(unnamed) != 1)} {', '.join(unnamed)}"] * bool(unnamed)
     typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
     raise OptionError(
-        f"a placement is measured for inputs of known sizes, and the model leaves open: {'; '.join(what)}. "
+        f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(what)}. "
         f"Give them: {typed} {' '.join(added)}"
     )
 

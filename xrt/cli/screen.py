@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,11 @@ GAP = 3
 EDGES = 2
 """Spaces before the first column and after the last."""
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_LINES = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
+"""On a terminal of that kind rich reads COLUMNS only where a height is known too."""
+
+out = Console(highlight=False, soft_wrap=True, height=_LINES)
+err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
 
 
 def show_table(

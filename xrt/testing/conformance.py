@@ -97,14 +97,14 @@ def conform(
     tell = progress or (lambda done, count, outcome: None)
     if isolate:
         what = {"pattern": pattern, "groups": list(groups), "alternate": alternate, "shard": shard}
-        outcomes, beside = conform_remotely(asked, what, reference, tell)
+        outcomes, of_reference = conform_remotely(asked, what, reference, tell)
     else:
-        outcomes, beside = _run_here(makers, group_cases(groups, pattern, shard=shard), reference, tell)
+        outcomes, of_reference = _run_here(makers, group_cases(groups, pattern, shard=shard), reference, tell)
     name = ",".join(map(str, asked) if automatic else (engine.spec for engine in listed)) + ", alternating" * alternate
     known = [gap for gap in gaps if not (automatic and gap.everywhere)]
     complete = pattern == "*" and shard == (0, 1) and not groups
     return settle(
-        ConformanceReport(name, tuple(outcomes), tuple(beside)),
+        ConformanceReport(name, tuple(outcomes), tuple(of_reference)),
         known,
         complete=complete,
         alone=len(listed) == 1 and not automatic,

@@ -43,18 +43,18 @@ class Contract(SuiteBase):
         assert engine.spec.partition("{")[0] == engine.name
 
     def test_its_version_is_text_that_stays(self) -> None:
-        told = self.made().version()
-        is_text = isinstance(told, str) and told.strip()
-        assert is_text, f"version() gives {told!r}; it must be text that names what may change a result"
-        assert self.made().version() == told, "version() changes from call to call; it is a part of what a cache looks up"
+        version = self.made().version()
+        is_text = isinstance(version, str) and version.strip()
+        assert is_text, f"version() gives {version!r}; it must be text that names what may change a result"
+        assert self.made().version() == version, "version() changes from call to call; it is a part of what a cache looks up"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_the_reason_is_text_and_stays(self, name: str) -> None:
         engine, function = self.made(), find_entry(name).function
         for holder, node in function.walk():
             reason = engine.why_not(node, holder)
-            told = reason is None or (isinstance(reason, str) and reason.strip())
-            assert told, f"why_not gives {reason!r} for {node.op}; it must be None, or the reason as a sentence"
+            is_answer = reason is None or (isinstance(reason, str) and reason.strip())
+            assert is_answer, f"why_not gives {reason!r} for {node.op}; it must be None, or the reason as a sentence"
             assert engine.why_not(node, holder) == reason, f"why_not changes its mind about {node.op}"
 
     @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ class Contract(SuiteBase):
         if found is None:
             return
         verdict = one.judge(*found, [lost for lost, ops in self.losses().items() if ops & one.operators])
-        assert verdict, f"{one.name}: {verdict.message}\n{_told_of_losses(one, *found)}{one.function}"
+        assert verdict, f"{one.name}: {verdict.message}\n{_suggest_losses(one, *found)}{one.function}"
 
     def test_special_numbers_are_lost_where_it_says_so(self) -> None:
         for lost, declared in self.losses().items():
@@ -198,9 +198,9 @@ class Contract(SuiteBase):
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
         executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
-        told = executable.memory()
+        uses = executable.memory()
         executable.close()
-        for use in told or ():
+        for use in uses or ():
             said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
             assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
             assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
@@ -284,7 +284,7 @@ class Contract(SuiteBase):
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
 
-def _told_of_losses(one: SpecialValueCase | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
+def _suggest_losses(one: SpecialValueCase | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
     """Say what else there is to do where one kind of number is all that differs."""
     for lost, name in DECLARED.items():
         if one.judge(results, expected, [lost]):

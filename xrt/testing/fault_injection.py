@@ -92,7 +92,7 @@ class _DelegatingEngine(GraphCompiler):
 
     def _reason(self, node: Node, function: Function) -> str | None:
         if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
-            return f"it was told to take {self.takes}, and {node.op} is none of these"
+            return f"it is set to take {self.takes}, and {node.op} is none of these"
         if parse_device_kind(node.device or "cpu") not in self._engine.devices:
             return f"the node runs on {node.device}; engine {self.inner!r} runs on {', '.join(self._engine.devices)}"
         return self._engine.why_not(node, function)
@@ -150,7 +150,7 @@ class Choosy(_DelegatingEngine):
         for together in self.refuses.split("|") if self.refuses else ():
             if set(together.split("+")) <= present:
                 self.journal.note("compile")
-                raise CompileRefused(f"the choosy engine was told to refuse {together}")
+                raise CompileRefused(f"the choosy engine is set to refuse {together}")
         return super().compile(function, context)
 
 
@@ -189,12 +189,12 @@ class FaultyEngine(_DelegatingEngine):
 
     def why_not(self, node: Node, function: Function) -> str | None:
         if self.due("why_not", self.count_call("why_not")):
-            return "the faulty engine was told to decline"
+            return "the faulty engine is set to decline"
         return self._reason(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if self.due("compile", self.count_call("compile")) and self.how == "refuse":
-            raise CompileRefused("the faulty engine was told to refuse")
+            raise CompileRefused("the faulty engine is set to refuse")
         return _Failing(self._engine.compile(function, context), self)
 
     def version(self) -> str:
@@ -230,13 +230,13 @@ class _Failing(Executable):
 
 
 def _raise(where: Where) -> None:
-    raise RuntimeError(f"the faulty engine was told to fail in {where}")
+    raise RuntimeError(f"the faulty engine is set to fail in {where}")
 
 
 def _exhaust(where: Where) -> None:
     """Ask for memory, without touching it, until there is none, and for 1 TiB at most."""
     held = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
-    raise MemoryError(f"the faulty engine was told to ask for {len(held)} GiB in {where}")
+    raise MemoryError(f"the faulty engine is set to ask for {len(held)} GiB in {where}")
 
 
 _DRASTIC: dict[How, Callable[[Where], object]] = {

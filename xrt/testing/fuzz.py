@@ -127,7 +127,7 @@ class Fuzzer:
             return sample, self.truth(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
             self.counts["reference", Verdict.DISAGREES] += 1
-            return Finding(seed, "the reference", _told(error), sample)
+            return Finding(seed, "the reference", _summarize(error), sample)
 
     def ways(self, seed: int) -> list[tuple[str, ExecutionMode]]:
         """Return the ways to run the graph of a seed, each under the word that it is counted by."""
@@ -170,7 +170,7 @@ class Fuzzer:
         except CompileRefused as reason:
             return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is the finding
-            return CheckVerdict(Verdict.DISAGREES, _told(error))
+            return CheckVerdict(Verdict.DISAGREES, _summarize(error))
         return self.judge_results(way, sample, results, expected)
 
     def judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
@@ -199,7 +199,7 @@ class Fuzzer:
         try:
             expected = self.truth(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # a step of shrinking may break any rule
-            return CheckVerdict(Verdict.DECLINED, _told(error))
+            return CheckVerdict(Verdict.DECLINED, _summarize(error))
         return self.judge(way, sample, expected)
 
 
@@ -213,7 +213,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return [value.copy() for value in inputs]
 
 
-def _told(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -109,9 +109,11 @@ class Laws(SuiteBase):
         """Law 6: the engine answers the same of a Function that went through ONNX, or through text."""
         function = infer_shapes(data.draw(functions(self.form)))
         engine = self.made()
-        told = [engine.why_not(node, function) for node in function.nodes]
+        reasons = [engine.why_not(node, function) for node in function.nodes]
         for again in (onnx.load(onnx.to_model(function).SerializeToString()), parse(to_text(function))):
-            assert [engine.why_not(node, again) for node in again.nodes] == told, f"why_not reads more than is stored\n{function}"
+            assert [engine.why_not(node, again) for node in again.nodes] == reasons, (
+                f"why_not reads more than is stored\n{function}"
+            )
 
     @bounded
     @given(data=st.data())

@@ -24,14 +24,14 @@ _SEED = 0
 @lru_cache
 def load_stored_cases(group: str) -> tuple[ConformanceCase, ...]:
     """Return the cases of a folder of models, each in one directory with its inputs and outputs; sorted by name."""
-    return tuple(case for path in sorted((_data() / group).glob("*/model.onnx")) for case in _cases_beside(path, group))
+    return tuple(case for path in sorted((_data() / group).glob("*/model.onnx")) for case in _load_cases(path, group))
 
 
 def _data() -> Path:
     return Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 
-def _cases_beside(path: Path, group: str) -> Iterator[ConformanceCase]:
+def _load_cases(path: Path, group: str) -> Iterator[ConformanceCase]:
     """Yield a case for each data set; one that is alone bears the folder's name."""
     model = onnx.load(path)
     for number, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):

@@ -70,7 +70,7 @@ def conform_remotely(
 ) -> tuple[list[Outcome], list[Outcome]]:
     """Return the outcomes of a conformance run, and those of the reference if it was requested."""
     outcomes: list[Outcome] = []
-    beside: list[Outcome] = []
+    of_reference: list[Outcome] = []
     with closing(Remote({"do": "conform", "engines": identities(engines), **opening})) as remote:
         cases = remote.begin()["cases"]
         for number, case in enumerate(cases):
@@ -82,8 +82,8 @@ def conform_remotely(
                 )
             tell(number + 1, len(cases), outcomes[-1])
         if reference:
-            beside = [Outcome.from_dict(remote.ask({"do": "reference", "number": n})[0]) for n in range(len(cases))]
-    return outcomes, beside
+            of_reference = [Outcome.from_dict(remote.ask({"do": "reference", "number": n})[0]) for n in range(len(cases))]
+    return outcomes, of_reference
 
 
 @dataclass
@@ -137,6 +137,6 @@ def _finding(seed: int, answer: Message, memory: memoryview) -> Finding | None:
     """Return the finding that an answer holds."""
     if "finding" not in answer:
         return None
-    told = answer["finding"]
-    sample = Sample(read_function(memory, told["function"]), tuple(read_values(memory, told["inputs"])))
-    return Finding(seed, told["way"], told["message"], sample)
+    found = answer["finding"]
+    sample = Sample(read_function(memory, found["function"]), tuple(read_values(memory, found["inputs"])))
+    return Finding(seed, found["way"], found["message"], sample)

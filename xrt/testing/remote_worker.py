@@ -36,13 +36,13 @@ def main(handle: str) -> None:
     serve(handle, answer)
 
 
-def _engines(told: Sequence[str | Mapping[str, str]]) -> list[str | GraphCompiler]:
-    return [one if isinstance(one, str) else _engine(one) for one in told]
+def _engines(asked: Sequence[str | Mapping[str, str]]) -> list[str | GraphCompiler]:
+    return [one if isinstance(one, str) else _engine(one) for one in asked]
 
 
-def _engine(told: Mapping[str, str]) -> GraphCompiler:
-    module, _, name = told["class"].partition(":")
-    engine: GraphCompiler = build(getattr(importlib.import_module(module), name), parse_spec(told["spec"])[1])
+def _engine(asked: Mapping[str, str]) -> GraphCompiler:
+    module, _, name = asked["class"].partition(":")
+    engine: GraphCompiler = build(getattr(importlib.import_module(module), name), parse_spec(asked["spec"])[1])
     return engine
 
 
@@ -55,11 +55,11 @@ def _conform(message: Message) -> tuple[Answers, Message]:
     def run(asked: Message, buffer: SharedBuffer) -> Message:
         return asdict(run_case(replace(cases[asked["number"]]), *makers))
 
-    def beside(asked: Message, buffer: SharedBuffer) -> Message:
+    def refer(asked: Message, buffer: SharedBuffer) -> Message:
         return asdict(run_reference(cases[asked["number"]]))
 
-    told = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
-    return {"case": run, "reference": beside}, {"cases": told}
+    described = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
+    return {"case": run, "reference": refer}, {"cases": described}
 
 
 def _fuzz(message: Message) -> tuple[Answers, Message]:
@@ -71,7 +71,7 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
     def seed(asked: Message, buffer: SharedBuffer) -> Message:
         begun = fuzzer.begin(asked["seed"])
         if isinstance(begun, Finding):
-            return {"finding": _told(begun, buffer)}
+            return {"finding": _put_finding(begun, buffer)}
         sample, expected = begun
         tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
         return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
@@ -84,12 +84,12 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         fuzzer.counts.clear()
         found = fuzzer.try_way(tries["seed"], word, chosen, tries["sample"], tries["expected"])
         ((_, verdict),) = fuzzer.counts
-        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _told(found, buffer)}
+        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _put_finding(found, buffer)}
 
     return {"settle": settle, "seed": seed, "way": way}, {}
 
 
-def _told(found: Finding, buffer: SharedBuffer) -> Message:
+def _put_finding(found: Finding, buffer: SharedBuffer) -> Message:
     sample = {"function": put_function(buffer, found.sample.function), "inputs": put_values(buffer, found.sample.inputs)}
     return {"way": found.way, "message": found.message, **sample}
 

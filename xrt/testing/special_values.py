@@ -164,10 +164,10 @@ class _Row:
     note: str = ""
 
     def case(self, dtype: DType) -> SpecialValueCase:
-        told = [f"{op}{list(attributes.values()) or ''}".replace(" ", "") for op, attributes in self.nodes]
+        parts = [f"{op}{list(attributes.values()) or ''}".replace(" ", "") for op, attributes in self.nodes]
         applied = [tuple(arrays) for arrays in self.makes(dtype)]
         of = f"of{len(applied[0])}" if len(applied[0]) > 1 else ""
-        name = "-".join([*told, *filter(None, [of, self.note]), str(self.opset), dtype.text])
+        name = "-".join([*parts, *filter(None, [of, self.note]), str(self.opset), dtype.text])
         draft = _Draft(self, dtype)
         for place, arrays in enumerate(applied):
             draft.apply(place, arrays)

@@ -129,12 +129,12 @@ class Spiked:
     @property
     def _names(self) -> list[str]:
         each = len(ORDINARY) + len(self.numbers)
-        told = ["of ordinary numbers"]
+        calls = ["of ordinary numbers"]
         for spike in self.spikes:
             where = f"in place {spike.place} of {self.function.inputs[spike.index].name}"
-            told += [f"with {number:.4g} {where}" for number in (*ORDINARY, *self.numbers)]
-        assert len(told) == 1 + each * len(self.spikes)
-        return [f"{value.name} {call}" for call in told for value in self.function.outputs]
+            calls += [f"with {number:.4g} {where}" for number in (*ORDINARY, *self.numbers)]
+        assert len(calls) == 1 + each * len(self.spikes)
+        return [f"{value.name} {call}" for call in calls for value in self.function.outputs]
 
     def _admitted(self, number: float, array: Array, expected: Array, moved: Array) -> Array:
         """Return the array with what is expected wherever ONNX leaves it open."""

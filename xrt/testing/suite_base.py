@@ -154,8 +154,8 @@ class SuiteBase:
         found = cls._chains_computed(source, taken)
         expected = cls._chains_computed(source, taken, cls.reference)
         flushing = cls.made().implementation.flushes_denormals
-        told = (compare_chain(chain, found[chain], expected[chain], flushing) for chain in found)
-        return [comparison.message for comparison in told if not comparison]
+        comparisons = (compare_chain(chain, found[chain], expected[chain], flushing) for chain in found)
+        return [comparison.message for comparison in comparisons if not comparison]
 
     @classmethod
     def _chains_computed(cls, source: DType, chains: Sequence[CastChain], engine: str = "") -> dict[CastChain, Any]:

@@ -120,7 +120,7 @@ class Executable(abc.ABC):
         """Give back what the executable holds; called once, after the last run."""
 
 
-_SPEC = "spec, once it has been told"
+_SPEC = "spec, once it was computed"
 """Where an engine keeps its spec; no field can have that name."""
 
 

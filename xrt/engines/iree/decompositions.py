@@ -165,11 +165,11 @@ def _log_sum_exp(page: IreeWriter) -> str | None:
     axes = node.attr("axes")
     along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
     widest = page.op("ReduceMax", page.x, *rest, **along)
-    beside = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
-    powers, keepdims = page.op("Exp", page.op("Sub", page.x, beside)), node.attr("keepdims", 1)
+    finite_max = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
+    powers, keepdims = page.op("Exp", page.op("Sub", page.x, finite_max)), node.attr("keepdims", 1)
     summed = (page.constant(np.array(axes)),) if along else rest
     total = page.op("ReduceSum", powers, *summed, keepdims=keepdims)
-    aside = beside if keepdims else page.op("ReduceMax", beside, *rest, keepdims=0, **along)
+    aside = finite_max if keepdims else page.op("ReduceMax", finite_max, *rest, keepdims=0, **along)
     return page.op("Add", page.op("Log", total), aside)
 
 

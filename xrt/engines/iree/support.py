@@ -164,8 +164,8 @@ def _answers(questions: Sequence[NodeQuery]) -> list[str | None]:
             answers.append(None)
         except ValueError as error:  # it has no words in MLIR
             answers.append(str(error))
-    told = lower_module(list(texts.values()), [f"question{place}" for place in texts])
-    for place, reason in zip(texts, told, strict=True):
+    reasons = lower_module(list(texts.values()), [f"question{place}" for place in texts])
+    for place, reason in zip(texts, reasons, strict=True):
         if reason is not None:
             answers[place] = f"IREE cannot take this {questions[place].op_type}: {reason}"
     return answers

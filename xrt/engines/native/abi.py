@@ -201,6 +201,6 @@ def encode_text(dtype: DType) -> DTypeC | None:
     return None if code is None else DTypeC(*code, 1)
 
 
-def to_dlpack_dtype(told: Any) -> DType | None:
+def to_dlpack_dtype(data_type: Any) -> DType | None:
     """Return the element type that an ``xrt_dtype`` names, None for one that XRT does not know."""
-    return _DTYPES.get((told.code, told.bits)) if told.lanes == 1 else None
+    return _DTYPES.get((data_type.code, data_type.bits)) if data_type.lanes == 1 else None

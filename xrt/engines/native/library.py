@@ -178,34 +178,36 @@ def _opened(file: Path, *state: int) -> NativeLibrary:
         handle = ctypes.CDLL(str(file))
     except OSError as error:
         raise _unusable(file, f"the system does not open it as a shared library: {error}") from error
-    told = _told(file, handle)
-    library = NativeLibrary(file, _word(told.name, file, "its name"), _word(told.version, file, "its version"), digest, handle)
-    object.__setattr__(library, "kernels", tuple(_kernels(library, told)))
+    library_c = _read_library(file, handle)
+    library = NativeLibrary(
+        file, _word(library_c.name, file, "its name"), _word(library_c.version, file, "its version"), digest, handle
+    )
+    object.__setattr__(library, "kernels", tuple(_kernels(library, library_c)))
     _check_choices(library)
     return library
 
 
-def _told(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
+def _read_library(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
     """Return what the library's entry says; raises EngineUnavailable for one of no interface, or of another."""
     entry = getattr(handle, ENTRY, None)
     if entry is None:
         raise _unusable(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
     entry.restype, entry.argtypes = ctypes.POINTER(abi.LibraryC), [ctypes.c_uint32]
-    told = entry(abi.ABI)
-    if not told:
+    library_c = entry(abi.ABI)
+    if not library_c:
         raise _unusable(file, f"it does not serve version {abi.ABI} of the kernel interface, which this XRT speaks; {_REBUILD}")
-    if told.contents.abi != abi.ABI:
-        spoken = f"it speaks version {told.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
+    if library_c.contents.abi != abi.ABI:
+        spoken = f"it speaks version {library_c.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
         raise _unusable(file, f"{spoken}; {_REBUILD}")
-    return told.contents  # type: ignore[no-any-return]  # what ctypes gives
+    return library_c.contents  # type: ignore[no-any-return]  # what ctypes gives
 
 
-_REBUILD = "build it anew with the kernel.h of xrt.engines.native.include_dir()"
+_REBUILD = "rebuild it with the kernel.h of xrt.engines.native.include_dir()"
 
 
-def _kernels(library: NativeLibrary, told: abi.LibraryC) -> Iterator[NativeKernel]:
-    for index in range(told.n_kernels):
-        row = told.kernels[index].contents
+def _kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[NativeKernel]:
+    for index in range(library_c.n_kernels):
+        row = library_c.kernels[index].contents
         what = f"kernel {index}"
         name = _word(row.name, library.path, f"the name of {what}")
         if not (row.prepare and row.run):

@@ -78,7 +78,7 @@ def _shipped() -> tuple[NativeLibrary | None, str | None]:
     lacking = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
     if lacking:
         return None, (
-            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(lacking)}; build it anew with "
+            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(lacking)}; rebuild it with "
             "`make native`, or install XRT again"
         )
     return library, None

@@ -101,40 +101,40 @@ def align(array: Array) -> Array:
 
 def _attribute(attribute: Attribute, kept: list[Any]) -> abi.AttributeC:
     kind, fill = _FILL[attribute.kind]
-    told = abi.AttributeC(name=attribute.name.encode(), kind=kind)
-    fill(told, attribute.value, kept)
-    return told
+    attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=kind)
+    fill(attribute_c, attribute.value, kept)
+    return attribute_c
 
 
-def _int(told: abi.AttributeC, value: int, kept: list[Any]) -> None:
-    told.i = value
+def _int(attribute_c: abi.AttributeC, value: int, kept: list[Any]) -> None:
+    attribute_c.i = value
 
 
-def _float(told: abi.AttributeC, value: float, kept: list[Any]) -> None:
-    told.f = value
+def _float(attribute_c: abi.AttributeC, value: float, kept: list[Any]) -> None:
+    attribute_c.f = value
 
 
-def _string(told: abi.AttributeC, value: str | bytes, kept: list[Any]) -> None:
-    told.s = raw = _bytes(value)
-    told.count = len(raw)
+def _string(attribute_c: abi.AttributeC, value: str | bytes, kept: list[Any]) -> None:
+    attribute_c.s = raw = _bytes(value)
+    attribute_c.count = len(raw)
 
 
-def _tensor(told: abi.AttributeC, value: Constant, kept: list[Any]) -> None:
-    told.tensor = _array(abi.TensorC, [_constant(value, kept)], kept)
+def _tensor(attribute_c: abi.AttributeC, value: Constant, kept: list[Any]) -> None:
+    attribute_c.tensor = _array(abi.TensorC, [_constant(value, kept)], kept)
 
 
-def _ints(told: abi.AttributeC, value: tuple[int, ...], kept: list[Any]) -> None:
-    told.ints, told.count = _array(c_int64, value, kept), len(value)
+def _ints(attribute_c: abi.AttributeC, value: tuple[int, ...], kept: list[Any]) -> None:
+    attribute_c.ints, attribute_c.count = _array(c_int64, value, kept), len(value)
 
 
-def _floats(told: abi.AttributeC, value: tuple[float, ...], kept: list[Any]) -> None:
-    told.floats, told.count = _array(c_double, value, kept), len(value)
+def _floats(attribute_c: abi.AttributeC, value: tuple[float, ...], kept: list[Any]) -> None:
+    attribute_c.floats, attribute_c.count = _array(c_double, value, kept), len(value)
 
 
-def _strings(told: abi.AttributeC, value: tuple[str | bytes, ...], kept: list[Any]) -> None:
+def _strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], kept: list[Any]) -> None:
     buffers = [create_string_buffer(_bytes(text)) for text in value]
     kept.append(buffers)
-    told.strings, told.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], kept), len(value)
+    attribute_c.strings, attribute_c.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], kept), len(value)
 
 
 _FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {

@@ -54,11 +54,11 @@ class PreparedKernel:
         return all(self.kernel.in_place >> index & 1 for index in places)
 
 
-def _announced(kernel: NativeKernel, node: Node, function: Function, told: Any) -> Iterator[tuple[str, TensorType]]:
+def _announced(kernel: NativeKernel, node: Node, function: Function, outputs_c: Any) -> Iterator[tuple[str, TensorType]]:
     for index, name in enumerate(node.outputs):
         if not name:
             continue
-        type_, declared = _type(told[index]), function.get_type(name)
+        type_, declared = _type(outputs_c[index]), function.get_type(name)
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
@@ -67,9 +67,9 @@ def _announced(kernel: NativeKernel, node: Node, function: Function, told: Any) 
         yield name, type_
 
 
-def _type(told: abi.OutputC) -> TensorType | None:
-    dtype = abi.to_dlpack_dtype(told.dtype)
-    shape = tuple(told.shape[: told.ndim]) if 0 <= told.ndim <= abi.MAX_RANK else (-1,)
+def _type(output_c: abi.OutputC) -> TensorType | None:
+    dtype = abi.to_dlpack_dtype(output_c.dtype)
+    shape = tuple(output_c.shape[: output_c.ndim]) if 0 <= output_c.ndim <= abi.MAX_RANK else (-1,)
     return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
 
 

@@ -91,8 +91,8 @@ def _run(
 def _tensors(arrays: Sequence[Array | None], kept: list[Any]) -> Any:
     left_out = abi.TensorC(device_type=1, ndim=-1, dtype=abi.DTypeC(0, 0, 1))
     kept += (contiguous := [None if a is None else np.require(a, requirements=["C", "A"]) for a in arrays])
-    told = [left_out if a is None else tensor_c(DType.of(a), a.shape, a.ctypes.data, kept) for a in contiguous]
-    kept.append(held := (abi.TensorC * len(told))(*told))
+    tensors = [left_out if a is None else tensor_c(DType.of(a), a.shape, a.ctypes.data, kept) for a in contiguous]
+    kept.append(held := (abi.TensorC * len(tensors))(*tensors))
     return ctypes.cast(held, ctypes.POINTER(abi.TensorC))
 
 

@@ -324,11 +324,11 @@ def _log_sum_exp(pen: OpenVinoWriter) -> Function | None:
     along: dict[str, Any] = {"axes": list(axes)} if (axes := node.attr("axes")) is not None else {}
     x, rest = pen.inputs[0], pen.inputs[1:]
     widest = pen.op("ReduceMax", x, *rest, **along)
-    beside = pen.op("Where", pen.op("IsInf", widest), pen.cast(pen.literal(0, np.float32), type_.dtype), widest)
-    powers, keepdims = pen.op("Exp", pen.op("Sub", x, beside)), node.attr("keepdims", 1)
+    finite_max = pen.op("Where", pen.op("IsInf", widest), pen.cast(pen.literal(0, np.float32), type_.dtype), widest)
+    powers, keepdims = pen.op("Exp", pen.op("Sub", x, finite_max)), node.attr("keepdims", 1)
     axes_read = (pen.literal(list(axes), np.int64),) if axes is not None and pen.opset >= SUM_TAKES_AXES else rest
     total = pen.op("ReduceSum", powers, *axes_read, **({} if axes_read is not rest else along), keepdims=keepdims)
-    aside = beside if keepdims else pen.op("ReduceMax", beside, *rest, **along, keepdims=0)
+    aside = finite_max if keepdims else pen.op("ReduceMax", finite_max, *rest, **along, keepdims=0)
     return pen.results(pen.op("Add", pen.op("Log", total), aside))
 
 

@@ -190,7 +190,7 @@ def _is_bounded_by_nan(node: Node, function: Function) -> bool:
     return any(np.isnan(np.asarray(bound, np.float64)).any() for bound in (*bounds, *attributes))
 
 
-def _may_be_told_nothing(node: Node, function: Function) -> bool:
+def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
     """Whether a shape, or axes, or pads, that are known only at run time have no elements, or may have none."""
     if not _varies(1)(node, function):
         return False
@@ -261,13 +261,13 @@ DEFECTS: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Expand",),
-        lambda node, function: _shape(node, 0, function) in ((), None) and _may_be_told_nothing(node, function),
+        lambda node, function: _shape(node, 0, function) in ((), None) and _may_be_empty_at_run_time(node, function),
         "ends the process where a shape that is known only at run time expands a number to a number",
         ("expanded_to_its_own_rank_0 of the corpus", "expanded_to_a_given_rank_0 of the corpus: fails when run"),
     ),
     KnownIssue(
         ("Pad", "Unsqueeze"),
-        _may_be_told_nothing,
+        _may_be_empty_at_run_time,
         "does not convert this where there are no axes and that is known only at run time",
         ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
     ),

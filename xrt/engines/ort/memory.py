@@ -14,6 +14,6 @@ def report_memory(copied: int, growth: AllocationTracker) -> tuple[MemoryUse, ..
     return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
-_COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out anew in a saved session"
+_COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out again in a saved session"
 _SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"
 _WORKSPACE = "inner values and scratch, in an arena that grows to the largest calls; the library does not tell"

@@ -27,7 +27,7 @@ def why_not_given(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | No
     odd = next(value for value in (*inputs, *outputs) if not _numeric(value.type))
     return (
         f"{boxed.name!r} of type {boxed.type} comes out only by binding, and ONNX Runtime's Python interface cannot bind "
-        f"{odd.name!r} beside it, which is not a tensor of numbers"
+        f"{odd.name!r} with it, which is not a tensor of numbers"
     )
 
 

@@ -42,8 +42,8 @@ class TorchKernelContext(NodeInfo):
 
     def attribute_torch_dtype(self, name: str) -> torch.dtype | None:
         """Return the type of the tensors of the element type that an attribute tells; None where it tells none."""
-        told = self.attribute_dtype(name)
-        return None if told is None else get_torch_dtype(told)
+        dtype = self.attribute_dtype(name)
+        return None if dtype is None else get_torch_dtype(dtype)
 
     def read_numbers(self, index: int) -> Callable[[Tensor], list[Any]]:
         """Return what reads the numbers of the input in that place: once where they are constant, else at each call.

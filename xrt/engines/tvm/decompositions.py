@@ -159,9 +159,9 @@ def _log_sum_exp(page: TvmWriter) -> str | None:
         return None
     rest = node.inputs[1:]
     widest = page.op("ReduceMax", page.x, *rest, attributes=_without(node, "keepdims"))
-    beside = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
-    total = _sum_along(page, page.op("Exp", page.op("Sub", page.x, beside)))
-    aside = beside if node.attr("keepdims", 1) else page.op("ReduceMax", beside, *rest, attributes=node.attributes)
+    finite_max = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
+    total = _sum_along(page, page.op("Exp", page.op("Sub", page.x, finite_max)))
+    aside = finite_max if node.attr("keepdims", 1) else page.op("ReduceMax", finite_max, *rest, attributes=node.attributes)
     return page.op("Add", page.op("Log", total), aside)
 
 

@@ -151,7 +151,7 @@ def _comparison(call: Call, builder: BlockBuilder) -> Any:
 def _opaque(truth: te.Tensor) -> te.Tensor:
     """Return what a comparison of floats tells, which TVM then draws no conclusions from; to LLVM it is the comparison."""
     yes, no = (tirx.const(value, "bool") for value in (True, False))
-    return te.compute(truth.shape, lambda *place: tirx.Select(truth(*place), yes, no), name="told", tag=topi.tag.ELEMWISE)
+    return te.compute(truth.shape, lambda *place: tirx.Select(truth(*place), yes, no), name="selected", tag=topi.tag.ELEMWISE)
 
 
 def _with_zero(call: Call, builder: BlockBuilder) -> Any:

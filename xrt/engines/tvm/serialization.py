@@ -28,7 +28,7 @@ __all__ = ["export_library", "load_program", "pack", "unpack"]
 
 ALIGNMENT = 64
 _LIBRARY = "library.so"
-_TOLD = ("fresh", "fills", "in_place", "workspace")
+_SAVED = ("fresh", "fills", "in_place", "workspace")
 """What the header tells of a program for this processor."""
 
 
@@ -42,7 +42,7 @@ def export_library(program: TvmProgram, function: Function, folder: Path | None)
 
 def _details(program: TvmProgram) -> dict[str, Any]:
     """Return the header's part that is a program's own."""
-    return {name: getattr(program, name) for name in _TOLD}
+    return {name: getattr(program, name) for name in _SAVED}
 
 
 def pack(
@@ -84,8 +84,8 @@ def _in_order(function: Function) -> list[Constant]:
 def load_program(data: memoryview, function: Function, folder: Path | None) -> TvmProgram:
     """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
     code, constants, details = unpack(data, function, folder)
-    told: dict[str, Any] = {name: details[name] for name in _TOLD}
-    return TvmProgram(code, constants, **{**told, "fresh": tuple(told["fresh"]), "in_place": tuple(told["in_place"])})
+    saved: dict[str, Any] = {name: details[name] for name in _SAVED}
+    return TvmProgram(code, constants, **{**saved, "fresh": tuple(saved["fresh"]), "in_place": tuple(saved["in_place"])})
 
 
 def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:

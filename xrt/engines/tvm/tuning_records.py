@@ -89,8 +89,10 @@ def load_records(folder: Path | None, key: str) -> TuningRecord | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        told = " ".join(str(error).split())[:SHOWN]
-        warn(f"the record of tuning {path} cannot be used: {told}. The loops are tuned again where tune= says so", CacheWarning)
+        message = " ".join(str(error).split())[:SHOWN]
+        warn(
+            f"the record of tuning {path} cannot be used: {message}. The loops are tuned again where tune= says so", CacheWarning
+        )
         return None
 
 
@@ -121,8 +123,8 @@ def store_record(folder: Path | None, key: str, record: TuningRecord) -> None:
         return
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(suffix=".partial", dir=folder) as beside:
-            whole = Path(beside) / "record"
+        with tempfile.TemporaryDirectory(suffix=".partial", dir=folder) as scratch:
+            whole = Path(scratch) / "record"
             whole.write_text(str(record))
             whole.replace(folder / f"{key}.json")
 

@@ -103,7 +103,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     ),
     CorpusEntry(
         "first_of_equals",
-        "ArgMax takes the first of equal elements, the last only where it is told to",
+        "ArgMax takes the first of equal elements, the last only where an attribute asks for it",
         graph(
             {"x": "float32[4]"},
             {"first": "int64[1]", "last": "int64[1]"},

@@ -55,9 +55,9 @@ class Library:
 
     def _check(self, code: int) -> None:
         if code:
-            told = ctypes.c_char_p()
-            self._code.AOTInductorGetLastError(ctypes.byref(told))
-            raise LibraryError((told.value or b"").decode(errors="replace"))
+            message = ctypes.c_char_p()
+            self._code.AOTInductorGetLastError(ctypes.byref(message))
+            raise LibraryError((message.value or b"").decode(errors="replace"))
 
     def close(self) -> None:
         """Unload it; no call follows."""

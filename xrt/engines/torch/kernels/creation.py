@@ -39,11 +39,11 @@ def constant_of_shape(at: TorchKernelContext) -> Run:
 
 @ops("EyeLike")
 def eye_like(at: TorchKernelContext) -> Run:
-    k, told = at.attr("k", 0), at.attribute_torch_dtype("dtype")
+    k, dtype = at.attr("k", 0), at.attribute_torch_dtype("dtype")
 
     def run(x: Tensor) -> Tensor:
         rows, columns = x.shape
-        return torch.arange(columns, device="cpu").eq(torch.arange(rows, device="cpu")[:, None] + k).to(told or x.dtype)
+        return torch.arange(columns, device="cpu").eq(torch.arange(rows, device="cpu")[:, None] + k).to(dtype or x.dtype)
 
     return run
 

@@ -146,14 +146,14 @@ def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> 
     if not isinstance(declared, TensorType):
         return
     if result is None:
-        told = "missing"
+        shown = "missing"
     elif result.dtype != get_torch_dtype(declared.dtype) or not _fits(result.shape, declared.shape):
-        told = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
+        shown = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
-        told = f"a tensor on {result.device} with layout {result.layout}"
+        shown = f"a tensor on {result.device} with layout {result.layout}"
     else:
         return
-    raise ValueError(f"result {place} of {operator} is {told}, and the model declares {declared}")
+    raise ValueError(f"result {place} of {operator} is {shown}, and the model declares {declared}")
 
 
 def _fits(shape: tuple[int, ...], declared: Shape | None) -> bool:

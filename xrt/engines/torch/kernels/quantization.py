@@ -42,11 +42,11 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
 def quantize_linear(at: TorchKernelContext) -> Run:
     axis, block, saturate = at.attr("axis", 1), at.attr("block_size", 0), bool(at.attr("saturate", 1))
     to = at.input_dtype(2) or at.attribute_dtype("output_dtype") or DType.UINT8
-    told, scaled = at.attribute_torch_dtype("precision"), at.input_dtype(1)
+    precision, scaled = at.attribute_torch_dtype("precision"), at.input_dtype(1)
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         scale = decode(scale, scaled)
-        dtype = told or scale.dtype
+        dtype = precision or scale.dtype
         ratio = x.to(dtype) / _spread(scale, x, axis, block).to(dtype)
         return _quantize(ratio, None if zero is None else _spread(zero, x, axis, block), to, saturate)
 
@@ -56,13 +56,13 @@ def quantize_linear(at: TorchKernelContext) -> Run:
 @ops("DequantizeLinear")
 def dequantize_linear(at: TorchKernelContext) -> Run:
     axis, block = at.attr("axis", 1), at.attr("block_size", 0)
-    source, scaled, told = at.input_dtype(0), at.input_dtype(1), at.attribute_torch_dtype("output_dtype")
+    source, scaled, declared = at.input_dtype(0), at.input_dtype(1), at.attribute_torch_dtype("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         wide, scale = decode(x, source).float(), decode(scale, scaled)
         if zero is not None:
             wide = wide - _spread(decode(zero, source).float(), x, axis, block)
-        return (wide * _spread(scale, x, axis, block).float()).to(told or scale.dtype)
+        return (wide * _spread(scale, x, axis, block).float()).to(declared or scale.dtype)
 
     return run
 

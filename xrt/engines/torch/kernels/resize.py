@@ -31,17 +31,17 @@ __all__: list[str] = []
 def _resize_axis(x: Tensor, axis: Axis, sampling: Sampling) -> Tensor:
     indices, weights = taps(np, axis, sampling)
     indices = np.clip(indices, 0, x.shape[axis.index] - 1)
-    beside = (-1, *(1,) * (x.ndim - 1 - axis.index))
+    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
     columns = (x.index_select(axis.index, torch.from_numpy(np.ascontiguousarray(column)).long()) for column in indices.T)
     if sampling.mode == "nearest":
         y = next(columns)
     else:
-        shares = (torch.from_numpy(np.ascontiguousarray(column)).to(x.dtype).reshape(beside) for column in weights.T)
+        shares = (torch.from_numpy(np.ascontiguousarray(column)).to(x.dtype).reshape(along_axis) for column in weights.T)
         y = sum(column * share for column, share in zip(columns, shares, strict=True))
     if not sampling.crops:
         return y
     outside = torch.from_numpy(np.asarray(axis.outside(np, sampling.coordinates)))
-    return torch.where(outside.reshape(beside), sampling.extrapolation, y).to(x.dtype)
+    return torch.where(outside.reshape(along_axis), sampling.extrapolation, y).to(x.dtype)
 
 
 def _resize(x: Tensor, axes: Sequence[Axis], sampling: Sampling) -> Tensor:

@@ -27,16 +27,16 @@ __all__: list[str] = []
 
 def _resized(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
     indices, weights = taps(xp, axis, sampling)
-    beside = (-1, *(1,) * (x.ndim - 1 - axis.index))
+    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
     if sampling.mode == "nearest":
         y = xp.take(x, indices[:, 0], axis=axis.index)
     else:
         columns = zip(indices.T, weights.T, strict=True)
-        y = sum(xp.take(x, column, axis=axis.index) * weight.reshape(beside) for column, weight in columns)
+        y = sum(xp.take(x, column, axis=axis.index) * weight.reshape(along_axis) for column, weight in columns)
     if not sampling.crops:
         return y
     outside = axis.outside(xp, sampling.coordinates)
-    return xp.where(outside.reshape(beside), sampling.extrapolation, y).astype(x.dtype)
+    return xp.where(outside.reshape(along_axis), sampling.extrapolation, y).astype(x.dtype)
 
 
 def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:

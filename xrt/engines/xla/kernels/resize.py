@@ -30,17 +30,17 @@ __all__: list[str] = []
 
 def _resized(x: Operand, axis: Axis, sampling: Sampling) -> Operand:
     indices, weights = taps(np, axis, sampling)
-    beside = (-1, *(1,) * (x.ndim - 1 - axis.index))
+    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
     columns = (jnp.take(x, column, axis=axis.index, mode="clip") for column in indices.T)
     if sampling.mode == "nearest":
         y = next(columns)
     else:
-        shares = (column.astype(x.dtype).reshape(beside) for column in weights.T)
+        shares = (column.astype(x.dtype).reshape(along_axis) for column in weights.T)
         y = sum(column * share for column, share in zip(columns, shares, strict=True))
     if not sampling.crops:
         return y
     outside = axis.outside(np, sampling.coordinates)
-    return jnp.where(outside.reshape(beside), sampling.extrapolation, y).astype(x.dtype)
+    return jnp.where(outside.reshape(along_axis), sampling.extrapolation, y).astype(x.dtype)
 
 
 def _resize(x: Operand, axes: Sequence[Axis], sampling: Sampling) -> Operand:
