@@ -57,6 +57,8 @@ def make_page(record: Mapping[str, Any]) -> str:
 
 
 def _describe_pytorch(modules: Mapping[str, Any]) -> str:
+    if not modules:
+        return "Not run.\n"
     rows, gaps = [], [found["graphs"] for found in modules.values() if "graphs" in found]
     for name in LISTS:
         for way in WAYS:

@@ -198,6 +198,39 @@ def test_errors_name_what_was_given() -> None:
         xrt.XRTModule(nn.Linear(4, 4), engine="toy")(torch.ones(2, 4, dtype=torch.float64))
     with pytest.raises(UnknownEngine, match="no engine is named 'orx'"):
         xrt.XRTModule(nn.Linear(4, 4), engine="orx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
+    with pytest.raises(ModelError, match=r"a module of torch\.jit cannot be captured; pass the module that it was scripted or"):
+        xrt.XRTModule(traced)
+    with pytest.raises(AttributeError, match=r"an XRTModule of Linear has no attribute 'eval'; its module .* one: \.model\.eval"):
+        xrt.XRTModule(nn.Linear(4, 4)).eval()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((), r"forward of Linear is called as \(input: .*Tensor\) -> .*Tensor: missing a required argument: 'input'"),
+        ((torch.ones(2, 4), 1), "too many positional arguments"),
+        ((torch.ones(2, 4).to_sparse(),), r"a tensor of layout sparse_coo was given; .*: pass tensor.to_dense\(\)"),
+        (
+            (torch.ones(2, 4, device="meta"),),
+            r"a tensor on meta was given; .* run on the CPU: pass tensor.cpu\(\)",
+        ),
+        ((torch.ones(2, 4, dtype=torch.int64),), "input 'input' is int64, and 'weight' is float32"),
+    ],
+)
+def test_inputs_that_the_module_does_not_take_are_refused(inputs: Any, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        xrt.XRTModule(nn.Linear(4, 4), engine="toy")(*inputs)
+
+
+def test_a_capture_for_several_sizes_leaves_no_mark_on_the_inputs() -> None:
+    module = xrt.XRTModule(nn.Linear(4, 4), engine="toy")
+    inputs = torch.ones(2, 4), torch.ones(3, 4)
+    for x in inputs:
+        module(x)
+    assert [name for x in inputs for name in vars(x) if "dynamic" in name] == []
 
 
 def test_a_function_becomes_a_module_of_pytorch() -> None:

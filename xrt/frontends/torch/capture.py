@@ -21,7 +21,7 @@ from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.export import export
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
-from xrt.frontends.torch.state import check_tensors
+from xrt.frontends.torch.state import check_module
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -83,7 +83,7 @@ def capture(
     Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``.
     """
     if isinstance(module, torch.nn.Module):
-        check_tensors(module)
+        check_module(module)
     with _EXPORT, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)  # of PyTorch about itself
@@ -91,7 +91,6 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
-    _check_arguments(module, args, named)
     if shapes:  # PyTorch marks the tensors whose sizes are symbolic, and these are the user's
         args, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, named))
     try:
@@ -100,6 +99,7 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     except KeyError as error:
         raise InputError(f"forward of {type(module).__name__} reads the key {error}, which no input has; pass it") from error
     except Exception as error:
+        _check_arguments(module, args, named)
         text = str(error).strip().partition("\n")[0]
         remedy = _ON_DATA if "data-dependent" in text else ""
         raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}{remedy}") from error

@@ -32,7 +32,7 @@ from xrt.frontends.torch.leaves import (
     make_output,
     unflatten,
 )
-from xrt.frontends.torch.state import ModuleState, list_tensor_names
+from xrt.frontends.torch.state import ModuleState, check_module, list_tensor_names
 from xrt.module.module import XRTModule
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.specialization_cache import warn_of_signatures
@@ -122,6 +122,8 @@ class TorchModule(XRTModule):
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            check_module(model)
         settings = parse_options(options)
         make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
         self._max_bytes = settings.max_specialization_bytes
@@ -212,6 +214,9 @@ class TorchModule(XRTModule):
             warn_of_signatures(self._max_bytes)
 
     def _capture(self, leaves: list[Any], structure: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                share_array(leaf)  # refuses what is not on the CPU, or not dense
         args, kwargs = unflatten(leaves, structure)
         dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
         if dynamic is not None:

@@ -11,7 +11,7 @@ import torch
 
 from xrt.errors import ModelError
 
-__all__ = ["ModuleState", "check_tensors", "list_tensor_names"]
+__all__ = ["ModuleState", "check_module", "list_tensor_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ModuleState:
         try:
             marks = [() if one is None else (one.data_ptr(), one._version, one.dtype, one.shape) for one in tensors]
         except RuntimeError:  # a tensor without memory of its own, or without a version
-            check_tensors(model)
+            check_module(model)
             marks = [() if one is None else _mark(one) for one in tensors]
         return cls(layout, tuple(flags), tensors, marks)
 
@@ -82,8 +82,10 @@ def list_tensor_names(model: torch.nn.Module) -> list[str]:
     return names
 
 
-def check_tensors(model: torch.nn.Module) -> None:
-    """Raise ModelError for tensors that PyTorch keeps no version of."""
+def check_module(model: torch.nn.Module) -> None:
+    """Raise ModelError for a module of torch.jit, and for tensors that PyTorch keeps no version of."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a module of torch.jit cannot be captured; pass the module that it was scripted or traced from")
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in named:
         if tensor.is_inference():
