@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import xrt
 from tests.cli.test_cache_and_bundles import call
 from tests.damaging import mutants
 from tests.module.test_faults import chain
@@ -390,3 +391,23 @@ def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, caps
     code, out, _ = call(capsys, "explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", str(lock))
     assert code == 0
     assert "placed by a lock: " in out
+
+
+def test_a_lock_of_several_sizes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = Function(
+        (Value("x", TensorType(DType.FLOAT32, ("s", 3))),), (Value("y"),), (Node("Exp", ("x",), ("y",)),), opsets={"": 20}
+    )
+    model, target = tmp_path / "open.onnx", tmp_path / "open.lock"
+    onnx.save(opened, model)
+    code, out, _ = call(capsys, "lock", str(model), "-e", "ort", "-o", str(target), *BUDGET, "--sizes", "s=2,40")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("for ")] == ["for s=2:", "for s=40:"]
+    assert [dict(one.sizes) for one in read_placement(target).ranges] == [{"s": 2}, {"s": 40}]
+    with xrt.XRTModule(model, "auto", lock=target, first="wanted", strict=True) as module:
+        for rows, notes in ((2, ()), (3, ("placed as it was measured for s=2",)), (99, ("placed as it was measured for s=40",))):
+            module(np.ones((rows, 3), "float32"))
+            assert module.tuned is not None
+            assert module.tuned.how == "locked"
+            assert module.tuned.notes[-len(notes) or 99 :] == notes
+    code, out, _ = call(capsys, "check", str(target), "--budget", "2s", "--max-regress", NEVER)
+    assert code == 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,6 +16,7 @@ import xrt
 from tests.module.test_faults import X, chain
 from xrt.cli import main, tune
 from xrt.formats import onnx
+from xrt.graph import DType, TensorType, Value
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
 
@@ -76,6 +78,28 @@ def test_json(command: Command) -> None:
     assert told["contenders"][0]["verdict"] == "won"
 
 
+OPENED = (Value("x", TensorType(DType.FLOAT32, ("s", 3))),)
+
+
+def test_sizes_of_a_symbolic_dim(command: Command, tmp_path: Path) -> None:
+    """Each is searched for; a later module takes the nearest, at once and for any size."""
+    path = tmp_path / "model.onnx"
+    onnx.save(chain("Exp").replace(inputs=OPENED, outputs=(Value("y"),)), path)
+    code, told, _ = command("--engines", "toy", "--sizes", "s=2,40")
+    assert code == 0
+    assert [line for line in told.splitlines() if line.startswith("for ")] == ["for s=2:", "for s=40:"]
+    assert "uses it for sizes near these, whatever its budget" in told
+    assert "sizes={'s': (2, 40)}" in told.replace("\n", " ")
+    code, told, _ = command("--engines", "toy", "--sizes", "s=2,40", "--json")
+    assert [one["sizes"] for one in json.loads(told)] == [{"s": 2}, {"s": 40}]
+    with xrt.XRTModule(path, ["toy", "auto"], first="wanted", budget=0.001) as module:
+        for rows, near in ((3, 2), (50, 40), (2, None)):
+            module(np.ones((rows, 3), "float32"))
+            assert module.tuned is not None
+            assert module.tuned.how == "remembered"
+            assert module.tuned.notes == ((f"placed as it was measured for s={near}",) if near else ())
+
+
 def test_an_interrupt_shows_the_best_by_then(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupts(self: Any, progress: Any) -> None:
         if progress.stage.startswith("racing"):
@@ -117,6 +141,9 @@ def test_a_budget_too_small_is_exit_code_1(command: Command, monkeypatch: pytest
             for text in ("cuda", "ort=", "=cuda", "ort=cuda,", "ort=cuda,ort=cpu", "ort{=cuda", "ort{level=2}", "")
         ),
         (["--devices", "ort=gpu"], "error: "),
+        (["--sizes", "s=4"], "error: --sizes names 's', which is no symbolic dim of the inputs."),
+        (["--sizes", "s=4,x"], "error: --sizes takes NAME=SIZE,SIZE,..., such as s=16,128,512; got 's=4,x'\n"),
+        (["--sizes", "s=0"], "error: sizes['s'] must be a positive integer or several; got [0]\n"),
         (["--devices", "orr=cpu", "--engines", "ort"], "error: devices names 'orr', which is not in the list of engines: "),
     ],
 )

@@ -308,3 +308,11 @@ def test_a_function_may_name_constants_as_pytorch_names_its_own() -> None:
     back = xrt.to_torch(b.function(), engine="toy")
     assert set(back.state_dict()) == set(names)
     assert back(torch.zeros(2)).tolist() == [3, 3]
+
+
+def test_a_session_needs_state_with_names() -> None:
+    with pytest.raises(InputError) as caught:
+        xrt.XRTModule(torch.nn.Linear(2, 2)).new_session()
+    assert str(caught.value) == (
+        "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,22 @@ def test_a_fork_explores_another_end() -> None:
     one, two = first(IDS[:, 4:5]), other(IDS[:, 6:7])
     np.testing.assert_allclose(xrt.XRTModule(make("llama")).new_session()(IDS[:, :5]), one, rtol=1e-3, atol=1e-4)
     assert np.abs(one - two).max() > 0.1
+
+
+@pytest.mark.parametrize("engine", ["ort", ["ort", "toy"]], ids=str)
+def test_conversations_in_many_threads_are_what_they_are_alone(engine: Any) -> None:
+    m = xrt.XRTModule(make("llama", batch=1), engine=engine, pins=PINS.get(str(engine), []), threads=1)
+
+    def talk(seed: int) -> list[int]:
+        session, ids, tokens = m.new_session(), np.array([[seed, 3]]), []
+        for _ in range(12):
+            ids = session(ids).argmax(-1)[:, None]
+            tokens.append(int(ids[0, 0]))
+        return tokens
+
+    alone = [talk(seed) for seed in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(talk, range(32))) == alone
 
 
 def test_weights_are_taken_by_name() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from xrt.bench.targets import DIGITS
 from xrt.cache import DiskTier, default_cache
 from xrt.cli.inputs import all_inputs, from_files, set_shapes
 from xrt.cli.options import (
@@ -20,19 +22,24 @@ from xrt.cli.options import (
     check_sizes,
     input_options,
     isolation_options,
+    list_dims,
     load_with_sizes,
     module_keywords,
     parse_seconds,
+    set_dims,
 )
 from xrt.cli.screen import err, out, show_table
+from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 from xrt.placement.result import format_count
+from xrt.placement.size_ranges import format_sizes, parse_sizes
 
 if TYPE_CHECKING:
+    from xrt.graph import Function
     from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
 
-__all__ = ["INTERRUPTED", "command", "format_result"]
+__all__ = ["INTERRUPTED", "command", "format_result", "list_examples", "sizes_option"]
 
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
@@ -43,6 +50,19 @@ PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
 
+def sizes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option that gives symbolic dims several sizes: ``sizes``."""
+    return _SIZES(command)
+
+
+_SIZES = click.option(
+    "--sizes",
+    multiple=True,
+    metavar="NAME=SIZE,...",
+    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
+)
+
+
 @click.command("tune")
 @click.argument("model")
 @add_tuning_options
@@ -51,38 +71,81 @@ PAUSE = 1.0
 @click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
+@sizes_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_json: bool, **given: Any) -> int:
+def command(
+    model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
+) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
-    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. Ctrl-C ends the search with the best plan so far, and
+    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
+    the time is that of each search. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
     function = load_with_sizes(model, given)
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
-    check_sizes(set_shapes(function, from_files(files, function)))
-    values = all_inputs(files, function, seed)
+    chosen, examples = list_examples(function, sizes, files)
     began = time.time() - COARSE
-    with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as report:
-        tuned = module.tune(**values, progress=report)
+    found: list[TuningResult] = []
+    facts: list[dict[str, Any]] = []
+    with XRTModule(function, **keywords, budget=budget, sizes=chosen) as module:
+        for one in examples:
+            with format_result(budget) as report:
+                tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
+            found.append(tuned)
+            facts.append({"model": model, "threads": module.threads, **({"sizes": one} if one else {}), **tuned.to_dict()})
+            if one and not as_json:
+                out.print(f"for {format_sizes(one)}:", markup=False)
+            if not as_json:
+                _show(tuned, module.threads)
+            if tuned.how == "interrupted":
+                break
     if as_json:
-        out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
-    else:
-        _show(tuned, module.threads)
-        disk = default_cache().disk
-        if tuned.how == "measured" and isinstance(disk, DiskTier):
-            call = _spell_call(model, {**keywords, "threads": module.threads})
-            is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
-            out.print(
-                f"stored: {call} uses it for these shapes, whatever its budget"
-                if is_stored
-                else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
-                markup=False,
-            )
-    return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
+        out.print_json(json.dumps(facts if chosen else facts[0]))
+    disk = default_cache().disk
+    if not as_json and any(tuned.how == "measured" for tuned in found) and isinstance(disk, DiskTier):
+        call = _spell_call(model, {**keywords, "threads": module.threads, "sizes": dict(chosen)})
+        is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+        out.print(
+            f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
+            if is_stored
+            else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+            markup=False,
+        )
+    return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
+
+
+def list_examples(
+    function: Function, given: tuple[str, ...], files: tuple[str, ...]
+) -> tuple[Mapping[str, tuple[int, ...]], list[dict[str, int]]]:
+    """Return the sizes of each name, and their combinations to search at: one without sizes where none is given.
+
+    Raises OptionError for a size of what is no symbolic dim of the inputs, and for a dim that is left open.
+    """
+    chosen, dims = parse_sizes(parse_several(given)), list_dims(function)
+    for name in chosen:
+        if name not in dims:
+            raise OptionError(f"--sizes names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
+    examples = [dict(zip(chosen, one, strict=True)) for one in product(*chosen.values())]
+    for one in examples:
+        sized = set_dims(function, one)
+        check_sizes(set_shapes(sized, from_files(files, sized)))
+    return chosen, examples
+
+
+def parse_several(given: tuple[str, ...]) -> dict[str, list[int]]:
+    """Return the sizes by name from texts such as ``s=16,128``; raises OptionError for another form."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, equals, several = text.partition("=")
+        numbers = several.split(",")
+        if not equals or not all(one.isdecimal() and len(one) <= DIGITS for one in numbers):
+            raise OptionError(f"--sizes takes NAME=SIZE,SIZE,..., such as s=16,128,512; got {text!r}")
+        found.setdefault(name, []).extend(map(int, numbers))
+    return found
 
 
 def _spell_call(model: str, keywords: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "RegionRecord",
     "SearchRecord",
     "SelectionOutcome",
+    "SizeRecord",
     "dumps",
     "loads",
     "read_placement",
@@ -195,6 +196,15 @@ class CostRecords(_Record, frozen=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
 
 
+class SizeRecord(_Record, frozen=True):
+    """Sizes of symbolic dims at which a placement was measured; it serves the sizes near them."""
+
+    sizes: Mapping[Text, Count]
+    """By the name of the dim."""
+    plan: tuple[NodeRange, ...] = ()
+    """The nodes of its regions; empty in the store, where each has a decision of its own."""
+
+
 class PlacementFile(_Record, frozen=True, kw_only=True):
     """A placement: the plan that was chosen, for which model and machine, by which comparison, and at which costs.
 
@@ -222,6 +232,8 @@ class PlacementFile(_Record, frozen=True, kw_only=True):
     values: Facts = {}
     """Name of an input to the file that its values were in, relative to the folder of the lockfile. Other inputs are random, by
     the seed in ``model``."""
+    ranges: tuple[SizeRecord, ...] = ()
+    """The ranges of sizes of a model with symbolic dims."""
     search: SearchRecord | None = None
     costs: CostRecords | None = None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
 
-__all__ = ["NO_MATCH", "FastPath", "make_fast_path", "make_signature_key", "retry_on_failure", "unpack_outputs"]
+__all__ = ["NOTHING", "NO_MATCH", "FastPath", "make_fast_path", "make_signature_key", "retry_on_failure", "unpack_outputs"]
 
 NO_MATCH: Final = object()
 """What a prepared call returns for inputs of another signature."""
@@ -50,6 +50,10 @@ class FastPath:
     """What it is a call of; None where nothing is prepared."""
     program: Program | None = None
     """What it runs."""
+
+
+NOTHING: Final = FastPath()
+"""Serves no inputs."""
 
 
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:

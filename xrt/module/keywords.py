@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar
 
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import Precision
-from xrt.module.options import Check, ModuleOptions
+from xrt.module.options import Check, First, ModuleOptions
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 
@@ -56,6 +56,9 @@ class ModuleKeywords(TypedDict, total=False):
     budget: float
     lock: str | os.PathLike[str] | None
     max_specialization_bytes: int
+    sizes: Mapping[str, int | Sequence[int]] | None
+    background: bool
+    first: First
     dump_subgraph_dir: str | os.PathLike[str] | Path | None
     report: Callable[[str], object] | None
     devices: Mapping[str, str] | None

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
-from xrt.formats.placement_file import CandidateRecord, PlacementFile
+from xrt.formats.placement_file import CandidateRecord, PlacementFile, SizeRecord
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
-from xrt.placement.lockfile import FIGURES, LONGEST, create_lock, list_mismatches, plan_from_ranges, read_lock
+from xrt.placement.lockfile import FIGURES, LONGEST, create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
+from xrt.placement.request import unwrap
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
+from xrt.placement.size_ranges import SizeRange, Sizes, sort_by_distance
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
     from xrt.placement.engine_list import EngineList
+    from xrt.placement.ranged import RangedPlacement
     from xrt.placement.request import PlacementRequest
 
 __all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
+
+SYMBOLIC = "symbolic"
+"""The fact of a lock's model that is the fingerprint of the model with its symbolic dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,13 @@ class LockedPlacement:
     lock: PlacementFile
     name: str
     """Its file, quoted; for one that came as a value, a word."""
+    _known: dict[Sizes, TuningResult] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def specs(self) -> tuple[str, ...]:
         """The engines that have a part of the plan."""
-        return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
+        ranges = (run for one in self.lock.ranges for run in one.plan)
+        return tuple(dict.fromkeys(run.engine for run in (*self.lock.plan, *ranges)))
 
     def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
         """Return the engines of the plan, so that no other is loaded; None if one is unavailable, or must be named and is not.
@@ -58,17 +66,32 @@ class LockedPlacement:
             return None
 
     def load_result(
-        self, function: Function, engines: EngineList, *, clustering: ClusteringOptions, strict: bool
-    ) -> TuningResult | None:
+        self,
+        function: Function,
+        engines: EngineList,
+        sizes: Sizes,
+        ranged: RangedPlacement | None,
+        *,
+        clustering: ClusteringOptions,
+        strict: bool,
+    ) -> SizeRange | None:
         """Return the placement that the lock has for a Function; None, with a warning, where it was made for something else.
 
-        With a strict module that is a LockError.
+        With a strict module that is a LockError. A lock with ranges has the placement that was measured at the nearest sizes.
         """
-        request = engines.make_request(function, clustering=clustering)
-        reasons = list_mismatches(self.lock, request)
+        lock, whole, at = self.lock, function, sizes
+        if ranged is not None and sizes and self._covers(ranged, sizes):
+            if (known := self._known.get(at := self._find_nearest(sizes))) is not None:
+                return SizeRange(at, known)
+            whole = function if at == sizes else ranged.specialize(at)
+            record = next(one for one in lock.ranges if one.sizes == dict(at))
+            lock = lock.replace(plan=record.plan, model={**lock.model, "fingerprint": whole.fingerprint})
+        request = engines.make_request(whole, clustering=clustering)
+        reasons = list_mismatches(lock, request)
         if not reasons:
             try:
-                return self._place(request)
+                found = self._known[at] = self._place(lock, request)
+                return SizeRange(at, found)
             except LockError as error:
                 reasons = (str(error),)
         said = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -77,11 +100,20 @@ class LockedPlacement:
         warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
-    def _place(self, request: PlacementRequest) -> TuningResult:
+    def _covers(self, ranged: RangedPlacement, sizes: Sizes) -> bool:
+        """Whether the lock has ranges, and is of the same model with the same symbolic dims."""
+        alike = self.lock.model.get(SYMBOLIC) == ranged.get_declared().fingerprint
+        return alike and bool(self.lock.ranges) and all(one.sizes.keys() == sizes.keys() for one in self.lock.ranges)
+
+    def _find_nearest(self, sizes: Sizes) -> Sizes:
+        several = [FrozenDict({name: one.sizes[name] for name in sizes}) for one in self.lock.ranges]
+        return sort_by_distance(several, sizes)[0]
+
+    def _place(self, lock: PlacementFile, request: PlacementRequest) -> TuningResult:
         implicit = request.implicit if request.implicit in self.specs else None
         asked = tuple(one for one in request.engines if one.spec != request.implicit or one.spec == implicit)
-        plan = plan_from_ranges(self.lock.plan, replace(request, engines=asked, implicit=implicit))
-        records = self.lock.candidates
+        plan = plan_from_ranges(lock.plan, replace(request, engines=asked, implicit=implicit))
+        records = lock.candidates if lock.plan == self.lock.plan else ()
         won = next((one for one in records if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
         notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
         about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
@@ -128,7 +160,19 @@ def lock_module(
     setup = _make_setup(module, build.function, values, seconds)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:LONGEST], **source}
-    return create_lock(build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files)
+    ranged = module._automatic.ranged
+    ranges: tuple[SizeRecord, ...] = ()
+    if ranged is not None and build.sizes:
+        source[SYMBOLIC] = ranged.get_declared().fingerprint
+        ranges = tuple(_record(one, ranged) for one in ranged.ranges)
+    lock = create_lock(build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files)
+    more = {run.engine for one in ranges for run in one.plan}
+    versions = {one.spec: one.version() for one in unwrap(setup.request.engines) if one.spec in more}
+    return lock.replace(ranges=ranges, engines={**lock.engines, **versions})
+
+
+def _record(one: SizeRange, ranged: RangedPlacement) -> SizeRecord:
+    return SizeRecord(sizes=dict(one.sizes), plan=list_node_ranges(one.tuned.plan, ranged.specialize(one.sizes)))
 
 
 def check_module(

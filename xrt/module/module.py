@@ -7,20 +7,21 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given
-from xrt.module.dispatch import NO_MATCH, FastPath, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
+from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
-from xrt.module.specialization import Specialization, add_outputs, list_value_names, optimize
+from xrt.module.specializable import Specializable
+from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
@@ -36,17 +37,14 @@ if TYPE_CHECKING:
     from xrt.module.memory import Memory
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.auto import AutoPlacement, Placer
     from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
 
-NOTHING = FastPath()
-
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Verifiable, StatefulModule):
+class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -93,6 +91,8 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
         self._warned = self._closed = False
         self._checks = OutputChecks(self._settings.check, self.threads, self._engines.on_host)
         self._everything = partial(listed, replace(self._settings, lock=None))
+        self._planning = threading.RLock()  # one plan at a time, while calls of other signatures go on
+        self._tiers = self._make_tiers()
 
     # ------------------------------------------------------------------ what it is
 
@@ -144,7 +144,9 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
         """
         values = self._check_inputs(args, named) if args or named else None
         placing = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
-        return self._specialize(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
+        build = self._specialize(values, place=placing)
+        self._adopt_decision(build)
+        return build.tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
@@ -157,7 +159,11 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
             build.engines,
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
-            placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
+            placement=[
+                *str(build.tuned or "").splitlines(),
+                *self._engines.left_out,
+                *(self._tiers.remarks(build) if self._tiers else ()),
+            ],
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
@@ -166,7 +172,9 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return replace(self._current().program().profile(), threads=self.threads)
+        return replace(
+            self._current().program().profile(), threads=self.threads, stand_in_calls=self._tiers.calls if self._tiers else 0
+        )
 
     def signatures(self) -> dict[str, Signature]:
         """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
@@ -258,11 +266,10 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
             call = Call.of(args, options, out, build.function, device)
         else:
             values = self._check_inputs(args, named)
-            build = self._specialize(values, list_value_names(fetch))
-            program = None
+            build, program = self._choose(values, list_value_names(fetch))
             call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
         results = self._run_with_fallback(build, call, program)
-        if plain and not self._checks.sees_every_call:
+        if plain and not self._checks.sees_every_call and not (self._tiers and self._tiers.is_stand_in(build)):
             self._cache_fast_path(call.inputs, build)
         if fetch is None:
             return unpack_outputs(build.function)(results)
@@ -315,34 +322,6 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
 
     # ------------------------------------------------------------------ from values to a Program
 
-    @cached_property
-    def _automatic(self) -> AutoPlacement:
-        return self._settings.make_auto_placement(self._engines, self._cache, self._everything)
-
-    def _specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
-        dynamic = self._engines.are_dynamic or values is None
-        with self._lock:
-            key = (None if values is None and not self._traced else self._source.key(values or [], dynamic), fetch)
-            build = self._specializations.get(key)
-            if build is None or place is not None:
-                stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
-                build = stored or self._planned(values, fetch, place, dynamic)
-                self._specializations.put(key, build)
-            if not fetch and build is not self._last:
-                self._last, self._fast_path = build, NOTHING
-            return build
-
-    def _planned(self, values: Any, fetch: tuple[str, ...], place: Placer | None, dynamic: bool) -> Specialization:
-        base = self._specialize(values) if fetch and self._engines.is_auto else None
-        began = self._automatic.clock() if self._engines.is_auto else 0.0
-        function = self._source.get_declared_function() if values is None else self._source.function(values, dynamic)
-        function = add_outputs(function, fetch)
-        simple = optimize(function, fold=self._settings.fold_constants, threads=self.threads)
-        if self._engines.is_auto:
-            self._engines, place = self._automatic.choose(simple, values, base.tuned if base else None, place, began)
-        return Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
-
     def _forget_calls(self) -> None:
         self._fast_path = NOTHING
         self._specializations.forget_calls()
@@ -363,6 +342,8 @@ class XRTModule(Copyable, Verifiable, StatefulModule):
 
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""
+        if self._tiers is not None:
+            self._tiers.close()
         with self._lock:
             self._closed = True
             self._forget_calls()

@@ -29,6 +29,7 @@ __all__ = [
     "IMPLICIT",
     "REFERENCE",
     "Check",
+    "First",
     "ModuleOptions",
     "check_isolated",
     "make_engine_list",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
+First: TypeAlias = Literal["wanted", "quickest"] | None
 IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
 
@@ -71,6 +73,16 @@ class ModuleOptions:
     max_specialization_bytes: int = 1 << 30
     """Bytes that the engines' executables for all signatures of a module may hold, each counted as 2 MiB at least; beyond that
     it drops the least recently used, with a warning. Weights that engines share do not count."""
+    sizes: Mapping[str, tuple[int, ...]] = FrozenDict()
+    """With ``engine="auto"``: sizes of symbolic dims at which the placement is measured, such as ``{"s": [16, 128]}``, all within
+    ``budget``; each serves the sizes near it. Without, the first call's sizes are measured and serve all others."""
+    background: bool = False
+    """With ``engine="auto"`` and symbolic dims: whether further ranges of sizes are measured in the background when they are met,
+    an octave each or those of ``sizes``, one at a time, within ``budget`` and ``threads`` each. Programs change between calls."""
+    first: First = None
+    """What serves a call whose program is not compiled yet: ``"wanted"`` waits for it; ``"quickest"`` computes with one program
+    for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
+    size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None
@@ -129,6 +141,14 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         from xrt.module.lockfile import load_lock
 
         own["lock"] = load_lock(own["lock"])
+    if "sizes" in own:
+        from xrt.placement.size_ranges import parse_sizes
+
+        own["sizes"] = parse_sizes(own["sizes"])
+    if own.get("first") not in (None, "wanted", "quickest"):
+        raise OptionError(f"first must be 'wanted', 'quickest' or None; got {own['first']!r}")
+    if not isinstance(own.get("background", False), bool):
+        raise OptionError(f"background must be True or False; got {own['background']!r}")
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     own["devices"] = validate_devices(own.get("devices"))

@@ -108,6 +108,8 @@ class Specialization:
         self.function = function
         self.key: object = None
         """What its module finds it by."""
+        self.sizes: Mapping[str, int] = {}
+        """Sizes of the model's symbolic dims, where it is placed by ranges of them."""
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
@@ -346,6 +348,13 @@ class Specialization:
 
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
+
+    def copy(self, place: Callable[[Function], TuningResult]) -> Specialization:
+        """Return another one for the same inputs, with its own plan."""
+        terms = self.engines, self._settings, self._cache
+        made = Specialization(self.function, *terms, original=self._original, place=place)
+        made.sizes = self.sizes
+        return made
 
     def close_in_background(self) -> None:
         """Have the program closed once no call uses it."""

@@ -24,8 +24,9 @@ __all__ = ["SpecializationCache", "warn_of_signatures"]
 def warn_of_signatures(limit: int) -> None:
     """Issue the SignatureWarning of a module that drops what it has compiled."""
     warn(
-        f"what this module has compiled for its signatures holds more than max_specialization_bytes={limit}, and it drops the "
-        f"least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or raise the limit",
+        f"what this module has compiled for its signatures holds more than max_specialization_bytes={limit}, or {THREADS} "
+        f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
+        f"raise the limit",
         SignatureWarning,
     )
 
@@ -95,6 +96,13 @@ class SpecializationCache:
             build.key = key
             self._shrink(build)
         self._warn()
+
+    def remove(self, build: Specialization) -> None:
+        """Drop a specialization if it is kept."""
+        with self._lock:
+            entry = self._entries.get(build.key)
+            if entry is not None and entry.build is build:
+                self._drop(build.key)
 
     def to_dict(self) -> dict[Any, Specialization]:
         """Return all specializations by their keys."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from xrt.engines.contract.proxy import LazyEngine
 from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
+from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import load_cost_table, plan_by_priority
@@ -23,9 +24,11 @@ from xrt.placement.engine_list import AUTO
 from xrt.placement.reference import Bench
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
+from xrt.placement.result import CandidateComparison
 from xrt.placement.session import ProgressCallback
+from xrt.placement.size_ranges import format_sizes
 from xrt.progress import show_progress
-from xrt.runtime import parse_device_kind
+from xrt.runtime import on_device, parse_device_kind
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.engine_list import EngineList
+    from xrt.placement.ranged import RangedPlacement
+    from xrt.placement.size_ranges import SizeRange, Sizes
 
 __all__ = [
     "AutoPlacement",
@@ -46,6 +51,7 @@ __all__ = [
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""
 
+FETCHED = "placed as it is without the values that are fetched"
 LEAST_PATIENCE = 2.0
 """Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
 
@@ -184,28 +190,57 @@ class AutoPlacement:
     cache: CompileCache
     everything: Callable[[], EngineList]
     """Gives all engines that were asked for."""
-    load_locked: Callable[[Function, EngineList], TuningResult | None] | None = None
+    load_locked: Callable[[Function, EngineList, Sizes, RangedPlacement | None], SizeRange | None] | None = None
     """Gives the placement that a lock has for a Function, None where it does not hold; None without a lock."""
     clock: Clock = time.perf_counter
+    ranged: RangedPlacement | None = None
+    """The placements by ranges of sizes; None for a model without symbolic dims."""
     _is_whole: bool = False
 
     def choose(
-        self, function: Function, values: Sequence[Any] | None, base: TuningResult | None, place: Placer | None, began: float
+        self,
+        function: Function,
+        values: Sequence[Any] | None,
+        base: TuningResult | None,
+        place: Placer | None,
+        began: float,
+        sizes: Sizes = FrozenDict(),
+        progress: ProgressCallback | bool | None = None,
     ) -> tuple[EngineList, Placer | None]:
         """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
 
         Nothing places it where nodes go by the order of the list. The budget counts from
-        ``began`` on. Raises LockError as `LockedPlacement.tuned` does.
+        ``began`` on. ``sizes`` are those of symbolic dims: a search is for their range. Raises LockError as
+        `LockedPlacement.load_result` does.
         """
         if not self.engines.is_auto:
             return self.engines, place
         if place is None and base is None and self.load_locked is not None:
-            tuned = self.load_locked(function, self.engines)
-            if tuned is not None:
-                return self.engines, lambda function: tuned
+            found = self.load_locked(function, self.engines, sizes, self.ranged)
+            if found is not None:
+                return self.engines, partial(self.adapt, found, sizes)
         if base is None and self.load_locked is not None and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
+        if place is None and base is None and sizes and values is not None and self.ranged is not None:
+            return self.engines, partial(self._place_in_range, self.ranged, sizes, values, began, progress)
         return self.engines, place or self.make_placer(values, base, began=began)
+
+    def adapt(self, found: SizeRange, sizes: Sizes, function: Function) -> TuningResult:
+        """Return a placement of a range for a Function of other sizes."""
+        if found.sizes == sizes:
+            return found.tuned
+        return self.like(found.tuned, function, f"placed as it was measured for {format_sizes(found.sizes)}")
+
+    def _place_in_range(
+        self,
+        ranged: RangedPlacement,
+        sizes: Sizes,
+        values: Sequence[Any],
+        began: float,
+        progress: ProgressCallback | bool | None,
+        function: Function,
+    ) -> TuningResult:
+        return ranged.place(self, function, sizes, values, began=began, progress=progress)
 
     def make_placer(
         self,
@@ -268,21 +303,41 @@ class AutoPlacement:
         with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as tell:
             yield lambda how_far: tell(how_far.text)
 
-    def like(self, base: TuningResult, function: Function) -> TuningResult:
-        """Return the placement of the same model with further outputs: as it was placed without them, where that can be."""
+    def like(self, base: TuningResult, function: Function, note: str = FETCHED) -> TuningResult:
+        """Return the placement of the same model with further outputs or other sizes: as it was placed, where that can be.
+
+        A node that the placed model lacks goes to the engine of most others. There are no candidates: theirs are other Functions.
+        """
         request, _ = self._make_request(function, self.options.budget)
         homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
+        groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
+        if {node.name for node in function.nodes} - assignment.keys() and assignment:
+            usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
+            assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
+        engines, implicit = request.engines, request.implicit
+        if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
+            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values())
+            implicit = implicit if implicit in assignment.values() else None
         try:
-            plan = plan_from_assignment(function, request.engines, assignment, implicit=request.implicit, device=homes)
-            return replace(base, plan=plan, notes=("placed as it is without the values that are fetched",))
+            plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)
         except PlanError:
-            return plan_by_priority(request, "what is fetched needs nodes that were not placed")
+            return plan_by_priority(request, f"{note}, but not all nodes can be")
+        return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
     def _make_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
         """Return what is to be placed; and a line for each engine that takes nothing on its device, and is not among them."""
         engines, implicit, left_out = self._taking(function)
         terms = {"clustering": self.options.clustering, "cuda_graph": self.options.cuda_graph, "budget": budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **terms), left_out
+
+    def make_request(self, function: Function) -> PlacementRequest:
+        """Return the request to place a Function, in the context of the module's device."""
+        request, _ = self._make_request(function, self.options.budget)
+        return replace(request, context=on_device(request.context.device, request.context))
+
+    def get_store(self) -> CostStore | None:
+        """Return the store of decisions; None where the cache has none."""
+        return CostStore.for_cache(self.cache)
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
         """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""

@@ -63,6 +63,8 @@ class Profile:
     """The thread budget of the measured calls; None if it was not given."""
     traffic: TransferStats | None = None
     """What crossed between devices over all calls, the others included; None on the CPU alone."""
+    stand_in_calls: int = 0
+    """Calls of the module that a program for all sizes has served while their own was made; no launch of them is in this."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
     copies: tuple[UpdateCopy, ...] = ()
@@ -93,7 +95,7 @@ class Profile:
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):
-            return "\n".join(["nothing profiled yet; call the module with options=RunOptions(profile=True)", *self._copied()])
+            return "\n".join(["nothing profiled yet; call the module with options=RunOptions(profile=True)", *self._list_rest()])
         total = self.seconds or 1.0
         rows = [f"{'launch':24} {'engine':24} {'calls':>6} {'ms/call':>10} {'share':>6}"]
         for t in self.launches:
@@ -101,10 +103,12 @@ class Profile:
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
             rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
-        return "\n".join([*rows, *self._copied()])
+        return "\n".join([*rows, *self._list_rest()])
 
-    def _copied(self) -> list[str]:
-        return [*([str(self.traffic)] if self.traffic else []), *map(str, self.copies)]
+    def _list_rest(self) -> list[str]:
+        served = f"{self.stand_in_calls} calls were served by a program for all sizes while their own was made"
+        traffic = [str(self.traffic)] if self.traffic else []
+        return [*([served] if self.stand_in_calls else []), *traffic, *map(str, self.copies)]
 
 
 class Recorder:

@@ -344,6 +344,12 @@ class TorchModule(XRTModule):
         """Refused: bind the arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
 
+    def new_session(self, sizes: Mapping[str, int] | None = None) -> Any:
+        """Refused: make sessions of ``XRTModule(xrt.stateful(xrt.from_torch(...), pairs))``, whose state has names."""
+        raise InputError(
+            "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
+        )
+
     def close(self) -> None:
         """Release what was compiled."""
         self.recapture()

@@ -1,0 +1,141 @@
+"""From the values of a call to what serves it: a specialization, found or planned, or the program of the first tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from threading import RLock
+from typing import TYPE_CHECKING, Any, cast
+
+from xrt.graph import FrozenDict
+from xrt.module.dispatch import NOTHING, FastPath
+from xrt.module.specialization import Specialization, add_outputs, optimize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xrt.cache import CompileCache
+    from xrt.module.model_source import ModelSource
+    from xrt.module.module import XRTModule
+    from xrt.module.options import ModuleOptions
+    from xrt.module.specialization_cache import SpecializationCache
+    from xrt.module.stored_plans import StoredPlans
+    from xrt.module.tiers import Tiers
+    from xrt.placement.auto import AutoPlacement, Placer
+    from xrt.placement.engine_list import EngineList
+    from xrt.runtime import Program
+
+__all__ = ["Specializable"]
+
+
+class Specializable:
+    """A module that has a specialization for each signature."""
+
+    _settings: ModuleOptions
+    _cache: CompileCache
+    _engines: EngineList
+    _source: ModelSource
+    _stored: StoredPlans | None
+    _specializations: SpecializationCache
+    _tiers: Tiers | None
+    _everything: Callable[[], EngineList]
+    _last: Specialization | None
+    _fast_path: FastPath
+    _lock: RLock
+    _planning: RLock
+    _closed: bool
+
+    def _make_tiers(self) -> Tiers | None:
+        """Return what serves calls before their programs are ready; None where none is asked for."""
+        settings = self._settings
+        if settings.first != "quickest" and not self._engines.is_auto and not settings.sizes and not settings.background:
+            return None
+        from xrt.module.tiers import make_tiers  # for those alone who have open sizes
+
+        return make_tiers(self, settings, self._source, self._engines)
+
+    def settle(self, seconds: float | None = None) -> None:
+        """Wait until nothing is measured or compiled in the background, so many seconds at most; raises TimeoutError then."""
+        if self._tiers is not None:
+            self._tiers.work.wait(seconds)
+
+    def _adopt_decision(self, build: Specialization) -> None:
+        """Let all sizes of a range be placed as a build has been placed by measurement."""
+        if build.sizes and build.tuned is not None and (ranged := self._automatic.ranged) is not None:
+            from xrt.module.tiers import adopt
+
+            ranged.record(self._automatic, build.sizes, build.tuned)
+            adopt(cast("XRTModule", self), build.sizes)
+
+    @cached_property
+    def _automatic(self) -> AutoPlacement:
+        made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
+        if self._tiers is not None:
+            made.ranged = self._tiers.make_ranged_placement(self._source, self._settings, self._engines.context.threads)
+        return made
+
+    def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
+        """Return what serves a call: its own build, or the stand-in with its program while that is made in the background."""
+        stand_in = None if fetch or self._tiers is None else self._tiers.choose(self._get_key(values, ()), values)
+        if stand_in is None:
+            return self._specialize(values, fetch), None
+        with self._lock:
+            self._last, self._fast_path = stand_in, NOTHING
+        return stand_in, stand_in.program()
+
+    def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
+        dynamic = self._engines.are_dynamic or values is None
+        return (None if values is None and not self._source.is_traced else self._source.key(values or [], dynamic), fetch)
+
+    def _specialize(
+        self,
+        values: Any,
+        fetch: tuple[str, ...] = (),
+        place: Placer | None = None,
+        *,
+        is_last: bool = True,
+        progress: Any = None,
+    ) -> Specialization:
+        """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
+        key = self._get_key(values, fetch)
+        build = self._specializations.get(key) if place is None else None
+        if build is None:
+            with self._planning:
+                build = self._specializations.get(key) if place is None else None
+                if build is None:
+                    stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
+                    build = stored or self._planned(values, fetch, place, progress)
+                    self._specializations.put(key, build)
+                    if self._tiers is not None and build.sizes:
+                        self._tiers.measure_later(build.sizes, values)
+        with self._lock:
+            if is_last and not fetch and build is not self._last:
+                self._last, self._fast_path = build, NOTHING
+        return build
+
+    def _planned(self, values: Any, fetch: tuple[str, ...], place: Placer | None, progress: Any) -> Specialization:
+        base = self._specialize(values) if fetch and self._engines.is_auto else None
+        began = self._automatic.clock() if self._engines.is_auto else 0.0
+        dynamic = self._engines.are_dynamic or values is None
+        function = self._source.get_declared_function() if values is None else self._source.function(values, dynamic)
+        function = add_outputs(function, fetch)
+        simple = optimize(function, fold=self._settings.fold_constants, threads=self._engines.context.threads)
+        sizes: Mapping[str, int] = FrozenDict()
+        if self._engines.is_auto:
+            sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else sizes
+            terms = base.tuned if base else None, place, began, sizes, progress
+            self._engines, place = self._automatic.choose(simple, values, *terms)
+        build = Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
+        if self._tiers and sizes and not fetch:
+            build.sizes = sizes
+        return build
+
+    def _replace(self, old: Specialization, new: Specialization) -> None:
+        """Let a compiled build serve from the next call on, in place of another."""
+        with self._lock:
+            if self._closed or self._specializations.get(old.key) is not old:
+                return
+            self._specializations.put(old.key, new)
+            self._specializations.count(new, new.program())
+            if self._last is old:
+                self._last, self._fast_path = new, NOTHING
