@@ -38,7 +38,7 @@ from xrt.measure.interleave import take_turns
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
 OURS = ("xrt", "torch.compile")
-PARTS = ("calls", "capture", "dispatch", "recompiles", "threads", "memory")
+PARTS = ("calls", "capture", "dispatch", "recompiles", "sizes", "memory")
 MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
 TOLERANCE = 2e-3
 """Of the largest value: what float32 sums in another order may differ by, over 12 layers."""
@@ -212,7 +212,7 @@ def measure_recompiles() -> dict[str, Any]:
     return found
 
 
-def measure_threads(calls: int = 1000, workers: int = 8) -> dict[str, Any]:
+def measure_sizes(calls: int = 1000, workers: int = 8) -> dict[str, Any]:
     """Return how many graphs and executables three sizes compile with ``dynamic=True``, and how many more calls of threads do.
 
     The calls have batches of 2 to 33 and lengths of 2 to 65; a result counts as wrong unless it is eager's.
@@ -299,8 +299,8 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
         return measure_dispatch(a.threads, a.rounds)
     if part == "recompiles":
         return measure_recompiles()
-    if part == "threads":
-        return measure_threads()
+    if part == "sizes":
+        return measure_sizes()
     return export_bert(Path(subject)) if part == "export" else measure_memory(subject)
 
 
@@ -369,8 +369,8 @@ def report(found: dict[str, Any]) -> str:
     lines += [f"Linear(3, 3), {way}: {1e6 * seconds:.1f} us a call" for way, seconds in found.get("dispatch", {}).items()]
     for way, count in found.get("recompiles", {}).items():
         lines.append(f"batches of 4, 5, 6 and 7, {way}: {count} graphs compiled")
-    if "threads" in found:
-        row = found["threads"]
+    if "sizes" in found:
+        row = found["sizes"]
         counts = (f"{row['before'][kind]} and {row['after'][kind]} {kind}" for kind in ("graphs", "executables"))
         lines.append(
             f"dynamic=True, after three sizes and after {row['calls']} calls of {row['threads']} threads: {', '.join(counts)}; "

@@ -290,6 +290,17 @@ def test_a_gradient_is_computed_by_pytorch_from_what_the_forward_pass_has_kept()
         torch.testing.assert_close(found, wanted)
 
 
+def test_operators_without_a_rule_are_written_in_others(functions: list[Function]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x.clone()
+        y[:, 1] = 0
+        return nn.functional.huber_loss(x, y), nn.functional.softshrink(x), x.diag_embed().diagonal(dim1=-2, dim2=-1).std(0)
+
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(function)(x), function(x))
+    assert {node.domain for node in functions[0].nodes} == {""}
+
+
 def test_a_graph_that_cannot_be_lowered_runs_in_pytorch() -> None:
     warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
     x = torch.ones(2, dtype=torch.complex32)
