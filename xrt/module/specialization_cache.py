@@ -65,6 +65,8 @@ class SpecializationCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.max_threads = THREADS
+        """Threads that executables may keep for themselves, all together."""
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, tuple[FastPath, _Entry]] = OrderedDict()
         self._executables: dict[int, _Shared] = {}
@@ -162,7 +164,7 @@ class SpecializationCache:
 
     @property
     def _is_full(self) -> bool:
-        has_threads = self.idle_threads > THREADS and self._max_bytes < NO_LIMIT
+        has_threads = self.idle_threads > self.max_threads and self._max_bytes < NO_LIMIT
         return has_threads or max(self.nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
