@@ -290,6 +290,19 @@ def test_a_gradient_is_computed_by_pytorch_from_what_the_forward_pass_has_kept()
         torch.testing.assert_close(found, wanted)
 
 
+class Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_of_tensor_may_be_an_input() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad():
+        result = compiled(linear)(x.as_subclass(Subclass))
+        torch.testing.assert_close(result.as_subclass(torch.Tensor), linear(x))
+
+
 def test_operators_without_a_rule_are_written_in_others(functions: list[Function]) -> None:
     def function(x: torch.Tensor) -> Any:
         y = x.clone()
