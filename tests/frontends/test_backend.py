@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, OptionError
@@ -288,6 +290,38 @@ def test_a_gradient_is_computed_by_pytorch_from_what_the_forward_pass_has_kept()
     block(x).square().sum().backward()
     for found, wanted in zip(gradients, [x.grad, *(parameter.grad for parameter in block.parameters())], strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+class Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_of_tensor_may_be_an_input() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad():
+        result = compiled(linear)(x.as_subclass(Subclass))
+        torch.testing.assert_close(result.as_subclass(torch.Tensor), linear(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "dynamic"),
+    [
+        (nn.InstanceNorm2d(3, affine=True), False),
+        (nn.InstanceNorm2d(3), True),
+        (nn.BatchNorm2d(3), False),
+        (Call(lambda x: nn.functional.pad(x, (x.shape[1] - 1, 0, 1, x.shape[0]), value=2.0)), True),
+    ],
+    ids=["instance_norm", "instance_norm_dynamic", "batch_norm_in_training", "pad_by_sizes"],
+)
+def test_what_only_graphs_of_aot_have_is_lowered(module: nn.Module, dynamic: bool, functions: list[Function]) -> None:
+    x, twin = torch.randn(2, 3, 4, 5), copy.deepcopy(module)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(module, dynamic)(x), twin(x))
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(buffer, twin.get_buffer(name))
+    assert {node.domain for node in functions[0].nodes} == {""}
 
 
 def test_operators_without_a_rule_are_written_in_others(functions: list[Function]) -> None:

@@ -182,3 +182,9 @@ def test_without_pytorch_the_function_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("xrt.from_torch needs PyTorch, which cannot be imported (")
     assert done.stdout.strip().endswith("pip install 'xrt[torch]'")
+
+
+def test_a_power_of_a_size_is_a_product() -> None:
+    function = xrt.from_torch(Call(lambda x: torch.ones(x.shape[0] ** 2)), (torch.ones(3),), dynamic_shapes=(({0: "n"},),))
+    assert "Pow" not in {node.op for node in function.nodes}
+    assert run(function, np.ones(4, "float32")).shape == (16,)

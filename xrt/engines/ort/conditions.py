@@ -107,6 +107,11 @@ def has_output_shape(node: Node, scope: Scope) -> bool:
     return has_input(node, 2)
 
 
+def is_long_integer(node: Node, scope: Scope) -> bool:
+    """Whether the first operand is int64, of which a double has only the numbers up to 2^53."""
+    return scope.dtype(node, 0) is DType.INT64
+
+
 def may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
     """Whether truth values are reduced that may be none."""
     if scope.dtype(node, 0) is not DType.BOOL:

@@ -80,6 +80,12 @@ GAPS: tuple[OrtKnownIssue, ...] = (
         ),
     ),
     OrtKnownIssue(
+        ("Pow",),
+        when.is_long_integer,
+        "computes powers of int64 as doubles, which lose the last digits of numbers from 2^53",
+        ("powers_of_great_integers of the corpus: 3 to the 39th, for which it gives 4052555153018976256 instead of ...267",),
+    ),
+    OrtKnownIssue(
         ("Pad",),
         when.wraps_nothing,
         "fails to pad a tensor without elements from its other end, which this may be",

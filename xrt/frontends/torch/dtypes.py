@@ -24,6 +24,7 @@ _TO_TORCH: dict[DType, torch.dtype] = {
     if isinstance(getattr(torch, _NAMES.get(dtype.text, dtype.text), None), torch.dtype) and dtype.bits >= 8
 }
 _FROM_TORCH = {other: dtype for dtype, other in _TO_TORCH.items()}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _BITS = {1: torch.uint8, 2: torch.uint16}
 """The unsigned type under which NumPy takes the memory of a type that it does not have."""
 
@@ -49,6 +50,9 @@ def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
     Raises InputError for a tensor on another device than the CPU, or one that is not dense.
     """
+    if type(tensor) not in _PLAIN:  # what a subclass does instead of an operator is not for its memory
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = tensor.as_subclass(torch.Tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:

@@ -118,10 +118,13 @@ class Symbols:
         if expression.is_number:
             value: Any = np.array([int(expression)], np.int64) if expression.is_integer else np.array([float(expression)])
             return emit("Identity", value)
-        rule = _RULES.get(expression.func.__name__)
+        name, arguments = expression.func.__name__, expression.args
+        if name in ("Pow", "PowByNatural") and arguments[1].is_Integer and 0 < arguments[1] <= MOST_FACTORS:
+            return _RULES["Mul"]([self.make_row(arguments[0])] * int(arguments[1]))
+        rule = _RULES.get(name)
         if rule is None:
             raise ModelError(f"the number {expression} of the module cannot be computed from the sizes of its inputs")
-        return rule([self.make_row(argument) for argument in expression.args])
+        return rule([self.make_row(argument) for argument in arguments])
 
 
 def _set_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -129,6 +132,10 @@ def _set_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tensor.name in tensor.builder.types:
         tensor.type = tensor.builder.types[tensor.name] = TensorType(tensor.dtype, shape)
     return tensor
+
+
+MOST_FACTORS = 8
+"""Up to this exponent a power of sizes is a product: not every engine has powers of integers."""
 
 
 def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:

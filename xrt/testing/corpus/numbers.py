@@ -39,6 +39,13 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (f32(NAN, NAN, NAN, 1),),
     ),
     CorpusEntry(
+        "powers_of_great_integers",
+        "a power of integers is exact beyond what a double holds",
+        graph({"x": "int64[4]", "n": "int64[4]"}, {"y": "int64[4]"}, node("Pow", "x n", "y")),
+        (i64(3, 7, -3, 2), i64(39, 20, 39, 62)),
+        (i64(4052555153018976267, 79792266297612001, -4052555153018976267, 2**62),),
+    ),
+    CorpusEntry(
         "equal_to_itself",
         "NaN is not equal to itself, which is how some models look for it",
         graph(

@@ -148,6 +148,58 @@ def native_batch_norm(
     return batch_norm(result[0], x, weight, bias, mean, variance, False, momentum, eps), empty, empty
 
 
+@rule("_native_batch_norm_legit.no_stats")
+def native_batch_norm_alone(
+    result: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    """Normalize by the statistics of the batch, which are results too."""
+    y, mean, deviation, _ = _normalize_batch(x, weight, bias, eps)
+    return y, mean, deviation
+
+
+@rule("_native_batch_norm_legit_functional")
+def native_batch_norm_functional(
+    result: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The same in training, with the running statistics as they are afterwards."""
+    if not training:
+        return *native_batch_norm(result, x, weight, bias, mean, variance, momentum, eps), mean, variance
+    y, batch_mean, deviation, spread = _normalize_batch(x, weight, bias, eps)
+    count = math.prod(fixed_size(x, axis) for axis in range(x.ndim) if axis != 1)
+    unbiased = emit("Mul", spread, scalar(count / (count - 1) if count > 1 else math.nan, spread.dtype))
+    after = []
+    for old, new in ((mean, batch_mean), (variance, unbiased)):
+        kept, taken = scalar(1 - momentum, old.dtype), scalar(momentum, old.dtype)
+        after.append(emit("Add", emit("Mul", old, kept), emit("Mul", cast(new, old.dtype), taken)))
+    return y, batch_mean, deviation, *after
+
+
+def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+    """Return the normalized tensor, and per channel the mean, one over the deviation, and the variance."""
+    if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
+        raise Unsupported("statistics of a batch in half precision")
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    mean = reduce_by("ReduceMean", x, axes, True)
+    centered = emit("Sub", x, mean)
+    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
+    deviation = emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
+    y = emit("Mul", centered, deviation)
+    channels = ints(1, -1, *([1] * (x.ndim - 2)))
+    if weight is not None:
+        y = emit("Mul", y, emit("Reshape", weight, channels))
+    if bias is not None:
+        y = emit("Add", y, emit("Reshape", bias, channels))
+    return y, *(emit("Reshape", one, ints(-1)) for one in (mean, deviation, spread))
+
+
 @rule("layer_norm")
 def layer_norm(
     result: TensorType,

@@ -263,17 +263,18 @@ _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 @rule("pad")
 def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    if not all(isinstance(one, int) for one in pad):
+    if mode != "constant" and not all(isinstance(one, int) for one in pad):
         raise Unsupported("padding by symbolic numbers")
     if all(one == 0 for one in pad):
         return x
-    before, after = [0] * x.ndim, [0] * x.ndim
+    before: list[Any] = [0] * x.ndim
+    after: list[Any] = [0] * x.ndim
     for i in range(len(pad) // 2):
         before[x.ndim - 1 - i], after[x.ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
     if mode != "constant":
         return _pad_by_its_own(x, before, after, mode)
     fill = scalar(value if value is not None else 0, x.dtype)
-    return emit("Pad", x, ints(*before, *after), fill, mode="constant")
+    return emit("Pad", x, make_shape([*before, *after]), fill, mode="constant")
 
 
 def _pad_by_its_own(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
