@@ -218,6 +218,8 @@ def masked(*shape: Any) -> Function:
 
 
 GAP_CASES: dict[str, tuple[Function, bool]] = {
+    "powers of int64": (one("Pow", [tensor(DType.INT64, 2), tensor(DType.INT64, 2)]), True),
+    "powers of int32": (one("Pow", [tensor(DType.INT32, 2), tensor(DType.INT64, 2)]), False),
     "rows over the greatest": (one("Normalizer", [F32], domain="ai.onnx.ml"), True),
     "rows over their lengths": (one("Normalizer", [F32], domain="ai.onnx.ml", norm="L2"), False),
     "batch-major RNN": (rnn(layout=1), True),
