@@ -77,7 +77,7 @@ def test_what_cannot_cross_is_refused_at_compile() -> None:
     with pytest.raises(CompileRefused) as error:
         Ort().compile(f, CONTEXT)
     assert str(error.value) == (
-        "'y' of type bfloat16[...] comes out only by binding, and ONNX Runtime's Python interface cannot bind 's' beside it, "
+        "'y' of type bfloat16[...] comes out only by binding, and ONNX Runtime's Python interface cannot bind 's' with it, "
         "which is not a tensor of numbers"
     )
 

@@ -33,7 +33,7 @@ def test_what_fails_goes_to_toy(where, how, data, nth):
 def test_a_refusal_is_told(where, how):
     one = find_entry("engines_alternate")
     with make_module(one.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
-        with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
+        with pytest.warns(FallbackWarning, match="set to (fail|refuse)|returned 0 outputs"):
             results = [module(*one.make_inputs())]
         assert one.judge(results)
         assert {launch.engine for launch in module.plan.launches} == {REFERENCE}

@@ -63,12 +63,12 @@ class Profile:
     """The thread budget of the measured calls; None if it was not given."""
     traffic: TransferStats | None = None
     """What crossed between devices over all calls, the others included; None on the CPU alone."""
-    stand_in_calls: int = 0
-    """Calls of the module that a program for all sizes has served while their own was made; no launch of them is in this."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
     copies: tuple[UpdateCopy, ...] = ()
     """What was copied to update inputs, over all calls, profiled or not; an update in place copies nothing."""
+    stand_in_calls: int = 0
+    """Calls of the module that a program for all sizes has served while their own was made; no launch of them is in this."""
 
     @property
     def seconds(self) -> float:
