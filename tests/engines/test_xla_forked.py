@@ -1,6 +1,13 @@
-"""A forked child has none of XLA's threads, and runs all the same."""
+"""A forked child has none of XLA's threads, and runs all the same.
+
+The forks are made in a new process: in the one of the tests, threads of other libraries may hold a lock just then.
+"""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +18,7 @@ from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
+TOP = Path(__file__).parents[2]
 T = TensorType(DType.FLOAT32, (256, 256))
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
 PRODUCT = Function(
@@ -18,10 +26,8 @@ PRODUCT = Function(
 )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("way", ["run", "direct"])
-def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
+def fork(way: str, threads: int) -> None:
+    """Compile and run here, then run, and compile in vain, in a child and in a child of that."""
     xla, context = registry.create("xla"), CompileContext(threads=threads)
     executable = xla.compile(PRODUCT, context)
     direct = executable.fast_call()
@@ -39,3 +45,11 @@ def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
 
     assert status_of(work) == 0
     np.testing.assert_array_equal(ways[way](), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", ["run", "direct"])
+def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
+    program = f"from tests.engines.test_xla_forked import fork; fork({way!r}, {threads})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP)
+    assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block
 from xrt.cache import CompileCache
 from xrt.cache.memory import LEAST_BYTES
-from xrt.errors import InputError, ModelError, SignatureWarning
+from xrt.errors import InputError, ModelError, OptionError, SignatureWarning
 
 
 def replace_weight(model: nn.Sequential) -> None:
@@ -161,6 +161,15 @@ def test_captures_are_bounded() -> None:
     module(x, 1)
     assert module.function is not kept
     assert module(x, 3).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("options", [{"sizes": {"s": 4}}, {"background": True}, {"first": "quickest"}])
+def test_nothing_is_made_between_calls(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"^{name}= is not for a module of PyTorch, whose parameters may change while"):
+        xrt.XRTModule(nn.Linear(2, 2), engine=["toy", "auto"], **options)
+    module = xrt.XRTModule(nn.Linear(2, 2), engine="toy")
+    module.settle()
 
 
 def test_numbers_are_told_apart_by_their_bits() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
+from xrt.cache.closing import wait_until_closed
 from xrt.testing.corpus import find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import make_module
@@ -77,6 +78,7 @@ def test_a_forced_compile_leaves_what_runs_alone():
     assert one.judge([module(*one.make_inputs())]), "what the first module holds still runs"
     module.close()
     cache.clear()
+    assert wait_until_closed(60)
     assert engine.journal.count("close") == 4
 
 

@@ -98,7 +98,7 @@ def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
     ):
         assert (
             LockedPlacement(lock, "x").load_result(
-                NET, XRTModule(NET, "auto", lock=lock)._engines, clustering=ClusteringOptions(), strict=False
+                NET, XRTModule(NET, "auto", lock=lock)._engines, {}, None, clustering=ClusteringOptions(), strict=False
             )
             is None
         )

@@ -24,11 +24,9 @@ from xrt.errors import InputError
 from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.specialization_cache import NO_LIMIT
 
 __all__ = ["command"]
-
-NO_LIMIT = 1 << 62
-"""All that is compiled is saved."""
 
 
 @click.command("compile")

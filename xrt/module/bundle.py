@@ -129,6 +129,7 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
         warn(
             f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
         )
+    module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, plans, missing)
     return module
 

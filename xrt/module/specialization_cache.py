@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xrt.module.specialization import Specialization
     from xrt.runtime import Program
 
-__all__ = ["SpecializationCache", "warn_of_signatures"]
+__all__ = ["NO_LIMIT", "SpecializationCache", "warn_of_signatures"]
 
 
 def warn_of_signatures(limit: int) -> None:
@@ -31,6 +31,8 @@ def warn_of_signatures(limit: int) -> None:
     )
 
 
+NO_LIMIT = 1 << 62
+"""The limit of a module that keeps all that it compiles, to save it."""
 MAX_READY = 1024
 """Prepared calls that a module keeps; one more drops the least recently used. They are small: one program serves many."""
 
@@ -63,6 +65,8 @@ class SpecializationCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.max_threads = THREADS
+        """Threads that executables may keep for themselves, all together."""
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, tuple[FastPath, _Entry]] = OrderedDict()
         self._executables: dict[int, _Shared] = {}
@@ -160,7 +164,8 @@ class SpecializationCache:
 
     @property
     def _is_full(self) -> bool:
-        return max(self.nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes or self.idle_threads > THREADS
+        has_threads = self.idle_threads > self.max_threads and self._max_bytes < NO_LIMIT
+        return has_threads or max(self.nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
         entry = self._entries.pop(key)

@@ -21,12 +21,17 @@ __all__ = ["make_executable"]
 
 
 def make_executable(
-    function: Function, compiled: CompiledModel, limits: Mapping[int, int], held: object, uses: Uses
+    function: Function,
+    compiled: CompiledModel,
+    limits: Mapping[int, int],
+    held: object,
+    uses: Uses,
+    inplace: Mapping[int, int] | None = None,
 ) -> OpenVinoExecutable:
-    """Return an executable that takes and gives what the Function does."""
+    """Return an executable that takes and gives what the Function does; the arguments are those of `OpenVinoExecutable`."""
     has_codes = any(is_encoded(value.type) for value in (*function.inputs, *function.outputs))
     kind = EncodedExecutable if has_codes else OpenVinoExecutable
-    return kind(function, compiled, limits, held, uses)
+    return kind(function, compiled, limits, held, uses, inplace)
 
 
 class EncodedExecutable(OpenVinoExecutable):

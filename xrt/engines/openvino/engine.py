@@ -96,12 +96,14 @@ class OpenVino(GraphCompiler):
         """Return what OpenVINO exports of the compiled model, constants included."""
         if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
             raise CompileRefused("there is no compiled model to save")
-        return executable.saved if executable.saved is not None else export_model(executable.compiled, executable.limits)
+        if executable.saved is not None:
+            return executable.saved
+        return export_model(executable.compiled, executable.limits, executable.inplace)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with AllocationTracker(len(data)) as growth:
-            compiled, limits = load_model(data, DEVICE, self._settings(context))
-        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth))
+            compiled, limits, inplace = load_model(data, DEVICE, self._settings(context))
+        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth), inplace)
         executable.saved = data
         return executable
 

@@ -54,10 +54,12 @@ class OpenVinoExecutable(Executable):
         limits: Mapping[int, int] = FrozenDict(),
         held: object = None,
         uses: Uses = tuple,
+        inplace: Mapping[int, int] | None = None,
     ) -> None:
         """`compiled` gives `list_computed_outputs`; None where there are none. `held` must live as long as it.
 
-        `limits` are the largest magnitudes that inputs may have, by their places.
+        `limits` are the largest magnitudes that inputs may have, by their places. `inplace` are the places of outputs that may be
+        written over an input, by its place; None to find them, which reads the Function's nodes.
         """
         self.limits = limits
         self._limits = tuple(limits.items())
@@ -72,7 +74,7 @@ class OpenVinoExecutable(Executable):
         """Per output, which of the model's it is."""
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
-        self._inplace = find_inplace_outputs(function) if compiled is not None else {}
+        self.inplace = (find_inplace_outputs(function) if compiled is not None else {}) if inplace is None else inplace
         self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
@@ -152,7 +154,7 @@ class OpenVinoExecutable(Executable):
         Small values are copied to and from memory that stays set.
         """
         least = self.output_buffer_threshold()
-        return tuple((i, o) for i, o in self._inplace.items() if _is_large(self.function.outputs[o], least[o]))
+        return tuple((i, o) for i, o in self.inplace.items() if _is_large(self.function.outputs[o], least[o]))
 
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xrt.errors import FallbackWarning, ModelError, OptionError, warn
 from xrt.frontends.torch.decompositions import get_decompositions
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
-from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
+from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed, choose_default_engines
 from xrt.frontends.torch.frozen import FrozenGraph, find_static_inputs
 from xrt.frontends.torch.lower_graph import lower_graph
 from xrt.graph import TensorType
@@ -50,7 +50,7 @@ def xrt_backend(
     freeze = given.pop("freeze", False)
     if not isinstance(freeze, bool):
         raise OptionError(f"freeze must be True or False; got {freeze!r}")
-    parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")})
+    check_sizes_closed(parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")}))
     static = find_static_inputs(inputs) if freeze else {}
 
     def compile_forward(forward: GraphModule, fakes: Sequence[Any]) -> Compiled:
@@ -83,7 +83,7 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: 
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, found.function, is_strict=bool(options.get("strict")))}
-    module = XRTModule(found.function, **arguments)
+    module = XRTModule(found.function, **{**arguments, "first": "wanted"})
     is_single = len(found.function.outputs) == 1
     dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
     given = list(zip(found.inputs, dtypes, strict=True))

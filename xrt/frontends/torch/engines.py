@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import names, probe
 from xrt.engines.contract.registry import list_by_rank
+from xrt.errors import OptionError
 from xrt.graph.opaque_call import DOMAIN
 
 if TYPE_CHECKING:
     from xrt.graph import Function
+    from xrt.module.options import ModuleOptions
 
-__all__ = ["add_torch_engine", "choose_default_engines"]
+__all__ = ["add_torch_engine", "check_sizes_closed", "choose_default_engines"]
+
+
+def check_sizes_closed(settings: ModuleOptions) -> None:
+    """Raise OptionError for options by which a module of PyTorch would be measured or compiled between its calls."""
+    given = {"sizes": settings.sizes, "background": settings.background, "first": settings.first == "quickest"}
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(
+                f"{name}= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
+                f"pass XRTModule(xrt.from_torch(module, args), ...), and leave the parameters as they are"
+            )
 
 
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:

@@ -19,7 +19,7 @@ from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
-from xrt.frontends.torch.engines import add_torch_engine
+from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed
 from xrt.frontends.torch.leaves import (
     collect_arrays,
     describe,
@@ -125,6 +125,7 @@ class TorchModule(XRTModule):
         if isinstance(model, torch.jit.ScriptModule):
             check_module(model)
         settings = parse_options(options)
+        check_sizes_closed(settings)
         make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
         self._max_bytes = settings.max_specialization_bytes
         self.model = model
@@ -234,7 +235,9 @@ class TorchModule(XRTModule):
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
         names = list_tensor_names(self.model)
         buffers = tuple(names.index(name) for name in found.buffers)
-        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state, buffers)
+        return _Compiled(
+            found, XRTModule(found.function, **{**self._arguments, "engine": engine, "first": "wanted"}), state, buffers
+        )
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""
@@ -336,6 +339,9 @@ class TorchModule(XRTModule):
     def explain(self) -> Explanation:
         """Return the regions of the last call's plan, and why each node is where it is."""
         return self._require().module.explain()
+
+    def settle(self, seconds: float | None = None) -> None:
+        """Return at once: nothing is measured or compiled in the background, where a write to a parameter is not noticed."""
 
     def _current(self) -> Specialization:
         return self._require().module._current()
