@@ -305,15 +305,29 @@ def test_a_subclass_of_tensor_may_be_an_input() -> None:
         torch.testing.assert_close(result.as_subclass(torch.Tensor), linear(x))
 
 
+class Rows(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(2))  # type: ignore[no-any-return]  # untyped there
+
+
 @pytest.mark.parametrize(
     ("module", "dynamic"),
     [
         (nn.InstanceNorm2d(3, affine=True), False),
         (nn.InstanceNorm2d(3), True),
         (nn.BatchNorm2d(3), False),
+        (Rows(nn.TransformerEncoderLayer(20, 4, 8, batch_first=True)).eval(), True),
+        (Rows(nn.TransformerEncoderLayer(20, 2, 8, batch_first=True, norm_first=True, activation="gelu")).eval(), False),
         (Call(lambda x: nn.functional.pad(x, (x.shape[1] - 1, 0, 1, x.shape[0]), value=2.0)), True),
     ],
-    ids=["instance_norm", "instance_norm_dynamic", "batch_norm_in_training", "pad_by_sizes"],
+    ids=[
+        "instance_norm",
+        "instance_norm_dynamic",
+        "batch_norm_in_training",
+        "encoder_layer",
+        "encoder_layer_norm_first",
+        "pad_by_sizes",
+    ],
 )
 def test_what_only_graphs_of_aot_have_is_lowered(module: nn.Module, dynamic: bool, functions: list[Function]) -> None:
     x, twin = torch.randn(2, 3, 4, 5), copy.deepcopy(module)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._decomp import core_aten_decompositions
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xrt.errors import FallbackWarning, ModelError, OptionError, warn
+from xrt.frontends.torch.decompositions import get_decompositions
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed, choose_default_engines
 from xrt.frontends.torch.frozen import FrozenGraph, find_static_inputs
 from xrt.frontends.torch.lower_graph import lower_graph
-from xrt.frontends.torch.rules import RULES
 from xrt.graph import TensorType
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
@@ -68,20 +67,9 @@ def xrt_backend(
         fw_compiler=compile_forward,
         bw_compiler=keep,
         inference_compiler=compile_forward,
-        decompositions=_get_decompositions(),
+        decompositions=get_decompositions(),
     )
     return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
-
-
-@cache
-def _get_decompositions() -> dict[Any, Any]:
-    """Return how PyTorch writes operators without a rule in others; random numbers and gradients stay its own."""
-    random = torch.Tag.nondeterministic_seeded
-    return {
-        operator: decomposition
-        for operator, decomposition in core_aten_decompositions().items()
-        if str(operator) not in RULES and random not in operator.tags and "backward" not in str(operator)
-    }
 
 
 def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: dict[str, Any]) -> Compiled:

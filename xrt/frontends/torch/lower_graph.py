@@ -106,7 +106,7 @@ class _Outputs:
         if value is None or isinstance(value, bool | int | float):
             return Leaf("value", value=value)
         is_number = not isinstance(fake, torch.Tensor)
-        order = () if is_number else find_memory_order(fake) or ()
+        order = () if is_number else _find_memory_order(fake) or ()
         self.axes.append(tuple(order.index(axis) for axis in range(len(order))))
         tensor = value.scalar if is_number else emit("Transpose", value, perm=order) if order else value
         self.lowering.builder.output(tensor, f"output_{len(self.axes)}")
@@ -121,20 +121,20 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
     used = Counter(map(_get_storage, dict.fromkeys(calls)))
     sources: dict[int, Call] = {}
     for index, call in enumerate(calls):
-        base = find_base(call) if _get_storage(call) is not None else call
-        if base is call or (base not in outputs.placeholders and find_memory_order(base.meta["val"]) is None):
+        base = _find_base(call) if _get_storage(call) is not None else call
+        if base is call or (base not in outputs.placeholders and _find_memory_order(base.meta["val"]) is None):
             continue
         if base in outputs.placeholders or used[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
             sources[index] = base
     numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
     inputs = [*dict.fromkeys(sources.values()), *numbers]
-    made = make_view_graph([calls[index] for index in sources], inputs) if sources else None
+    made = _make_view_graph([calls[index] for index in sources], inputs) if sources else None
     if made is None:
         return (), None, ()
     return tuple(sources), made.forward, tuple(map(outputs.add, inputs))
 
 
-def find_base(call: Call) -> Call:
+def _find_base(call: Call) -> Call:
     """Return the call that made the memory of a call's tensor: the call itself, unless that is a view."""
     while (parent := _find_parent(call, _get_storage(call))) is not None:
         call = parent
@@ -155,7 +155,7 @@ def _get_storage(call: Any) -> object:
     return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) and fake.layout is torch.strided else None
 
 
-def find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
+def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
     """Return the axes of a tensor in the order of its memory, () where that is theirs, None where the memory has gaps."""
     if is_contiguous_or_false(fake):
         return ()
@@ -163,7 +163,7 @@ def find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order) if is_contiguous_or_false(fake.permute(*order)) else None
 
 
-def make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> GraphModule | None:
+def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> GraphModule | None:
     """Return calls as a graph of their own, on tensors and numbers of the whole; None where they read another tensor."""
     graph = torch.fx.Graph()
     made = {call: graph.placeholder(call.name) for call in inputs}
