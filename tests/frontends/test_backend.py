@@ -318,6 +318,7 @@ class Rows(nn.Sequential):
         (nn.BatchNorm2d(3), False),
         (Rows(nn.TransformerEncoderLayer(20, 4, 8, batch_first=True)).eval(), True),
         (Rows(nn.TransformerEncoderLayer(20, 2, 8, batch_first=True, norm_first=True, activation="gelu")).eval(), False),
+        (nn.Unfold(2), True),
         (Call(lambda x: nn.functional.pad(x, (x.shape[1] - 1, 0, 1, x.shape[0]), value=2.0)), True),
     ],
     ids=[
@@ -326,6 +327,7 @@ class Rows(nn.Sequential):
         "batch_norm_in_training",
         "encoder_layer",
         "encoder_layer_norm_first",
+        "unfold",
         "pad_by_sizes",
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
+from torch._decomp.decompositions import im2col
 from torch.nn import functional
 
 from xrt.frontends.torch.rules import RULES
@@ -25,7 +26,17 @@ def get_decompositions() -> dict[Any, Callable[..., Any]]:
         for operator, decomposition in core_aten_decompositions().items()
         if str(operator) not in RULES and random not in operator.tags and "backward" not in str(operator)
     }
-    return {**table, torch.ops.aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer}
+    aten = torch.ops.aten
+    return {
+        **table,
+        aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer,
+        aten.im2col.default: _decompose_im2col,
+    }
+
+
+def _decompose_im2col(x: torch.Tensor, *args: Any) -> Any:
+    """Write the columns of an image of symbolic size as PyTorch does; the rule takes the others."""
+    return NotImplemented if all(isinstance(size, int) for size in x.shape) else im2col(x, *args)
 
 
 def _decompose_encoder_layer(
@@ -55,23 +66,24 @@ def _decompose_encoder_layer(
         return NotImplemented
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        parts = functional.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, heads, width // heads))
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        scores = torch.softmax((q / math.sqrt(width // heads)) @ k.mT, -1)
-        return functional.linear((scores @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
+        return functional.linear(_attend(functional.linear(x, qkv_weight, qkv_bias), heads), out_weight, out_bias)
 
     def feed(x: torch.Tensor) -> torch.Tensor:
         inner = functional.linear(x, weight_1, bias_1)
         return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
 
-    def normalize_1(x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), norm_weight_1, norm_bias_1, eps)
-
-    def normalize_2(x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), norm_weight_2, norm_bias_2, eps)
+    def normalize(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), *weights, eps)
 
     if norm_first:
-        x = x + attend(normalize_1(x))
-        return x + feed(normalize_2(x))
-    x = normalize_1(x + attend(x))
-    return normalize_2(x + feed(x))
+        x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
+        return x + feed(normalize(x, norm_weight_2, norm_bias_2))
+    x = normalize(x + attend(x), norm_weight_1, norm_bias_1)
+    return normalize(x + feed(x), norm_weight_2, norm_bias_2)
+
+
+def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the scaled dot product attention of queries, keys and values that lie side by side on the last axis."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
+    return (scores @ v).transpose(1, 2).flatten(2)
