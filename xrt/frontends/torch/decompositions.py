@@ -72,8 +72,8 @@ def _decompose_encoder_layer(
         inner = functional.linear(x, weight_1, bias_1)
         return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
 
-    def normalize(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), *weights, eps)
+    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), weight, bias, eps)
 
     if norm_first:
         x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
