@@ -15,7 +15,7 @@ import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import pytest
 from hypothesis import settings
@@ -58,7 +58,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = kept
+    items[:] = put_slow_first(kept)
+
+
+def put_slow_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with the modules and classes that have slow ones first, so that no worker ends with a long one alone."""
+    slow = {_scope(item) for item in items if item.get_closest_marker("slow")}
+    return sorted(items, key=lambda item: _scope(item) not in slow)
+
+
+def _scope(item: pytest.Item) -> str:
+    """Return what `--dist loadscope` gives to one worker as a whole."""
+    return item.nodeid.rpartition("::")[0]
 
 
 def is_selected(item: pytest.Item, full: bool, subject: str | None, recorded: Container[str]) -> bool:
