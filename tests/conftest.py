@@ -11,11 +11,12 @@ where they pass, the record notes what was proved (see tools/proofs.py).
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Generator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -45,6 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take note of what is proved, in the one process that hears of all tests."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(ProofRecorder(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected, which lives as long as the process, out of every collection of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
