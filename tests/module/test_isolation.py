@@ -65,7 +65,7 @@ def completes(where: Any, how: Any, place: str, behind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=3)
+@pytest.mark.proof("processes", share=9)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
