@@ -37,6 +37,7 @@ class OpenVino(GraphCompiler):
     loses_nan: ClassVar[tuple[str, ...]] = ("Attention", "Clip", "LogSoftmax", "MaxPool", "Relu", "Softmax")
     loses_infinity: ClassVar[tuple[str, ...]] = ("Gelu", "MaxPool")
     flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16",)
+    supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = 1
     """How many calls of one executable compute at once, each with its share of the threads; others wait."""
@@ -68,6 +69,17 @@ class OpenVino(GraphCompiler):
         from xrt.engines.openvino.support import why_not
 
         return why_not(node, function, self._terms)
+
+    def why_not_dynamic(self, function: Function) -> str | None:
+        """Return which node is declined, or that integers are not known to fit; else one executable serves all sizes."""
+        for node in function.nodes:
+            if reason := self.why_not(node, function):
+                return f"{node.name!r} ({node.op}): {reason}"
+        try:
+            self._limits(self._said(function))
+        except CompileRefused as refusal:
+            return str(refusal)
+        return None
 
     @property
     def _terms(self) -> Terms:

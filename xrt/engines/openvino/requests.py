@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines.contract.graph_compiler import fill
 from xrt.engines.openvino.library import openvino
 from xrt.engines.openvino.values import Array, copy_out, empty, in_order, to_tensor, type_from
 
@@ -71,6 +72,7 @@ class RequestFrame:
         self._request = compiled.model.create_infer_request()
         self._compiled = compiled
         self._set: dict[tuple[str, int], object] = {}
+        self._open = [not type_.is_static for type_ in compiled.inputs]
         if empty:
             return
         self._outputs = [
@@ -101,7 +103,10 @@ class RequestFrame:
         """Return one array per output: the buffer where one is given, which nothing else may overlap, or a fresh one."""
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
-                self.give("input", place, in_order(inputs[source]), self._compiled.inputs[place].dtype)
+                array = in_order(inputs[source])
+                if self._open[place] and not array.size:
+                    raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
+                self.give("input", place, array, self._compiled.inputs[place].dtype)
             else:
                 fixed[...] = inputs[source]
         targets = [self._target(place, buffer) for place, buffer in enumerate(buffers)]
@@ -131,7 +136,7 @@ class RequestFrame:
             result = fixed.copy() if buffer is None else fixed
         if buffer is None:
             return result
-        buffer[...] = result
+        fill(buffer, result)
         return buffer
 
 
