@@ -166,9 +166,9 @@ class GraphCompiler(abc.ABC):
     def why_not_dynamic(self, function: Function) -> str | None:
         """Return why the Function is better compiled for each set of sizes than once for all; None where once will do.
 
-        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow; while
-        nothing else is ready, an executable for all sizes may be asked for all the same. A node with symbolic dims that the library
-        gets wrong is declined by `why_not`. The default is the answer of `supports_dynamic_shapes`.
+        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow: the
+        executable may be asked for all the same while nothing else is ready. What the library gets wrong in a node with symbolic
+        dims, `why_not` declines. The default is the answer of `supports_dynamic_shapes`.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
 

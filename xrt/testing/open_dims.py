@@ -1,0 +1,144 @@
+"""One executable for all sizes: a case whose inputs get symbolic dims in place of sizes, run at its own sizes and at others.
+
+The reference engine, on the Function with the sizes as numbers, says which other sizes are possible and what must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from xrt import passes
+from xrt.comparison import Comparison, compare_all
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
+from xrt.errors import CompileRefused
+from xrt.graph import Function, TensorType, Value
+from xrt.module.options import REFERENCE
+from xrt.passes.symbolic_dims import map_dims, map_types
+from xrt.placement.size_ranges import name_open_axes, read_sizes, resize_values
+from xrt.runtime import available_cores
+from xrt.verify.execution import copy_values, run_alone
+
+if TYPE_CHECKING:
+    from xrt.engines import Executable, GraphCompiler
+
+__all__ = ["OPENINGS", "Opening", "SizedInputs", "compare_at_sizes", "compile_for_all_sizes", "list_other_sizes", "open_dims"]
+
+Opening: TypeAlias = Literal["every", "first"]
+"""Which extents of the inputs become symbolic dims: all, or the first of each input."""
+OPENINGS: tuple[Opening, ...] = ("every", "first")
+
+
+@dataclass(frozen=True)
+class SizedInputs:
+    """Inputs of one set of sizes, and what must come out."""
+
+    values: list[Any]
+    expected: list[Any]
+
+    def judge(self, results: Sequence[Any]) -> Comparison:
+        """Compare results within the tolerance of one operator; a failure says at which sizes."""
+        found = compare_all(list(results), self.expected)
+        shapes = ", ".join(str(list(value.shape)) for value in self.values if isinstance(value, np.ndarray))
+        return found if found else Comparison(f"at {shapes}: {found.message}")
+
+
+def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
+    """Return the Function with symbolic dims in place of extents of its inputs, all other types inferred again.
+
+    Each dim has a name of its own, also where sizes are equal. Raises CompileRefused where no input has an extent.
+    """
+    opened = tuple(_open(value, array, opening) for value, array in zip(function.inputs, inputs, strict=True))
+    if opened == function.inputs:
+        raise CompileRefused("no input has an extent that can be a symbolic dim")
+    return passes.infer_shapes(
+        function.replace(
+            inputs=opened,
+            outputs=tuple(Value(v.name) if isinstance(v.type, TensorType) else v for v in function.outputs),
+            nodes=tuple(node.map_bodies(_without_extents) for node in function.nodes),
+            types={name: type_ for name, type_ in function.types.items() if not isinstance(type_, TensorType)},
+            aliases=(),
+        )
+    )
+
+
+def _open(value: Value, array: Any, opening: Opening) -> Value:
+    if not isinstance(array, np.ndarray) or not isinstance(value.type, TensorType) or not value.type.shape:
+        return value
+    names = tuple(f"{value.name}_{axis}" for axis in range(array.ndim))
+    return Value(value.name, value.type.with_shape(names if opening == "every" else (names[0], *value.type.shape[1:])))
+
+
+def _without_extents(body: Function) -> Function:
+    return map_types(body, lambda type_: map_dims(type_, lambda dim: None))
+
+
+def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executable:
+    """Return one prepared executable for a Function with symbolic dims; raises CompileRefused where the engine declines."""
+    ready = passes.inline_constant_control_flow(function)
+    if not engine.supports_dynamic_shapes:
+        raise CompileRefused(f"engine {engine.spec!r} compiles for fixed sizes")
+    for node in ready.nodes:
+        if (reason := engine.why_not(node, ready)) is not None:
+            raise CompileRefused(f"{node.op}: {reason}")
+    executable = engine.compile(ready, CompileContext(threads=available_cores()))
+    executable.prepare()
+    return executable
+
+
+_CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: 1)
+"""Sizes to try in place of a size."""
+
+
+def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
+    """Return inputs of larger sizes and of size 1, as far as the reference engine takes some such.
+
+    All symbolic dims change, or else those of equal size, or else the first one.
+    """
+    sizes = read_sizes(function.inputs, inputs)
+    names = name_open_axes(function.inputs)
+    equal = [name for name in names if sizes[name] == sizes[names[0]]]
+    found = []
+    for change in _CHANGES:
+        for chosen in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
+            other = {**sizes, **{name: change(sizes[name]) for name in chosen}}
+            if other != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, other))) is not None:
+                found.append(sized)
+                break
+    return found
+
+
+def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
+    """Return the values with what the reference makes of them; None where it cannot."""
+    shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
+    try:
+        fixed = passes.specialize(function, shapes)
+        expected = run_alone(registry.create(REFERENCE), fixed, [copy_values(value) for value in values])
+    except Exception:  # noqa: BLE001  # whatever it raises: there are no such sizes
+        return None
+    return SizedInputs(values, expected)
+
+
+def compare_at_sizes(
+    engine: GraphCompiler,
+    function: Function,
+    inputs: Sequence[Any],
+    judge: Callable[[Sequence[Any]], Comparison],
+    opening: Opening,
+) -> Iterator[Comparison]:
+    """Yield what comes of one executable at the sizes of the inputs, by ``judge``, and at others, by the reference engine.
+
+    Raises CompileRefused where the engine declines.
+    """
+    opened = open_dims(function, inputs, opening)
+    executable = compile_for_all_sizes(engine, opened)
+    try:
+        for sized in list_other_sizes(opened, inputs):
+            yield sized.judge(executable.run([copy_values(value) for value in sized.values]))
+        yield judge(executable.run([copy_values(value) for value in inputs]))
+    finally:
+        executable.close()
