@@ -89,8 +89,8 @@ def conform(
     ``gaps`` are known failures, with which the report is settled. With "auto" among the engines, a small search places every case
     over the others of the list, or over all that are ready; of the gaps only roundings then count, since the search compares its
     candidates with the reference. With ``alternate``, neighbouring nodes are kept on different engines
-    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``opening``, extents of inputs become symbolic
-    dims, and one executable of each engine runs at several sizes. With ``reference``,
+    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``opening``, extents of inputs become
+    symbolic dims, and one executable of each engine runs at several sizes. With ``reference``,
     ``onnx.reference.ReferenceEvaluator`` runs too. With ``isolate`` the cases run in a worker process: one that ends it has
     failed, and the rest runs in the next. To use several processes, run each with a shard and without gaps, then settle the
     `Report.joined` of all.
