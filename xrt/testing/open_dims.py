@@ -19,7 +19,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.passes.symbolic_dims import map_dims, map_types
-from xrt.placement.size_ranges import name_open_axes, read_sizes, resize_values
+from xrt.placement.size_ranges import read_sizes, resize_values
 from xrt.runtime import available_cores
 from xrt.verify.execution import copy_values, run_alone
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OPENINGS", "Opening", "SizedInputs", "compare_at_sizes", "compile_for_all_sizes", "list_other_sizes", "open_dims"]
 
-Opening: TypeAlias = Literal["every", "first"]
-"""Which extents of the inputs become symbolic dims: all, or the first of each input."""
-OPENINGS: tuple[Opening, ...] = ("every", "first")
+Opening: TypeAlias = Literal["every", "equal", "first"]
+"""Which extents of the inputs become symbolic dims: each one of its own, all but those of 1 with one dim for equal sizes, or the
+first extent of each input, with one dim for equal sizes."""
+OPENINGS: tuple[Opening, ...] = ("every", "equal", "first")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class SizedInputs:
 def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
     """Return the Function with symbolic dims in place of extents of its inputs, all other types inferred again.
 
-    Each dim has a name of its own, also where sizes are equal. Raises CompileRefused where no input has an extent.
+    Raises CompileRefused where no input has an extent.
     """
     opened = tuple(_open(value, array, opening) for value, array in zip(function.inputs, inputs, strict=True))
     if opened == function.inputs:
@@ -69,8 +70,15 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
 def _open(value: Value, array: Any, opening: Opening) -> Value:
     if not isinstance(array, np.ndarray) or not isinstance(value.type, TensorType) or not value.type.shape:
         return value
-    names = tuple(f"{value.name}_{axis}" for axis in range(array.ndim))
-    return Value(value.name, value.type.with_shape(names if opening == "every" else (names[0], *value.type.shape[1:])))
+    dims = list(value.type.shape)
+    for axis, size in enumerate(array.shape):
+        if size == 0:
+            dims[axis] = 0  # no size but a case of its own, which an executable may refuse when it runs
+        elif opening == "every":
+            dims[axis] = f"{value.name}_{axis}"
+        elif (axis == 0 and opening == "first") or (size != 1 and opening == "equal"):
+            dims[axis] = f"n{size}"
+    return Value(value.name, value.type.with_shape(tuple(dims)))
 
 
 def _without_extents(body: Function) -> Function:
@@ -100,7 +108,7 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     All symbolic dims change, or else those of equal size, or else the first one.
     """
     sizes = read_sizes(function.inputs, inputs)
-    names = name_open_axes(function.inputs)
+    names = list(sizes)
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
     found = []
     for change in _CHANGES:

@@ -161,7 +161,8 @@ class IreeExecutable(Executable):
             for dim, size in zip(place.shape, array.shape, strict=False):
                 fits = fits and (dim if isinstance(dim, int) else sizes.setdefault(dim, size)) == size
             if not fits:
-                raise RunFailed(f"{LIBRARY} takes inputs as {self.function.inputs}, with elements; one is {list(array.shape)}")
+                inputs_due = ", ".join(map(str, self.function.inputs))
+                raise RunFailed(f"{LIBRARY} takes {inputs_due}, with elements, and is given {list(array.shape)}")
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:

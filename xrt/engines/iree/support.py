@@ -100,8 +100,8 @@ def _refusal_by_rules(node: Node, function: Function) -> str | None:
 _TRIED = (
     "Abs Add And Cast Ceil Clip Concat Div Elu Equal Erf Exp Flatten Floor Gather Gelu Gemm Greater GreaterOrEqual HardSigmoid "
     "Identity LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or Pow Reciprocal "
-    "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign Split Sqrt Squeeze "
-    "Sub Swish Tanh Transpose Unsqueeze Where Xor"
+    "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign "
+    "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
 )
 AT_EVERY_SIZE = frozenset(_TRIED.split())
 """Operators that were tried with symbolic dims, and agreed at every size."""
