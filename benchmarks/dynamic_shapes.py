@@ -1,9 +1,9 @@
 """What does one program for all sizes cost against a program for each size?
 
-Each model runs as two modules of one engine: ``dynamic="always"``, one program for all sizes, and ``dynamic="never"``, one for each.
-(1) The ratio of their calls at sizes that both have met, in turns: above 1, the program for all sizes is slower. (2) The first call
-of a new size: with the one program, and with the compile of another. Results are compared. An engine that declines a node with
-symbolic dims is left out for that model.
+Each model runs as two modules of one engine: ``dynamic="always"``, one program for all sizes, and ``dynamic="never"``, one for
+each. (1) The ratio of their calls at sizes that both have met, in turns: above 1, the program for all sizes is slower. (2) The
+first call of a new size: with the one program, and with the compile of another. Results are compared. An engine that declines a
+node with symbolic dims is left out for that model.
 
     python benchmarks/dynamic_shapes.py [--json] [--engines ort,openvino,iree,...] [--models chain,...] [--sizes 4,16,64]
         [--rounds N] [--threads N]
