@@ -27,8 +27,8 @@ ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
 
 def has_symbolic_dims(node: Node, function: Function) -> bool:
-    """Whether a value that the node reads or makes has an extent that is no number."""
-    types = [function.get_type(name) for name in (*node.uses, *node.defines)]
+    """Whether a value that the node reads has an extent that is no number."""
+    types = [function.get_type(name) for name in node.uses]
     return any(isinstance(type_, TensorType) and not type_.is_static for type_ in types)
 
 

@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
@@ -148,7 +148,8 @@ class RelaxExecutable(Executable):
         self._idle.clear()
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
-        machine = relax.VirtualMachine(self.program.code, tvm.cpu())
+        kept = None if self.program.workspace is not None else "naive"  # else memory of every size that there was is kept
+        machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=kept)
         twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
 
@@ -190,6 +191,6 @@ def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
     placed = []
     for result, buffer in zip(results, out, strict=True):
         if buffer is not None:
-            np.copyto(buffer, result)
+            fill(buffer, result)
         placed.append(result if buffer is None else buffer)
     return placed
