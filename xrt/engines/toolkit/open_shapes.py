@@ -8,14 +8,16 @@ meet, their dims are equal by number or by name, or 1 by number.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
-from xrt.graph import Constant, Dim, Function, Node, Shape, TensorType
-from xrt.passes import find_constant
+from xrt.engines.toolkit.node_query import NodeQuery
+from xrt.graph import Constant, Dim, Function, Node, Shape, TensorType, Value
+from xrt.passes import find_constant, infer_shapes
 
 __all__ = ["ELEMENTWISE", "has_symbolic_dims", "why_not_at_every_size"]
 
-Find = Callable[[int], Shape]
-"""Returns the shape of an input by its place."""
+SMALL = 64
+"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
 
 _ELEMENTWISE = (
     "Abs Add And Cast CastLike Ceil Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
@@ -42,6 +44,8 @@ def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]
     for shape in (*given, *made):
         if shape is None or any(not isinstance(dim, int) and dim not in known for dim in shape):
             return f"an extent of this {node.op} is known only when it is computed"
+    if made != list(_infer(NodeQuery.of(node, function, function.opset(), _find_small, [name for name in node.outputs if name]))):
+        return f"the extents that the model declares for this {node.op} do not follow from those of its inputs"
     shapes = [shape or () for shape in given]
     rule = _RULES.get(node.op_type, _broadcasts)
     try:
@@ -49,6 +53,24 @@ def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]
     except (IndexError, ValueError, TypeError):  # a node that lacks what its operator needs
         fits = False
     return None if fits else f"symbolic dims decide what this {node.op} computes, or it is not known that they are equal"
+
+
+@lru_cache(maxsize=4096)
+def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
+    """Return the shapes of the outputs as they follow from the inputs alone."""
+    alone = query.to_function()
+    try:
+        found = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
+    except ValueError:  # a node that breaks a rule
+        return ()
+    return tuple(_shape(value.name, found) for value in alone.outputs)
+
+
+def _find_small(name: str, function: Function) -> Constant | None:
+    """Return a constant that may be axes or a shape; None for other values."""
+    producer = function.producer(name)
+    constant = function.constants.get(name) if producer is None else find_constant(producer, function)
+    return constant if constant is not None and constant.array.size <= SMALL else None
 
 
 def _shape(name: str, function: Function) -> Shape | None:
@@ -60,10 +82,7 @@ def _shape(name: str, function: Function) -> Shape | None:
 
 
 def _constant(node: Node, place: int, function: Function) -> Constant | None:
-    if place >= len(node.inputs) or not node.inputs[place]:
-        return None
-    producer = function.producer(node.inputs[place])
-    return function.constants.get(node.inputs[place]) if producer is None else find_constant(producer, function)
+    return _find_small(node.inputs[place], function) if place < len(node.inputs) and node.inputs[place] else None
 
 
 def _broadcasts(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
