@@ -115,7 +115,7 @@ def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
         check(loaded.run(make(rows)[0]), make(rows)[1])
 
 
-@pytest.mark.parametrize("name", ["openvino", "iree"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_what_has_no_elements_is_refused(name: str) -> None:
     with pytest.raises(RunFailed, match="elements"):
         compiled(name).run(make(0)[0])

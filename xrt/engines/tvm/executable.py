@@ -46,6 +46,7 @@ class RelaxExecutable(Executable):
         self._constants = [to_tensor(constant.array) for constant in program.constants]
         self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
+        self._is_open = program.workspace is None
         self._name = function.name
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
@@ -53,6 +54,8 @@ class RelaxExecutable(Executable):
         self._idle.append(self._machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if self._is_open and not all(value.size for value in inputs):
+            raise RunFailed("TVM's loops need tensors with elements")
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
         if out is not None and self._fills(out) and (entry := self._entry(inputs, out)) is not None:
             self._call(entry, [*tensors, *map(to_tensor, out)])
@@ -61,7 +64,7 @@ class RelaxExecutable(Executable):
         return results if out is None else _placed(results, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if self.program.fresh != (True,):
+        if self.program.fresh != (True,) or self._is_open:
             return super().fast_call()
         call, constants = self._call, self._constants
 
@@ -148,7 +151,7 @@ class RelaxExecutable(Executable):
         self._idle.clear()
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
-        kept = None if self.program.workspace is not None else "naive"  # else memory of every size that there was is kept
+        kept = "naive" if self._is_open else None  # else memory of every size that there was is kept
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=kept)
         twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
