@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -130,8 +130,8 @@ def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function])
 
 
 def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
-    taken = replace(
-        MODEL, nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
+    taken = MODEL.replace(
+        nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
     )
     with xrt.XRTModule(taken, [NoNonZero()], cache=CompileCache()) as module:
         for rows in (5, 6):
