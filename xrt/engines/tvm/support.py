@@ -99,7 +99,8 @@ def _check_conversion(question: NodeQuery) -> str | None:
     wanted = question.asked
     if len(imported.results) != len(wanted):
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
-    reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
+    is_open = any(isinstance(given, TensorType) and not given.is_static for given in question.inputs)
+    reasons = (_disagreement(question.op_type, got, want, is_open) for got, want in zip(imported.results, wanted, strict=True))
     return next((reason for reason in reasons if reason), None)
 
 
@@ -117,8 +118,8 @@ def _trial_on_device(question: NodeQuery) -> str | None:
     return None
 
 
-def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | None:
-    if got.shape is None or (isinstance(want, TensorType) and want.is_static and not got.is_static):
+def _disagreement(op_type: str, got: TensorType, want: Type | None, is_open: bool) -> str | None:
+    if got.shape is None or not (got.is_static or is_open):
         return f"the shape of what {op_type} returns is not known to TVM before the run"
     if isinstance(want, TensorType) and not _agrees(got, want):
         return f"TVM takes the result of this {op_type} for {got}, where ONNX says {want}"
