@@ -38,12 +38,12 @@ def preprocess(function: Function) -> Function:
 
 def why_not_sized(function: Function) -> str | None:
     """Return which input or output has a shape that its inputs do not tell; None when they tell all."""
-    told: set[object] = set()
+    known: set[object] = set()
     for value in function.inputs:
-        told.update(getattr(value.type, "shape", None) or ())
+        known.update(getattr(value.type, "shape", None) or ())
     for value in (*function.inputs, *function.outputs):
         type_ = function.get_type(value.name)
         shape = type_.shape if isinstance(type_, TensorType) else None
-        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in told) for dim in shape):
+        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in known) for dim in shape):
             return f"the shape of {value.name!r} is not known before the run"
     return None
