@@ -1,6 +1,6 @@
 """Whether a node with symbolic dims means the same computation at every size, so that one program can serve them all.
 
-Compilers that are told nothing of two extents take them for equal: where one of them is 1 in a run, their code reads other memory
+Compilers that know nothing of two extents take them for equal: where one of them is 1 in a run, their code reads other memory
 than its own. So what is taken here has only dims that are numbers or named dims of the node's own inputs, and where operands
 meet, their dims are equal by number or by name, or 1 by number.
 """
