@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from xrt.engines.toolkit.open_shapes import _RULES, ELEMENTWISE, has_symbolic_dims, why_not_at_every_size
+from xrt.engines.toolkit.open_shapes import EVERY, has_symbolic_dims, why_not_at_every_size
 from xrt.graph import Node, Value
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
 
-EVERY = ELEMENTWISE.union(_RULES)
 LATER, DECIDES = "is known only when it is computed", "symbolic dims decide what"
 
 

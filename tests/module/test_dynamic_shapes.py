@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
-from xrt.cache import CompileCache
+from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import InputError, OptionError
@@ -103,6 +103,7 @@ def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: 
         (Rigid(), {}, 3, None),
     ],
 )
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_what_speaks_against_it(
     engine: Flexible, options: Any, compiles: int, reason: str | None, compiled: list[Function]
 ) -> None:
@@ -129,6 +130,7 @@ def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function])
     assert len(compiled) == 2
 
 
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
     taken = MODEL.replace(
         nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
@@ -203,9 +205,13 @@ def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> 
 
 
 def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("cache.disk.weight_hashes", "formats.file_mapping"):
+        monkeypatch.setattr(f"xrt.{place}.SETTLED", -(10**12))  # files count as settled that were written just now
     onnx.save(MODEL, tmp_path / "model.onnx")
     for round_ in range(2):
-        with xrt.XRTModule(tmp_path / "model.onnx", "openvino", cache=tmp_path / "cache") as module:
+        with xrt.XRTModule(
+            tmp_path / "model.onnx", "openvino", cache=CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        ) as module:
             assert {*call(module, 5 + round_).values(), *call(module, 9).values()} == {"openvino"}
             assert module._stored is not None
             assert module._stored.has(None) == bool(round_)

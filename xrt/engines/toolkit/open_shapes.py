@@ -14,7 +14,7 @@ from xrt.engines.toolkit.node_query import NodeQuery
 from xrt.graph import Constant, Dim, Function, Node, Shape, TensorType, Value
 from xrt.passes import find_constant, infer_shapes
 
-__all__ = ["ELEMENTWISE", "has_symbolic_dims", "why_not_at_every_size"]
+__all__ = ["ELEMENTWISE", "EVERY", "has_symbolic_dims", "why_not_at_every_size"]
 
 SMALL = 64
 """Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
@@ -194,3 +194,5 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of_batches),
 }
 """Other operators, each with when it is the same at every size."""
+EVERY = ELEMENTWISE.union(_RULES)
+"""All operators that may be the same at every size."""
