@@ -121,7 +121,7 @@ class IreeExecutable(Executable):
         outputs, lend, call = self._outputs, self._lend, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
-            made = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[arg-type]  # all are numbers
+            made = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[type-var]  # all are numbers
             call([*map(lend, inputs), *made])
             return made
 

@@ -107,7 +107,10 @@ class OpenVinoExecutable(Executable):
         """Return the shapes of the outputs of open shape, as far as the inputs tell them; nothing where all are fixed."""
         if not self._has_open:
             return ()
-        return [dims and tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims) for dims in self._open]
+        return [
+            None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
+            for dims in self._open
+        ]
 
     def _check_magnitudes(self, inputs: Sequence[Any]) -> None:
         """Raise OverflowError for an integer with which the library would compute something else."""
