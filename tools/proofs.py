@@ -73,7 +73,7 @@ _AREAS = (
     Subject("measurement", ("xrt/placement/**/*.py", "xrt/measure/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
     Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
-    Subject("suite", ("xrt/testing/*.py",)),
+    Subject("suite", ("xrt/testing/*.py",), ("onnx",)),
     Subject("checks", ("tests/architecture/*.py", "tests/ops/test_ops.py", "tests/formats/test_proto.py")),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
 )
