@@ -1,0 +1,51 @@
+"""Operators without a rule, each with the reason: the derivative is zero wherever it exists, or the rule is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xrt.graph import Node
+
+__all__ = ["MISSING", "WITHOUT_GRADIENT", "describe_missing"]
+
+_STEP = "it is constant between its steps"
+_DRAWN = "what it draws does not depend on its input"
+_SHAPE = "it reads shapes and types only"
+
+WITHOUT_GRADIENT: Mapping[str, str] = {
+    **dict.fromkeys(("Binarizer", "Ceil", "Floor", "Hardmax", "Round", "Sign"), _STEP),
+    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"), _DRAWN),
+    **dict.fromkeys(("ConstantOfShape", "EyeLike", "Shape", "Size"), _SHAPE),
+}
+"""Operators through which no gradient passes, each with the reason. Nor does one through values of integers or booleans."""
+
+_SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
+_QUANTIZED = "its results are integers, or scales that depend on the largest element"
+
+MISSING: Mapping[str, str] = {
+    "Det": "its gradient is the inverse of the matrix, which no operator of ONNX computes",
+    "DFT": "transforms have no rule yet",
+    "STFT": "transforms have no rule yet",
+    "Col2Im": "it has no rule yet",
+    "DeformConv": "the gradient of sampled positions has no rule yet",
+    "GridSample": "the gradient of sampled positions has no rule yet",
+    "MaxRoiPool": "the gradient of pooled regions has no rule yet",
+    "RoiAlign": "the gradient of pooled regions has no rule yet",
+    "DynamicQuantizeLinear": _QUANTIZED,
+    "DequantizeLinear": "gradients with respect to scales of quantization have no rule yet",
+    **dict.fromkeys(
+        (
+            *("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceMap"),
+            *("SplitToSequence", "Optional", "OptionalGetElement"),
+        ),
+        _SEQUENCES,
+    ),
+}
+"""Operators that have neither a rule nor a definition to be differentiated through, each with the reason."""
+
+
+def describe_missing(node: Node) -> str:
+    """Return why there is no gradient of a node."""
+    return MISSING.get(node.op, "there is no rule for it, and ONNX does not define it by other operators")
