@@ -90,7 +90,7 @@ def hard_sigmoid(at: RuleContext) -> Gradients:
 
 @rule("HardSwish")
 def hard_swish(at: RuleContext) -> Gradients:
-    """The function x max(0, min(1, x / 6 + 1 / 2)): 0 up to -3, 1 from 3 on, x / 3 + 1 / 2 between; Howard et al., arXiv:1905.02244."""
+    """The function x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
     x = at.x
     inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
     return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)

@@ -84,7 +84,7 @@ def normalize_instances(at: RuleContext) -> Gradients:
 
 @rule("LayerNormalization")
 def normalize_layer(at: RuleContext) -> Gradients:
-    """The function y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the type of the statistics."""
+    """The function y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
     rank = at.rank(at.x)
     axes, stash = list(range(at.attr("axis", -1) % rank, rank)), DType.from_onnx(at.attr("stash_type", 1))
     x, g, scale = cast(at.x, stash), cast(at.g, stash), at.input(1)
