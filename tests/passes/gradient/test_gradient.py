@@ -181,8 +181,8 @@ def test_an_operator_without_a_rule_is_named() -> None:
     with pytest.raises(ModelError) as caught:
         xrt.gradient(function)
     assert str(caught.value) == (
-        "node 'det_1' (Det) has no gradient: its gradient is the inverse of the matrix, which no operator of ONNX computes. Leave "
-        "out of with_respect_to what reaches `of` through it, or write it with other operators"
+        "node 'det_1' (Det) has no gradient: its gradient is the inverse of the matrix, which no operator of ONNX computes. "
+        "Leave out of with_respect_to what reaches `of` through it, or write it with other operators"
     )
 
 

@@ -22,7 +22,7 @@ def f(*shape: int) -> Array:
     """Return numbers away from 0 and from each other, so that no kink is near."""
     size = int(np.prod(shape))
     steps = (DRAW.permutation(size) + 0.5) / max(size, 1) * 2 + 0.3
-    return (steps * DRAW.choice([-1.0, 1.0], size)).reshape(shape)
+    return ((steps + DRAW.uniform(0, 0.01)) * DRAW.choice([-1.0, 1.0], size)).reshape(shape)
 
 
 def positive(*shape: int) -> Array:
@@ -50,10 +50,9 @@ def unary() -> Iterator[Case]:
     for op, attributes in (
         ("LeakyRelu", {"alpha": 0.3}),
         ("LeakyRelu", {}),
-        ("ThresholdedRelu", {"alpha": 0.8}),
+        ("ThresholdedRelu", {"alpha": 1.1}),
         ("Elu", {"alpha": 0.7}),
         ("Selu", {}),
-        ("Celu", {"alpha": 0.6}),
         ("HardSigmoid", {"alpha": 0.4}),
         ("HardSwish", {}),
         ("Shrink", {"lambd": 0.6, "bias": 0.1}),
@@ -202,7 +201,7 @@ def products() -> Iterator[Case]:
     for equation, shapes in (
         ("ij,jk->ik", ((2, 3), (3, 4))),
         ("bij,bjk", ((2, 3, 2), (2, 2, 3))),
-        ("...ij,...kj->...ik", ((2, 1, 3, 2), (5, 4, 2))),
+        ("...ij,...kj->...ik", ((2, 1, 3, 2), (2, 5, 4, 2))),
         ("ij->", ((2, 3),)),
         ("ij,k->jk", ((2, 3), (4,))),
         ("abc,cd,de->abe", ((2, 3, 2), (2, 3), (3, 2))),
@@ -229,6 +228,9 @@ def convolutions() -> Iterator[Case]:
             strides = options["strides"]
             options = {**options, "output_padding": [int(DRAW.integers(0, s)) for s in strides]}
             options["pads"] = [0] * (2 * axes) if k % 2 else options["pads"]
+        else:  # ONNX gives two shapes where windows do not touch
+            reaches = [(size - 1) * d + 1 for size, d in zip(kernel, options["dilations"], strict=True)]
+            options = {**options, "strides": [min(pair) for pair in zip(options["strides"], reaches, strict=True)]}
         weights = f(inputs, outputs // group, *kernel)
         small = f(2, inputs, *[4] * axes)
         yield Case(
@@ -291,10 +293,6 @@ def normalizations() -> Iterator[Case]:
 
         yield Case(f"LayerNormalization {axis}", layer, (x, f(*shape), f(*shape)))
 
-    def statistics(x: Any, s: Any) -> Any:
-        return ops.LayerNormalization(x, s, axis=-1, stash_type=11, outputs=3)
-
-    yield Case("LayerNormalization statistics", statistics, (f(3, 4), f(4)))
     yield Case("RMSNormalization", lambda *a: ops.RMSNormalization(*a, axis=-1, stash_type=11), (f(3, 4), f(4)))
     yield Case("LRN", lambda x: ops.LRN(x, size=3, alpha=0.3, beta=0.6, bias=1.2), (f(2, 5, 2, 3),))
     yield Case("LRN of an even size", lambda x: ops.LRN(x, size=4, alpha=0.3), (f(2, 5, 3),))
@@ -327,7 +325,6 @@ def others() -> Iterator[Case]:
     q, k, v = f(1, 2, 3, 4), f(1, 2, 5, 4), f(1, 2, 5, 4)
     yield Case("Attention", lambda *a: ops.Attention(*a, outputs=1)[0], (q, k, v))
     yield Case("Attention causal", lambda *a: ops.Attention(*a, is_causal=1, outputs=1)[0], (q, k, v))
-    yield Case("RotaryEmbedding", lambda x, c, s: ops.RotaryEmbedding(x, c, s), (f(1, 2, 3, 4), f(1, 3, 2), f(1, 3, 2)))
     for options, scales in (
         ({"mode": "linear"}, [1, 1, 2, 0.6]),
         ({"mode": "nearest"}, [1, 1, 1.5, 2]),
@@ -378,6 +375,19 @@ def recurrent() -> Iterator[Case]:
     yield Case("LSTM with other functions", chosen, (f(t, n, size), one[0], one[1]), False)
 
 
+def narrow() -> Iterator[Case]:
+    """Operators that ONNX has for float32 only; in float64 they compute what this expression does."""
+    x = 2 * f(2, 5).astype("float32")
+    yield Case("Celu", lambda x: ops.Celu(x, alpha=0.6), (x,))
+    arrays = tuple(f(*shape).astype("float32") for shape in ((1, 2, 3, 4), (1, 3, 2), (1, 3, 2)))
+    yield Case("RotaryEmbedding", ops.RotaryEmbedding, arrays)
+
+    def statistics(x: Any, s: Any) -> Any:
+        return ops.LayerNormalization(x, s, axis=-1, outputs=3)
+
+    yield Case("LayerNormalization statistics", statistics, (x, f(5).astype("float32")))
+
+
 FAMILIES = (unary, binary, reductions, moves, indexing, products, convolutions, pools, normalizations, losses, others, recurrent)
 CASES = [case for family in FAMILIES for case in family()]
 ELSEWHERE = {"If", "Loop", "Scan"}
@@ -387,9 +397,15 @@ ELSEWHERE = {"If", "Loop", "Scan"}
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_gradient_is_that_of_central_differences(case: Case) -> None:
     function = make_function(case.build, case.inputs)
-    assert_gradient(function, case.inputs, second=case.second)
+    assert_gradient(function, case.inputs, second=case.second, same=1e-6 if case.name.startswith(("AffineGrid", "Attention", "MeanVariance")) else 1e-12)
+
+
+@pytest.mark.parametrize("case", list(narrow()), ids=str)
+def test_a_gradient_in_float32(case: Case) -> None:
+    function = make_function(case.build, case.inputs)
+    assert_gradient(function, case.inputs, dtype="float32", step=1e-2, tolerance=3e-3, same=1e-5)
 
 
 def test_every_rule_has_a_case() -> None:
-    made = {node.op for case in CASES for node in make_function(case.build, case.inputs).nodes}
+    made = {node.op for case in [*CASES, *narrow()] for node in make_function(case.build, case.inputs).nodes}
     assert {*RULES, *DEFINITIONS} - ELSEWHERE - made == set()

@@ -41,7 +41,6 @@ def define(alone: Function) -> Function:
     builder = new_builder(alone)
     with builder:
         tensors = {value.name: builder.input(value.name, value.type) for value in alone.inputs}
-        tensors.update((name, builder.constant(constant)) for name, constant in alone.constants.items())
         at = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
         results = dict(zip(node.outputs, DEFINITIONS[node.op](at), strict=False))
         for name in node.defines:

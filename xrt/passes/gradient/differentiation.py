@@ -62,9 +62,8 @@ def gradient(
     """
     targets = _names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
-        raise ModelError(
-            f"function {function.name!r} has {len(targets)} outputs ({', '.join(targets) or 'none'}); name one: of={next(iter(targets), 'NAME')!r}"
-        )
+        known, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
+        raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({known}); name one: of={first!r}")
     wanted = _names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.operator_definitions import expand
 from xrt.graph import Constant, Function, Node, Type
 from xrt.graph.rename import Names, rename_node
+from xrt.passes.constant_folding import fold_constants
+from xrt.passes.dead_code_elimination import drop_dead_nodes
 from xrt.passes.gradient.definitions import DEFINITIONS, define
 from xrt.passes.gradient.reasons import MISSING, WITHOUT_GRADIENT
 from xrt.passes.gradient.recording import lift_constants, list_names
@@ -99,23 +102,33 @@ def _find_definition(node: Node, function: Function) -> Function | None:
         meaning = expand(alone)
         if meaning is None or meaning.opset() > function.opset():
             return None
-        return infer_shapes(upgrade_opset(infer_shapes(meaning), function.opset()))
+        newer = upgrade_opset(infer_shapes(_with_constants(meaning, function)), function.opset())
+        return drop_dead_nodes(infer_shapes(fold_constants(infer_shapes(newer), _evaluate_nothing)))
     except ModelError:
         return None  # the sweep says that there is no rule
 
 
+def _evaluate_nothing(function: Function, inputs: list[Any]) -> Sequence[Any]:
+    """Leave folding to what is known of shapes, which decides the branches of definitions."""
+    raise ModelError(f"{function.name!r} is not computed here")
+
+
 def _alone(node: Node, function: Function) -> Function:
     """Return the node as a Function of its own, under its own names."""
-    read = dict.fromkeys(filter(None, node.inputs))
-    found = {name: function.constants[name] for name in read if name in function.constants}
-    small = {name: constant for name, constant in found.items() if constant.array.size <= SMALL}
     return Function(
-        inputs=tuple(function.value(name) for name in read if name not in small),
-        outputs=tuple(function.value(name) for name in node.defines),
+        inputs=tuple(map(function.value, dict.fromkeys(filter(None, node.inputs)))),
+        outputs=tuple(map(function.value, node.defines)),
         nodes=(replace(node, device=""),),
-        constants=small,
         opsets=function.opsets,
     )
+
+
+def _with_constants(meaning: Function, function: Function) -> Function:
+    """Return the definition with its small constant inputs as constants, from which shapes follow."""
+    found = {value.name: constant for value in meaning.inputs if (constant := function.constants.get(value.name)) is not None}
+    small = {name: constant for name, constant in found.items() if constant.array.size <= SMALL}
+    inputs = tuple(value for value in meaning.inputs if value.name not in small)
+    return meaning.replace(inputs=inputs, constants={**meaning.constants, **small}) if small else meaning
 
 
 def _spliced(

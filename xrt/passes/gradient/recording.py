@@ -57,8 +57,8 @@ def record_function(
     names = {name: tensor.name for name, tensor in found.items()}
     for name in _list_defined(function):
         if name not in names:
-            names[name] = builder.fresh(name)
-    nodes = {node.name: names.get(node.name) or builder.fresh(node.name) for node in function.nodes}
+            names[name] = builder.names.plain(name)
+    nodes = {node.name: names.get(node.name) or builder.names.plain(node.name) for node in function.nodes}
     for node in function.nodes:
         renamed = rename_node(node, names, nodes)
         tensors = builder.record(renamed, [function.get_type(name) if name else None for name in node.outputs])

@@ -123,6 +123,12 @@ def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
     return [at.tensors[name] for name in stacks]
 
 
+def _first(at: RuleContext, index: int, initial: str) -> Tensor:
+    """Return the gradient of the last value of what is carried; zeros where none arrives."""
+    found = at.gradients[index]
+    return zeros_like(at.tensors[at.node.outputs[index] or initial]) if found is None else found
+
+
 def _stack(type_: Type | None) -> Type | None:
     shape = type_.shape if isinstance(type_, TensorType) else None
     return type_.with_shape((None, *shape)) if isinstance(type_, TensorType) and shape is not None else type_
@@ -143,7 +149,7 @@ def loop(at: RuleContext) -> Gradients:
     chosen = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
     captured = [name for name in at.node.captures if name in at.active]
     scans = at.gradients[len(carried) :]
-    starts = [*(at.gradient(index) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
     # The number of the turn is kept too: it says how many there were.
     stacks = _keep_turns(at, [original.inputs[0], *original.inputs[2:]])
     turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
@@ -195,7 +201,7 @@ def scan(at: RuleContext) -> Gradients:
     carried = at.node.inputs[:states]
     chosen = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
     captured = [name for name in at.node.captures if name in at.active]
-    starts = [*(at.gradient(index) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
     axes, ways = _layout(at, "input", count), _layout(at, "output", len(at.node.outputs) - states)
     stacks = _keep_turns(at, original.inputs[:states])

@@ -152,6 +152,8 @@ def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
         windows = Windows(windows.kernel, strides, dilations, (0,) * count, (0,) * count)
     if at.attr("output_shape") is None and not mode.startswith("SAME"):
         return windows
+    if mode.startswith("SAME") and any(reach < stride for reach, stride in zip(windows.reaches, strides, strict=True)):
+        at.refuse(f"its windows do not touch (auto_pad={mode!r}), for which ONNX gives two shapes; give it pads")
     sizes, results = at.x.shape[2:], at.y.shape[2:]
     if not all(isinstance(size, int) for size in (*sizes, *results)):
         at.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")

@@ -82,6 +82,15 @@ def normalize_instances(at: RuleContext) -> Gradients:
     return (normal * _per_channel(at.input(1), x, x.dtype) + _per_channel(at.input(2), x, x.dtype),)
 
 
+@definition("MeanVarianceNormalization")
+def normalize_moments(at: RuleContext) -> Gradients:
+    """The function (x - E x) / (sqrt(E x^2 - (E x)^2) + 1e-9) with means over the axes; ONNX's is for float32 alone."""
+    x, axes = at.x, at.attr("axes", [0, 2, 3])
+    mean = emit("ReduceMean", x, axes, keepdims=1)
+    deviation = emit("Sqrt", emit("ReduceMean", x * x, axes, keepdims=1) - mean * mean)
+    return ((x - mean) / (deviation + 1e-9),)
+
+
 @rule("LayerNormalization")
 def normalize_layer(at: RuleContext) -> Gradients:
     """The function y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""

@@ -64,8 +64,6 @@ def sum_tiles(at: RuleContext) -> Gradients:
 def cut_apart(at: RuleContext) -> Gradients:
     """The part of the gradient that belongs to each operand."""
     axis, operands = at.attr("axis"), [at.input(i) for i in range(len(at.node.inputs))]
-    if axis < 0:
-        axis += at.rank(at.y)
     sizes = [extent(operand, axis) for operand in operands]
     if all(isinstance(size, np.ndarray) for size in sizes):
         return split(at.g, np.concatenate(sizes), axis, len(operands))
