@@ -60,6 +60,7 @@ def test_the_observer_sees_each_pass_with_its_result() -> None:
     seen: list[tuple[str, list[str]]] = []
     make_pipeline(evaluate).run(function, lambda one, after: seen.append((str(one), [node.op_type for node in after.nodes])))
     assert seen == [
+        ("expand-gradient-nodes", ["Neg", "Add", "Neg"]),
         ("inline-constant-control-flow", ["Neg", "Add", "Neg"]),
         ("fold-constants", ["Add", "Neg"]),
         ("drop-dead-nodes", ["Add"]),

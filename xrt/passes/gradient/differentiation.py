@@ -89,7 +89,9 @@ def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence
             builder.output(tensors[value.name])
         for name in wanted:
             found = sweep.sum(name)
-            builder.output(zeros_like(tensors[name]) if found is None else found, _free_name(builder, f"{name}_gradient"))
+            with builder.scope(f"{name}/gradient"):
+                total = zeros_like(tensors[name]) if found is None else found
+            builder.output(total, _free_name(builder, f"{name}_gradient"))
     result = builder.function()
     return drop_dead_nodes(result.replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
 
@@ -105,7 +107,8 @@ def _check_differentiable(what: str, name: str, tensor: Tensor | None, function:
 
 def _seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
     if not is_input:
-        return fill_like(tensor, 1)
+        with builder.scope(f"{tensor.name}/gradient"):
+            return fill_like(tensor, 1)
     name = _free_name(builder, f"{tensor.name}_seed")
     return builder.input(name, tensor.type)
 

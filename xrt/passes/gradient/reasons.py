@@ -24,17 +24,20 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
 _SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
 _QUANTIZED = "its results are integers, or scales that depend on the largest element"
 
+_WAITS = "its rule is not written yet"
+
 MISSING: Mapping[str, str] = {
+    "CumProd": "its gradient is a quotient by elements that may be 0",
     "Det": "its gradient is the inverse of the matrix, which no operator of ONNX computes",
-    "DFT": "transforms have no rule yet",
-    "STFT": "transforms have no rule yet",
-    "Col2Im": "it has no rule yet",
-    "DeformConv": "the gradient of sampled positions has no rule yet",
-    "GridSample": "the gradient of sampled positions has no rule yet",
-    "MaxRoiPool": "the gradient of pooled regions has no rule yet",
-    "RoiAlign": "the gradient of pooled regions has no rule yet",
+    "DFT": _WAITS,
+    "STFT": _WAITS,
+    "Col2Im": _WAITS,
+    "DeformConv": _WAITS,
+    "GridSample": _WAITS,
+    "MaxRoiPool": _WAITS,
+    "RoiAlign": _WAITS,
     "DynamicQuantizeLinear": _QUANTIZED,
-    "DequantizeLinear": "gradients with respect to scales of quantization have no rule yet",
+    "DequantizeLinear": _WAITS,
     **dict.fromkeys(
         (
             *("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceMap"),

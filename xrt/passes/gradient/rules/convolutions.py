@@ -63,7 +63,7 @@ def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, grou
     results, sizes = g.tensor_type.shape, like.tensor_type.shape
     if results is not None and sizes is not None and all(isinstance(d, int) for d in (*results[2:], *sizes[2:])):
         over = [
-            i - ((o - 1) * s + reach - begin - end)  # type: ignore[operator]  # integers, as was checked
+            i - ((o - 1) * s + reach - begin - end)
             for i, o, s, reach, begin, end in zip(
                 sizes[2:], results[2:], windows.strides, windows.reaches, windows.begins, windows.ends, strict=True
             )
@@ -104,9 +104,10 @@ def _weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
 
 
 def _reshape(x: Tensor, sizes: Sequence[Any]) -> Tensor:
-    known = all(isinstance(size, np.ndarray) for size in sizes)
-    shape = np.concatenate(sizes) if known else emit("Concat", *sizes, axis=0)
-    return emit("Reshape", x, shape, allowzero=None if known and bool(shape.all()) else 1)
+    if all(isinstance(size, np.ndarray) for size in sizes):
+        shape = np.concatenate(sizes)
+        return emit("Reshape", x, shape, allowzero=None if shape.all() else 1)
+    return emit("Reshape", x, emit("Concat", *sizes, axis=0), allowzero=1)
 
 
 def _pointwise_weights(x: Tensor, g: Tensor, axes: int) -> Tensor:

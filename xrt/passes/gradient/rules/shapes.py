@@ -176,7 +176,7 @@ def _sum_sources(at: RuleContext, move: Any) -> Tensor:
 def list_places(x: Tensor) -> Tensor:
     """Return the places 0, 1, ... of the elements in the tensor's shape."""
     known = x.tensor_type.is_static
-    size = np.asarray(np.prod(x.shape, dtype=np.int64)) if known else emit("Size", x)
+    size = np.asarray(np.prod(shape_of(x), dtype=np.int64)) if known else emit("Size", x)
     row = emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64))
     return emit("Reshape", row, shape_of(x), allowzero=None if known and 0 not in x.shape else 1)
 
