@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import xrt
 from tests.engines.toy_running import ready
+from xrt.builder import DEFAULT_OPSET
 from xrt.builder.tracing import trace
 from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import Function, TensorType
@@ -30,15 +31,15 @@ class Case:
     inputs: tuple[Array, ...]
     second: bool = True
     """Whether the gradient has a gradient too that is checked."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = DEFAULT_OPSET
 
     def __str__(self) -> str:
         return self.name
 
 
-def make_function(build: Callable[..., Any], inputs: Sequence[Array], **options: Any) -> Function:
+def make_function(build: Callable[..., Any], inputs: Sequence[Any], opset: int = DEFAULT_OPSET) -> Function:
     """Return the Function of an expression for inputs of those types."""
-    return trace(build, *inputs, inference=node_types, **options)
+    return trace(build, *inputs, inference=node_types, opsets=opset)
 
 
 def run(function: Function, inputs: Sequence[Array]) -> list[Array]:

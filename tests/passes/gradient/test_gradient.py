@@ -91,7 +91,7 @@ def test_symbolic_sizes_stay() -> None:
         return ops.ReduceSum(ops.Softmax(y)[:, 1:] * 3, keepdims=0)
 
     types = (TensorType(DType.FLOAT64, ("N", 3)), TensorType(DType.FLOAT64, (3, 2)), TensorType(DType.FLOAT64, ("K",)))
-    function = make_function(build, types)  # type: ignore[arg-type]  # types in the place of arrays
+    function = make_function(build, types)
     for size in (1, 4):
         assert_gradient(function, (DRAW.standard_normal((size, 3)), W, B))
 
@@ -99,7 +99,7 @@ def test_symbolic_sizes_stay() -> None:
 @pytest.mark.parametrize("shapes", [((4, 3), (1, 3)), ((4, 3), (4, 1)), ((4, 3), (4, 3)), ((1, 1), (4, 3))])
 def test_broadcasting_of_symbolic_sizes_is_undone_at_run_time(shapes: Any) -> None:
     types = [TensorType(DType.FLOAT64, ("A", "B")), TensorType(DType.FLOAT64, ("C", "D"))]
-    function = make_function(lambda a, b: a * b, types)  # type: ignore[arg-type]  # types in the place of arrays
+    function = make_function(lambda a, b: a * b, types)
     assert_gradient(function, [DRAW.standard_normal(shape) for shape in shapes])
 
 

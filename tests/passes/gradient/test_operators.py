@@ -10,6 +10,7 @@ import pytest
 
 from tests.passes.gradient.checking import Array, Case, assert_gradient, make_function
 from xrt import ops
+from xrt.builder.record_op import apply
 from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
 from xrt.passes.gradient.definitions import DEFINITIONS
 from xrt.passes.gradient.table import RULES
@@ -338,6 +339,7 @@ def others() -> Iterator[Case]:
 
         yield Case(f"Resize {options}", resize, (f(1, 2, 4, 6),))
     yield Case("Resize to sizes", lambda x: ops.Resize(x, None, None, i(5, 7), axes=[2, 3], mode="linear"), (f(1, 2, 4, 6),))
+    yield Case("SwiGLU", lambda a, b: apply("SwiGLU", (a, b), {}), (f(2, 3), f(2, 3)), opset=28)
     yield Case("CenterCropPad", lambda x: ops.CenterCropPad(x, i(2, 6)), (f(4, 3),))
 
 
@@ -378,6 +380,9 @@ def narrow() -> Iterator[Case]:
     """Operators that ONNX or toy computes in float32 only."""
     x = 2 * f(2, 5).astype("float32")
     yield Case("Celu", lambda x: ops.Celu(x, alpha=0.6), (x,))
+    arrays = tuple(f(*shape).astype("float32") for shape in ((2, 3, 5), (3, 1, 2), (3,)))
+    options = {"activation": "silu"}
+    yield Case("CausalConvWithState", lambda *a: apply("CausalConvWithState", a, options, outputs=2), arrays, opset=27)
     arrays = tuple(f(*shape).astype("float32") for shape in ((1, 2, 3, 4), (1, 3, 2), (1, 3, 2)))
     yield Case("RotaryEmbedding", ops.RotaryEmbedding, arrays)
 
@@ -397,7 +402,7 @@ ELSEWHERE = {"If", "Loop", "Scan"}
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_gradient_is_that_of_central_differences(case: Case) -> None:
-    function = make_function(case.build, case.inputs)
+    function = make_function(case.build, case.inputs, case.opset)
     assert_gradient(
         function, case.inputs, second=case.second, same=1e-6 if case.name.startswith(("Attention", "MeanVariance")) else 1e-12
     )
@@ -405,10 +410,10 @@ def test_a_gradient_is_that_of_central_differences(case: Case) -> None:
 
 @pytest.mark.parametrize("case", list(narrow()), ids=str)
 def test_a_gradient_in_float32(case: Case) -> None:
-    function = make_function(case.build, case.inputs)
+    function = make_function(case.build, case.inputs, case.opset)
     assert_gradient(function, case.inputs, dtype="float32", step=1e-2, tolerance=3e-3, same=1e-5)
 
 
 def test_every_rule_has_a_case() -> None:
-    made = {node.op for case in [*CASES, *narrow()] for node in make_function(case.build, case.inputs).nodes}
+    made = {node.op for case in [*CASES, *narrow()] for node in make_function(case.build, case.inputs, case.opset).nodes}
     assert {*RULES, *DEFINITIONS} - ELSEWHERE - made == set()

@@ -34,6 +34,7 @@ MISSING: Mapping[str, str] = {
     "Col2Im": _WAITS,
     "DeformConv": _WAITS,
     "GridSample": _WAITS,
+    "LinearAttention": "its definition is a Scan inside of which ranks are not known",
     "MaxRoiPool": _WAITS,
     "RoiAlign": _WAITS,
     "DynamicQuantizeLinear": _QUANTIZED,
