@@ -28,7 +28,7 @@ __all__ = [
     "number",
     "reduce_sum",
     "reshape_to",
-    "shape_of",
+    "get_shape",
     "split",
     "sum_to",
     "transpose",
@@ -55,7 +55,7 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
 # ---------------------------------------------------------------------- shapes
 
 
-def shape_of(x: Tensor) -> Any:
+def get_shape(x: Tensor) -> Any:
     """Return the shape as an array where it is known, as a tensor elsewhere."""
     return integers(*x.shape) if x.tensor_type.is_static else emit("Shape", x)  # type: ignore[arg-type]  # static: all are integers
 
@@ -74,7 +74,7 @@ def reshape_to(x: Tensor, like: Tensor) -> Tensor:
     """Return the tensor in the shape of another one of as many elements."""
     if x.type == like.type and x.tensor_type.is_static:
         return x
-    wanted = shape_of(like)
+    wanted = get_shape(like)
     may_be_empty = not like.tensor_type.is_static or 0 in like.shape
     return emit("Reshape", x, wanted, allowzero=1 if may_be_empty else None)
 
@@ -88,7 +88,7 @@ def expand_to(x: Tensor, like: Tensor) -> Tensor:
     """Return the tensor broadcast to the shape of another one."""
     if x.tensor_type.is_static and like.tensor_type.is_static and x.shape == like.shape:
         return x
-    return emit("Expand", x, shape_of(like))
+    return emit("Expand", x, get_shape(like))
 
 
 def transpose(x: Tensor, order: Sequence[int]) -> Tensor:
@@ -122,12 +122,12 @@ def zeros(shape: Any, dtype: DType) -> Tensor:
 
 def zeros_like(x: Tensor) -> Tensor:
     """Return zeros of the tensor's type and shape."""
-    return zeros(shape_of(x), x.dtype)
+    return zeros(get_shape(x), x.dtype)
 
 
 def fill_like(x: Tensor, value: float) -> Tensor:
     """Return a tensor of the same type and shape all of whose elements are the number."""
-    return emit("ConstantOfShape", shape_of(x), value=np.full(1, value, x.dtype.numpy))
+    return emit("ConstantOfShape", get_shape(x), value=np.full(1, value, x.dtype.numpy))
 
 
 def count(whole: Tensor, part: Tensor) -> Any:

@@ -55,7 +55,7 @@ def parametric_relu(at: RuleContext) -> Gradients:
 
 
 @rule("ThresholdedRelu")
-def thresholded_relu(at: RuleContext) -> Gradients:
+def relu_above_threshold(at: RuleContext) -> Gradients:
     """The function x above alpha, 0 elsewhere."""
     return (_where(emit("Greater", at.x, number(at.attr("alpha", 1.0), at.x)), at.g, 0, at.g),)
 

@@ -220,21 +220,23 @@ def scan(at: RuleContext) -> Gradients:
 
     inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
     layout = [*[(0, 0)] * states, *axes, *(ways[index] for index, _ in arriving_scans)]
-    attributes: dict[str, Any] = {
-        "body": backward,
-        "num_scan_inputs": len(inputs),
-        "scan_input_axes": [axis for axis, _ in layout],
-        "scan_input_directions": [1 - way for _, way in layout],
-    }
-    if rows:
-        attributes["scan_output_axes"] = [axes[index][0] for index in rows]
-        attributes["scan_output_directions"] = [1 - axes[index][1] for index in rows]
+    attributes = {"body": backward, **_reverse(layout, [axes[index] for index in rows])}
     results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
     at.captured.update(zip(captured, results[len(chosen) : len(starts)], strict=True))
     found: list[Tensor | None] = [None] * len(at.node.inputs)
     places = [*chosen, *(states + index for index in rows)]
     for place, result in zip(places, [*results[: len(chosen)], *results[len(starts) :]], strict=True):
         found[place] = result
+    return found
+
+
+def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the attributes of a Scan that reads and writes in the opposite directions."""
+    found: dict[str, Any] = {"num_scan_inputs": len(inputs)}
+    for what, layout in (("input", inputs), ("output", outputs)):
+        if layout:
+            found[f"scan_{what}_axes"] = [axis for axis, _ in layout]
+            found[f"scan_{what}_directions"] = [1 - way for _, way in layout]
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from xrt.builder.record_op import emit
 from xrt.passes.gradient.rules.shapes import list_places, sum_at_places
 from xrt.passes.gradient.table import RuleContext, rule
-from xrt.passes.gradient.tensors import add_axes, reduce_sum, shape_of, transpose, zeros, zeros_like
+from xrt.passes.gradient.tensors import add_axes, reduce_sum, get_shape, transpose, zeros, zeros_like
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
@@ -25,7 +25,7 @@ def gather(at: RuleContext) -> Gradients:
     axis = at.attr("axis", 0) % rank
     rows = transpose(at.g, [*range(axis, axis + axes), *range(axis), *range(axis + axes, axes + rank - 1)])
     order = [axis, *(other for other in range(rank) if other != axis)]
-    shape = shape_of(at.x)
+    shape = get_shape(at.x)
     moved = shape[order] if isinstance(shape, np.ndarray) else emit("Gather", shape, np.asarray(order, np.int64))
     base = zeros(moved, at.x.dtype)
     found = emit("ScatterND", base, add_axes(at.input(1).astype("int64"), axes), rows, reduction="add")
@@ -89,7 +89,7 @@ def update_cache(at: RuleContext) -> Gradients:
     # The places of the updates are found by writing their numbers, counted from 1, and zeros elsewhere.
     numbers = emit(
         "TensorScatter",
-        emit("ConstantOfShape", shape_of(past), value=np.zeros(1, np.int64)),
+        emit("ConstantOfShape", get_shape(past), value=np.zeros(1, np.int64)),
         list_places(update) + 1,
         *indices,
         **options,
@@ -98,7 +98,7 @@ def update_cache(at: RuleContext) -> Gradients:
     base = zeros(emit("Add", emit("Reshape", emit("Size", update), [1]), np.asarray([1])), at.g.dtype)
     found = emit("ScatterElements", base, order, at.g.reshape(-1), axis=0, reduction="add")
     tail = emit("Slice", found, np.asarray([1]), np.asarray([np.iinfo(np.int64).max]))
-    return data, emit("Reshape", tail, shape_of(update))
+    return data, emit("Reshape", tail, get_shape(update))
 
 
 @rule("OneHot")

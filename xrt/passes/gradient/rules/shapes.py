@@ -16,7 +16,7 @@ from xrt.passes.gradient.tensors import (
     integers,
     reduce_sum,
     reshape_to,
-    shape_of,
+    get_shape,
     split,
     sum_to,
     transpose,
@@ -54,7 +54,7 @@ def sum_tiles(at: RuleContext) -> Gradients:
     rank = at.rank(at.x)
     if rank == 0:
         return (at.g,)
-    repeats, shape = at.input(1), at.builder.symbol(shape_of(at.x))
+    repeats, shape = at.input(1), at.builder.symbol(get_shape(at.x))
     interleaved = emit("Concat", add_axes(repeats, 1), add_axes(shape, 1), axis=1)
     tiles = emit("Reshape", at.g, flatten(interleaved), allowzero=1)
     return (reshape_to(reduce_sum(tiles, range(0, 2 * rank, 2)), at.x),)
@@ -176,9 +176,9 @@ def _sum_sources(at: RuleContext, move: Any) -> Tensor:
 def list_places(x: Tensor) -> Tensor:
     """Return the places 0, 1, ... of the elements in the tensor's shape."""
     known = x.tensor_type.is_static
-    size = np.asarray(np.prod(shape_of(x), dtype=np.int64)) if known else emit("Size", x)
+    size = np.asarray(np.prod(get_shape(x), dtype=np.int64)) if known else emit("Size", x)
     row = emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64))
-    return emit("Reshape", row, shape_of(x), allowzero=None if known and 0 not in x.shape else 1)
+    return emit("Reshape", row, get_shape(x), allowzero=None if known and 0 not in x.shape else 1)
 
 
 def sum_at_places(g: Tensor, places: Tensor, like: Tensor) -> Tensor:
