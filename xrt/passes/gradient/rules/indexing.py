@@ -10,7 +10,7 @@ import numpy as np
 from xrt.builder.record_op import emit
 from xrt.passes.gradient.rules.shapes import list_places, sum_at_places
 from xrt.passes.gradient.table import RuleContext, rule
-from xrt.passes.gradient.tensors import add_axes, reduce_sum, get_shape, transpose, zeros, zeros_like
+from xrt.passes.gradient.tensors import add_axes, get_shape, reduce_sum, transpose, zeros, zeros_like
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
