@@ -171,7 +171,7 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
         assert (loaded._cache.statistics.disk.hits, loaded._cache.statistics.disk.misses) == (20, 0)
 
 
-def test_the_sizes_that_were_compiled_for_are_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sizes_that_were_compiled_for_are_reported(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     assert (
         "compiled once for every size of N, which its engines leave open\n"
