@@ -288,7 +288,7 @@ class _Origin:
         engines, settings, _ = self._terms
         shapes = None if self._key is None else [_Shaped(shape) for shape in self._key]
         original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
-        simple = optimize(original, fold=settings.fold_constants, threads=engines.context.threads)
+        simple = optimize(original, fold=settings.fold_constants, engines=engines)
         return Specialization(simple, *self._terms, original=original)
 
 
