@@ -134,7 +134,8 @@ class Pipeline:
             if name not in PASSES:
                 raise OptionError(f"there is no pass {name!r}.{did_you_mean(name, PASSES)} There is: {', '.join(PASSES)}")
             kind = PASSES[name]
-            made.append(kind(**{field.name: evaluate for field in dataclasses.fields(kind) if field.name == "evaluate"}))
+            wants = any(field.name == "evaluate" for field in dataclasses.fields(kind))
+            made.append(kind(evaluate) if wants else kind())  # type: ignore[call-arg]  # of the class that has the field
         return cls(tuple(made))
 
     def __iter__(self) -> Iterator[Pass]:
