@@ -1,6 +1,6 @@
 """The index of a bundle: what a load needs of the manifest, as text.
 
-With it neither protobuf nor ONNX is imported and no node is read, unless a region must be compiled again or somebody asks for
+With it neither protobuf nor ONNX is imported and no node is read, unless a region must be compiled again, or a caller asks for
 the plan's nodes and reasons. It is no second truth: what it leaves out is read from the manifest.
 """
 

@@ -337,7 +337,7 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
 def _check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_auto: bool) -> None:
     """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
 
-    A lower precision is allowed to these: an engine that computes in full precision is measured beside the others.
+    A lower precision is allowed to these: an engine that computes in full precision is measured like the others.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
     if is_auto and None not in reasons.values():
