@@ -240,6 +240,8 @@ def _restore(
                 build.remarks = dict(_offered(regions, program["regions"], tier, recompiled))
                 tier.watch(plan)
             module._specializations.put((key[0], tuple(program["fetch"])), build)
+            if module._why_sizes != "" and module._engines.can_be_dynamic and not module._engines.are_dynamic:
+                module._why_sizes = "" if key[0] is None else "the bundle has programs for sizes"
             module._last = module._last or build
     if recompiled:
         _tell(tier, recompiled)
@@ -249,9 +251,9 @@ def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
     """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
     if isinstance(module._source, BundledTraces):
         return (_types(plan),)
-    key = module._source.key(_types(plan), module._engines.are_dynamic)
-    general = key is not None or _types(plan) == tuple(value.type for value in module._source.inputs)
-    return (key,) if general else None
+    is_general = _types(plan) == tuple(value.type for value in module._source.inputs)
+    key = module._source.key(_types(plan), module._engines.are_dynamic or (is_general and module._engines.can_be_dynamic))
+    return (key,) if key is not None or is_general else None
 
 
 def _complete(file: BundleFile, number: int, whole: Callable[[], Function], terms: Any) -> Specialization:

@@ -145,6 +145,10 @@ class StoredPlans:
 
     # ------------------------------------------------------------------ reading
 
+    def has(self, key: Any) -> bool:
+        """Whether a plan is kept for what of the inputs it depends on."""
+        return self._stored is not None and any(plan.key == key for plan in self._stored.plans)
+
     def find(self, key: Any) -> Specialization | None:
         """Return the build for what of the inputs it depends on, None where no plan is kept for it."""
         source = self.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import numpy as np
 from xrt.errors import InputError, OptionError, XRTError, did_you_mean
 from xrt.module.specialization import Specialization, optimize
 from xrt.placement.background import BackgroundWork
+from xrt.placement.engine_list import is_always_dynamic
 from xrt.placement.ranged import RangedPlacement
 from xrt.placement.size_ranges import SizeRanges, name_open_axes, read_sizes
 from xrt.runtime import to_host
@@ -101,7 +103,7 @@ class Tiers:
         None where it is ready or cannot be made in the background, and where there is no stand-in.
         """
         module = self._module()
-        if not self._is_on or module is None or key in self._failed:
+        if not self._is_on or module is None or key in self._failed or not module._find_reason_for_sizes(values):
             return None
         own = module._specializations.get(key)
         if own is not None and own.is_compiled:
@@ -191,14 +193,18 @@ def _copy(values: Sequence[Any]) -> list[Any]:
 
 
 def _make_stand_in(module: XRTModule) -> Specialization | None:
-    """Return the compiled program of the model with its symbolic dims, on engines that keep them; None where none takes it."""
+    """Return the compiled program of the model with its symbolic dims, on engines that keep them; None where none takes it.
+
+    A search has the engine that is ready soonest in front, a model of fixed sizes one that does not compile for them.
+    """
     engines, settings = module._engines, module._settings
     named = [one for one in engines.engines if one.spec != engines.implicit]
     if engines.is_auto:
-        first = next((one for one in named if one.supports_dynamic_shapes), None)  # others would have to be imported
+        first = next((one for one in named if is_always_dynamic(one)), None)  # others would have to be imported
         dynamic = [first] if first is not None else []
     else:
-        dynamic = [one for one in named if one.supports_dynamic_shapes]
+        takes = operator.attrgetter("supports_dynamic_shapes") if read_names(module._source) else is_always_dynamic
+        dynamic = [one for one in named if takes(one)]
     implicit = [one for one in engines.engines if one.spec == engines.implicit]
     if not dynamic and not implicit:
         return None

@@ -49,6 +49,9 @@ class LazyEngine(GraphCompiler):
     def why_not(self, node: Node, function: Function) -> str | None:
         return self.inner.why_not(node, function)
 
+    def why_not_dynamic(self, function: Function) -> str | None:
+        return self.inner.why_not_dynamic(function)
+
     def version(self) -> str:
         return self.inner.version()
 
