@@ -253,11 +253,9 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
     check_recorded(settings.cuda_graph, context.device)
-    for engine in engines:
-        if reason := engine.unsupported_options(context):
-            raise OptionError(reason)
+    _check_options(engines, context, is_auto=is_auto(asked))
     engines = _isolated(engines, settings, context.device, devices)
-    implicit = None if settings.strict else _reference(engines, context)
+    implicit = None if settings.strict else _reference(engines, context.in_full_precision() if is_auto(asked) else context)
     if implicit is not None:
         engines.append(implicit)
     made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
@@ -345,6 +343,21 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+
+
+def _check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_auto: bool) -> None:
+    """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
+
+    A lower precision is allowed to these: an engine that computes in full precision is measured like the others.
+    """
+    reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
+    if is_auto and None not in reasons.values():
+        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
+        raise OptionError(f"no engine is left for engine='auto': {left_out}")
+    if is_auto:
+        reasons = {engine.spec: engine.unsupported_options(context.in_full_precision()) for engine in engines}
+    if reason := next(filter(None, reasons.values()), None):
+        raise OptionError(reason)
 
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:

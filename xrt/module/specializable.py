@@ -73,7 +73,7 @@ class Specializable:
     def _automatic(self) -> AutoPlacement:
         made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
         if self._tiers is not None:
-            made.ranged = self._tiers.make_ranged_placement(self._source, self._settings, self._engines.context.threads)
+            made.ranged = self._tiers.make_ranged_placement(self._source, self._settings, self._engines)
         return made
 
     def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
@@ -158,7 +158,7 @@ class Specializable:
         declared = values is None or (key[0] is None and not self._source.is_traced)
         function = self._source.get_declared_function() if declared else self._source.function(values, False)
         function = add_outputs(function, fetch)
-        simple = optimize(function, fold=self._settings.fold_constants, threads=self._engines.context.threads)
+        simple = optimize(function, fold=self._settings.fold_constants, engines=self._engines)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
             sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else sizes

@@ -166,10 +166,10 @@ class Tiers:
         """Return the sizes that values give to symbolic dims."""
         return read_sizes(inputs, values)
 
-    def make_ranged_placement(self, source: ModelSource, settings: ModuleOptions, threads: int) -> RangedPlacement:
+    def make_ranged_placement(self, source: ModelSource, settings: ModuleOptions, engines: EngineList) -> RangedPlacement:
         """Return the placement by ranges of sizes."""
         get = source.get_declared_function
-        specialize = partial(_specialize_at, source, settings, threads)
+        specialize = partial(_specialize_at, source, settings, engines)
         return RangedPlacement(SizeRanges(settings.sizes), get, specialize, settings.background)
 
     def _get_ranged(self) -> Any:
@@ -177,14 +177,14 @@ class Tiers:
         return module._automatic.ranged if module is not None else None
 
 
-def _specialize_at(source: ModelSource, settings: ModuleOptions, threads: int, sizes: Sizes) -> Function:
+def _specialize_at(source: ModelSource, settings: ModuleOptions, engines: EngineList, sizes: Sizes) -> Function:
     """Return what is planned for inputs of those sizes."""
     names = iter(name_open_axes(source.inputs))
     shaped = [
         _Shaped(tuple(dim if isinstance(dim, int) else sizes[next(names)] for dim in getattr(value.type, "shape", None) or ()))
         for value in source.inputs
     ]
-    return optimize(source.function(shaped, dynamic=False), fold=settings.fold_constants, threads=threads)
+    return optimize(source.function(shaped, dynamic=False), fold=settings.fold_constants, engines=engines)
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
@@ -210,7 +210,7 @@ def _make_stand_in(module: XRTModule) -> Specialization | None:
         return None
     chosen = replace(engines, engines=(*dynamic, *implicit), is_auto=False)
     function = module._source.get_declared_function()
-    simple = optimize(function, fold=settings.fold_constants, threads=module.threads)
+    simple = optimize(function, fold=settings.fold_constants, engines=chosen)
     clustering = replace(settings.clustering, pins=tuple(p for p in settings.clustering.pins if p.engine in _names(dynamic)))
     made = Specialization(simple, chosen, replace(settings, clustering=clustering), module._cache, original=function)
     made.program()

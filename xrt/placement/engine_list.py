@@ -12,7 +12,7 @@ from xrt.runtime.devices.streams import Streams
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext
-    from xrt.graph import Function
+    from xrt.graph import Function, Node
     from xrt.partition import Launch
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.request import PlacementRequest
@@ -70,6 +70,10 @@ class EngineList:
     def on_host(self, launch: Launch) -> GraphCompiler | None:
         """Return the engine of a launch; None where it runs on a device, or is not among these."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
+
+    def fuse_dequantization(self, node: Node, function: Function) -> bool:
+        """Whether an engine that was named wants a DequantizeLinear of constants as it is."""
+        return any(one.fuses_dequantization(node, function) for one in self.engines if one.spec != self.implicit)
 
     def close(self) -> None:
         """End the workers of those that have one."""

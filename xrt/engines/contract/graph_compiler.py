@@ -199,6 +199,13 @@ class GraphCompiler(abc.ABC):
         """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
         return self.devices
 
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        """Whether a DequantizeLinear of constants is to stay, since the engine computes what reads it in integers.
+
+        Asked before the model is placed, of each such node; otherwise XRT computes it once. Pure and cheap. The default is no.
+        """
+        return False
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()

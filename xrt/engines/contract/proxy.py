@@ -61,6 +61,9 @@ class LazyEngine(GraphCompiler):
     def missing_features(self) -> str:
         return self.status.lacks
 
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        return self.inner.fuses_dequantization(node, function)
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         return self.inner.remarks(function)
 

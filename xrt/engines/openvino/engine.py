@@ -17,6 +17,7 @@ from xrt.engines.openvino.requests import CompiledModel
 from xrt.engines.openvino.serialization import export_model, load_model
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
+from xrt.engines.toolkit.quantized_operands import has_quantized_readers
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import TensorType
 
@@ -72,6 +73,9 @@ class OpenVino(GraphCompiler):
         from xrt.engines.openvino.support import why_not
 
         return why_not(node, function, self._terms)
+
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        return self.arithmetic == "native" and has_quantized_readers(node, function) and self.why_not(node, function) is None
 
     def why_not_dynamic(self, function: Function) -> str | None:
         """Return which node is declined, or that integers are not known to fit; else one executable serves all sizes."""
