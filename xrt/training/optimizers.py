@@ -49,7 +49,7 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
     """What is remembered of each parameter, in its type and shape, zeros at first."""
 
-    def used_slots(self) -> tuple[str, ...]:
+    def list_slots(self) -> tuple[str, ...]:
         """Return the slots that these options need."""
         return self.slots
 
@@ -72,7 +72,7 @@ class SGD(Optimizer):
     nesterov: bool = False
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
-    def used_slots(self) -> tuple[str, ...]:
+    def list_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
     def update(

@@ -56,9 +56,11 @@ def step(
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
 
-    ``loss`` names an output of one element, or is a `Loss` of the first output, whose target becomes the input ``target``. Without
-    it the model must have one output, state excepted. The parameters that match the patterns become inputs that are state, and so do
-    ``<name>.<slot>`` for what the optimizer remembers and ``optimizer.step``. The learning rate is the input ``learning_rate``.
+    ``loss`` names an output of one element, or is a `Loss` of the first output, whose target becomes the input ``target``.
+    Without it the model must have one output, state excepted. The parameters that match the patterns become inputs that are
+    state, and so do ``<name>.<slot>`` for what the optimizer remembers and ``optimizer.step``. The learning rate is the input
+    ``learning_rate``.
+
     The outputs are those of the model, after the loss where a `Loss` makes it. A state is zeros at first: set the parameters, as
     `TrainModule` does. What is state of the model stays state. ``clip_norm`` scales the gradients so that their common norm is at
     most that.
@@ -134,7 +136,7 @@ def _update_all(
     states = []
     for name, value in gradients.items():
         parameter = tensors[name]
-        slots = {slot: builder.input(f"{name}.{slot}", parameter.type) for slot in optimizer.used_slots()}
+        slots = {slot: builder.input(f"{name}.{slot}", parameter.type) for slot in optimizer.list_slots()}
         with builder.scope(f"{name}/update"):
             following, changed = optimizer.update(at, parameter, value, slots)
         for key, new in {name: following, **{f"{name}.{slot}": changed[slot] for slot in slots}}.items():
