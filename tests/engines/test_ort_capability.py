@@ -213,8 +213,9 @@ def scores(**attributes: Any) -> Function:
     return one("Attention", QKV, (None, None, None, None), 23, **attributes)
 
 
-def masked(*shape: Any) -> Function:
-    return one("Attention", [*QKV, tensor(FLOAT, *shape)], opset=23)
+def masked(*shape: Any, keys: Any = 6) -> Function:
+    q, *_ = QKV
+    return one("Attention", [q, *[tensor(FLOAT, 1, 2, keys, 8)] * 2, tensor(FLOAT, *shape)], opset=23)
 
 
 GAP_CASES: dict[str, tuple[Function, bool]] = {
@@ -245,6 +246,7 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "corners of any batch of a whole size": (resize(tensor(FLOAT, "N", 1, 4, 4), np.array([1, 1, 2, 0.5], np.float32)), False),
     "corners of any batch of a size not whole": (resize(tensor(FLOAT, "N", 1, 3, 4), np.array([1, 1, 0.5, 2], np.float32)), True),
     "corners of a whole size": (resize(IMAGE, np.full(4, 2, np.float32)), False),
+    "an unknown number of scales": (resize(IMAGE, tensor(FLOAT, "N"), "half_pixel"), True),
     "other coordinates": (resize(IMAGE, SCALES, "half_pixel"), False),
     "half pixels of a single one": (resize(IMAGE, np.array([1, 1, 0.4, 1], np.float32), "pytorch_half_pixel"), True),
     "half pixels of unknown scales": (resize(IMAGE, tensor(FLOAT, 4), "pytorch_half_pixel"), False),
@@ -296,6 +298,8 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "a row as mask": (masked(1, 6), True),
     "a mask": (masked(4, 6), False),
     "a mask of unknown size": (masked("S", "T"), False),
+    "a mask and keys of two unknown sizes": (masked(4, "T", keys="K"), True),
+    "a mask and keys of one unknown size": (masked(4, "K", keys="K"), False),
 }
 
 

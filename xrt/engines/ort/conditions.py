@@ -26,6 +26,7 @@ __all__ = [
     "is_fused_with_relu",
     "is_half",
     "is_over_the_greatest",
+    "is_resized_to_unknown_rank",
     "is_single",
     "is_wider_than_single",
     "may_have_many_zero_points",
@@ -192,6 +193,12 @@ def may_round_resized(node: Node, scope: Scope) -> bool:
     return any(1 < size < 2 for size in sizes)  # where it asks whether the size is more than 1
 
 
+def is_resized_to_unknown_rank(node: Node, scope: Scope) -> bool:
+    """Whether the number of the scales or sizes of a Resize is not known."""
+    shapes = [scope.shape(node, index) for index in (2, 3) if has_input(node, index)]
+    return any(not shape or not isinstance(shape[0], int) for shape in shapes)
+
+
 def _scaled_extents(node: Node, scope: Scope) -> list[tuple[Dim, float]] | None:
     """Return each extent of a Resize by scales that is scaled, with its scale; None where they are not known."""
     scales, shape = scope.constant(node, 2), scope.shape(node, 0)
@@ -272,8 +279,11 @@ def has_odd_mask(node: Node, scope: Scope) -> bool:
 
 
 def _differ(one: Dim, other: Dim) -> bool:
-    return isinstance(one, int) and isinstance(other, int) and one != other
+    """Whether two extents are not the same: two numbers, or two names, of which nothing says that they are equal."""
+    return type(one) is type(other) and one is not None and one != other
 
 
 def _sum(one: Dim, other: Dim) -> Dim:
+    if other == 0:
+        return one
     return one + other if isinstance(one, int) and isinstance(other, int) else None

@@ -137,6 +137,12 @@ GAPS: tuple[OrtKnownIssue, ...] = (
         ),
     ),
     OrtKnownIssue(
+        ("Resize",),
+        when.is_resized_to_unknown_rank,
+        "takes scales and sizes of which the number is not known for none, and refuses the model",
+        ("test_resize_upsample_sizes_nearest with a symbolic dim in place of the number of sizes",),
+    ),
+    OrtKnownIssue(
         ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
         when.pads_dilated_to_same,
         "does not pad to the same size (auto_pad) where there are dilations: it fails, or gives another size",
