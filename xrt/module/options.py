@@ -86,8 +86,8 @@ class ModuleOptions:
     for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
     size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
     dynamic: Dynamic = "auto"
-    """Whether one program serves all sizes of symbolic dims: ``"auto"`` where every engine of the list supports it and calls it
-    quick enough for the model, ``"always"`` where they support it, ``"never"``; else each set of sizes has a program."""
+    """Whether one program serves all sizes of symbolic dims: ``"auto"``, all but the first call's, where every engine of the list
+    supports it and has no reason against it; ``"always"``, where they support it; ``"never"``, a program for each set of sizes."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None

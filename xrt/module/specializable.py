@@ -46,6 +46,8 @@ class Specializable:
     _closed: bool
     _why_sizes: str | None = None
     """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
+    _first_sizes: object = None
+    """The shapes of the first call, where they have a program of their own and others share one."""
 
     def _make_tiers(self) -> Tiers | None:
         """Return what serves calls before their programs are ready; None where none is asked for."""
@@ -93,6 +95,8 @@ class Specializable:
         engines, source = self._engines, self._source
         if self._settings.dynamic == "never" or not engines.can_be_dynamic:
             return "an engine needs every extent fixed" if self._settings.dynamic != "never" else "dynamic='never'"
+        if self._settings.first == "quickest" and self._settings.dynamic == "auto" and not engines.are_dynamic:
+            return "the program for all sizes serves until that of the sizes is ready"
         if self._why_sizes is None:
             if engines.are_dynamic:
                 return ""
@@ -108,10 +112,22 @@ class Specializable:
                     self._why_sizes = found
         return self._why_sizes
 
+    def _is_first_size(self, sizes: object) -> bool:
+        """Whether these sizes are those of the first call, whose own program may be quicker than one for all sizes."""
+        engines, stored = self._engines, self._stored
+        if self._settings.dynamic != "auto" or engines.are_dynamic or not engines.can_be_dynamic:
+            return False
+        is_kept = stored is not None and stored.has(None) and not stored.has(sizes)
+        if self._first_sizes is None and self._why_sizes is None and not is_kept:
+            self._first_sizes = sizes
+        return sizes == self._first_sizes
+
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
         if values is None and not self._source.is_traced:
             return None, fetch
-        return self._source.key(values or [], not self._find_reason_for_sizes(values)), fetch
+        sizes = self._source.key(values or [], False)
+        has_own = sizes is None or self._is_first_size(sizes) or self._find_reason_for_sizes(values)
+        return sizes if has_own else self._source.key(values or [], True), fetch
 
     def _specialize(
         self,
