@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xrt.cache import CompileCache
+    from xrt.module.buckets import Buckets
     from xrt.module.model_source import ModelSource
     from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
@@ -35,6 +36,7 @@ class Specializable:
     _cache: CompileCache
     _engines: EngineList
     _source: ModelSource
+    _buckets: Buckets | None
     _stored: StoredPlans | None
     _specializations: SpecializationCache
     _tiers: Tiers | None
@@ -52,7 +54,25 @@ class Specializable:
             return None
         from xrt.module.tiers import make_tiers  # for those alone who have open sizes
 
-        return make_tiers(self, settings, self._source, self._engines)
+        return make_tiers(self, settings, self._served, self._engines)
+
+    def _make_buckets(self) -> tuple[Buckets | None, tuple[str, ...]]:
+        """Return what pads the inputs of calls, None where nothing does, and what there is to say of it."""
+        if self._settings.buckets is None:
+            return None, ()
+        from xrt.module.buckets import make_buckets  # for those alone who ask
+
+        return make_buckets(self._source, self._settings, self._engines)
+
+    @property
+    def _served(self) -> ModelSource:
+        """What is compiled: the model, or its padded form."""
+        return self._source if self._buckets is None else self._buckets.source
+
+    @property
+    def _keeps_dims(self) -> bool:
+        """Whether one program serves all sizes."""
+        return self._engines.are_dynamic and self._buckets is None
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait until nothing is measured or compiled in the background, so many seconds at most; raises TimeoutError then."""
@@ -71,7 +91,7 @@ class Specializable:
     def _automatic(self) -> AutoPlacement:
         made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
         if self._tiers is not None:
-            made.ranged = self._tiers.make_ranged_placement(self._source, self._settings, self._engines.context.threads)
+            made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines.context.threads)
         return made
 
     def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
@@ -84,8 +104,8 @@ class Specializable:
         return stand_in, stand_in.program()
 
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
-        dynamic = self._engines.are_dynamic or values is None
-        return (None if values is None and not self._source.is_traced else self._source.key(values or [], dynamic), fetch)
+        dynamic = self._keeps_dims or values is None
+        return (None if values is None and not self._served.is_traced else self._served.key(values or [], dynamic), fetch)
 
     def _specialize(
         self,
@@ -116,13 +136,13 @@ class Specializable:
     def _planned(self, values: Any, fetch: tuple[str, ...], place: Placer | None, progress: Any) -> Specialization:
         base = self._specialize(values) if fetch and self._engines.is_auto else None
         began = self._automatic.clock() if self._engines.is_auto else 0.0
-        dynamic = self._engines.are_dynamic or values is None
-        function = self._source.get_declared_function() if values is None else self._source.function(values, dynamic)
+        dynamic = self._keeps_dims or values is None
+        function = self._served.get_declared_function() if values is None else self._served.function(values, dynamic)
         function = add_outputs(function, fetch)
         simple = optimize(function, fold=self._settings.fold_constants, threads=self._engines.context.threads)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
-            sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else sizes
+            sizes = self._tiers.read_sizes(self._served.inputs, values) if self._tiers and values is not None else sizes
             terms = base.tuned if base else None, place, began, sizes, progress
             self._engines, place = self._automatic.choose(simple, values, *terms)
         build = Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
