@@ -57,8 +57,6 @@ class PaddedValues(list[Any]):
 class Buckets:
     """The padded form of a model, and which sizes a call is padded to."""
 
-    values = PaddedValues
-
     def __init__(self, source: ModelSource, padded: PaddedFunction, asked: BucketOption) -> None:
         self._inputs = source.inputs
         self._padded = padded
@@ -113,18 +111,22 @@ class Buckets:
         fed = [np.array(sizes[name], np.int64) for name in self._padded.fed]
         return PaddedValues([*found, *fed], values, sizes, padded)
 
-    def cut(self, results: Sequence[Any], values: PaddedValues) -> list[Any]:
-        """Return the results of a call without padding."""
-        return list(results) if values.sizes == values.padded else self._padded.cut(results, values.sizes, values.padded)
+    def cut(self, results: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a call with these inputs without padding."""
+        if not isinstance(values, PaddedValues) or values.sizes == values.padded:
+            return results
+        return self._padded.cut(results, values.sizes, values.padded)
 
-    def make_path(self, path: FastPath, values: PaddedValues) -> FastPath:
-        """Return the prepared call for inputs like those of a call, from that for its padded inputs."""
-        fill, cut = partial(self._fill, sizes=values.sizes, padded=values.padded), partial(self.cut, values=values)
-        kinds = tuple((type(value), value.dtype, value.shape) for value in values.given)
-        values.given = ()
-        positional = _wrap(path, make_fitting(kinds), fill, cut)
-        names = [value.name for value in self._inputs]
-        return FastPath(positional, make_named(names, positional), build=path.build, program=path.program)
+    def make_path(self, path: FastPath, values: Sequence[Any]) -> tuple[Sequence[Any], FastPath]:
+        """Return the inputs of a call without padding, and the prepared call for such, from that for the padded ones."""
+        if not isinstance(values, PaddedValues):
+            return values, path
+        kept = PaddedValues((), (), values.sizes, values.padded)  # of no arrays
+        fill, cut = partial(self._fill, sizes=values.sizes, padded=values.padded), partial(self.cut, values=kept)
+        fits = make_fitting(tuple((type(value), value.dtype, value.shape) for value in values.given))
+        positional = _wrap(path, fits, fill, cut)
+        named = make_named([value.name for value in self._inputs], positional)
+        return values.given, FastPath(positional, named, build=path.build, program=path.program)
 
     # ------------------------------------------------------------------ reports
 
@@ -155,7 +157,7 @@ def _wrap(
     path: FastPath,
     fits: Callable[[tuple[Any, ...]], bool],
     fill: Callable[[Sequence[Any]], PaddedValues],
-    cut: Callable[[Sequence[Any]], list[Any]],
+    cut: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> Callable[[tuple[Any, ...]], Any]:
     def call(args: tuple[Any, ...]) -> Any:
         if not fits(args):

@@ -270,11 +270,11 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             build, program = quick.build, quick.program
             call = Call.of(args, options, out, build.function, device)
         else:
-            values = self._check_inputs(args, named, pads=plain)
+            values = self._check_inputs(args, named, pads=fetch is None and (out or (options and options.out)) is None)
             build, program = self._choose(values, list_value_names(fetch))
             call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
         results = self._run_with_fallback(build, call, program)
-        if self._buckets is not None and isinstance(call.inputs, self._buckets.values):
+        if self._buckets is not None:
             results = self._buckets.cut(results, call.inputs)
         if plain and not self._checks.sees_every_call and not (self._tiers and self._tiers.is_stand_in(build)):
             self._cache_fast_path(call.inputs, build)
@@ -322,13 +322,12 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             return
         program = build.program()
         call = make_fast_path(build, program, values, partial(retry_on_failure, weakref.ref(self), build, program))
-        key = make_signature_key(values)
-        if self._buckets is not None and isinstance(values, self._buckets.values):
-            key, call = make_signature_key(values.given), self._buckets.make_path(call, values)
+        if self._buckets is not None:
+            values, call = self._buckets.make_path(call, values)
         with self._lock:
             if not self._closed:
                 self._fast_path = call
-                self._specializations.prepare(key, call)
+                self._specializations.prepare(make_signature_key(values), call)
 
     # ------------------------------------------------------------------ from values to a Program
 
