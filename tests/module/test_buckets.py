@@ -51,7 +51,9 @@ def value(name: str, *shape: Any, dtype: DType = DType.FLOAT32) -> Value:
 
 
 def softmax(shape: tuple[Any, ...] = ("s", 3)) -> Function:
-    return Function((value("x", *shape),), (Value("y"),), (Node("Softmax", ("x",), ("y",)).with_attributes(axis=0),), opsets={"": 20})
+    return Function(
+        (value("x", *shape),), (Value("y"),), (Node("Softmax", ("x",), ("y",)).with_attributes(axis=0),), opsets={"": 20}
+    )
 
 
 REFUSED = Function((value("x", "s"),), (Value("y"),), (Node("NonZero", ("x",), ("y",), name="places"),), opsets={"": 20})

@@ -73,7 +73,9 @@ def run_padded(padded: PaddedFunction, values: Sequence[Any], sizes: Mapping[str
     return padded.cut(evaluate(padded.function, [*given, *fed]), sizes, whole)
 
 
-def check(function: Function, padded: PaddedFunction, sizes: Mapping[str, int] = SIZES, larger: Mapping[str, int] = PADDED) -> None:
+def check(
+    function: Function, padded: PaddedFunction, sizes: Mapping[str, int] = SIZES, larger: Mapping[str, int] = PADDED
+) -> None:
     values = draw(function, sizes)
     expected = evaluate(function, values)
     for found, wanted in zip(run_padded(padded, values, sizes, larger), expected, strict=True):
@@ -113,7 +115,9 @@ def shape_of(x: Tensor, *parts: int | None) -> Tensor:
     """Return a shape as exporters write it: extents of a tensor, read one by one, and numbers."""
     size = emit("Shape", x)
     pick = [
-        constant([-1]) if part is None else emit("Unsqueeze", emit("Gather", size, constant(-part - 1), axis=0), constant([0]))
+        constant([-1])
+        if part is None
+        else emit("Unsqueeze", emit("Gather", size, constant(-part - 1), axis=0), constant([0]))
         if part < 0
         else constant([part])
         for part in parts
@@ -345,7 +349,9 @@ def test_what_padding_would_change_is_refused_with_the_reason(name: str) -> None
 
 def test_the_body_of_a_loop_is_not_followed() -> None:
     def build(x: Tensor) -> Any:
-        return emit("If", emit("Greater", emit("ReduceSum", x, keepdims=0), 3.0), then_branch=lambda: x + 1.0, else_branch=lambda: x)
+        return emit(
+            "If", emit("Greater", emit("ReduceSum", x, keepdims=0), 3.0), then_branch=lambda: x + 1.0, else_branch=lambda: x
+        )
 
     padded = pad_dims(make(build, X))
     assert padded.dims == ()
@@ -359,7 +365,9 @@ def test_what_no_output_needs_refuses_nothing() -> None:
 
 
 def test_one_dim_is_refused_without_the_other() -> None:
-    function = make(lambda x: emit("Transpose", emit("NonZero", emit("Slice", x, constant([0]), constant([1]), constant([1])))), BOTH)
+    function = make(
+        lambda x: emit("Transpose", emit("NonZero", emit("Slice", x, constant([0]), constant([1]), constant([1])))), BOTH
+    )
     assert set(pad_dims(function).refusals) == {"s", "t"}
     function = make(lambda x: emit("Concat", x, x, axis=1), BOTH)
     padded = pad_dims(function)

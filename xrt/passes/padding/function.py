@@ -17,7 +17,7 @@ from xrt.passes.padding.sizes import follow
 from xrt.passes.padding.states import SIZE, Padded, Refusal, Refused
 from xrt.passes.symbolic_dims import list_symbols
 
-__all__ = ["PaddedFunction", "pad_dims"]
+__all__ = ["PaddedFunction", "pad_dims", "walk"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
     refusals = _check_inputs(function, left)
     while True:
         p = Padder(function, frozenset(left) - frozenset(refusals))
-        _walk(p)
+        walk(p)
         found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), Refusal)]
         if not found:
             return _finish(p, {dim: refusals[dim] for dim in left if dim in refusals})
@@ -113,7 +113,8 @@ def _find_output_state(p: Padder, value: Value) -> object:
     return state
 
 
-def _walk(p: Padder) -> None:
+def walk(p: Padder) -> None:
+    """Pad the inputs, and visit each node."""
     for value in p.function.inputs:
         p.open_input(value)
     for node in p.function.nodes:
@@ -145,13 +146,15 @@ def _find_dims(p: Padder, state: object) -> frozenset[str]:
 def _apply(p: Padder, node: Node) -> Node:
     if node.bodies:
         raise Refused("what its body does with padded values is not followed")
-    rule = RULES.get((node.domain, node.op_type))
+    rule = p.rules.get(node.name) or RULES.get((node.domain, node.op_type))
     if rule is None:
         raise Refused("there is no rule for its operator")
     own = SHAPE_SLOTS.get(node.op_type, frozenset()) if not node.domain else frozenset()
     if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
         raise Refused("the shape of its result depends on a size in a way that is not followed")
-    names = [p.exact(x) if p.states.get(x) is SIZE and n not in own else x for n, x in enumerate(node.inputs)]
+    names = [
+        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in own else p.exact(x) for n, x in enumerate(node.inputs)
+    ]
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
         return node

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from xrt.graph import Node
-from xrt.passes.padding.extents import ONE, Axis, Extent
+from xrt.passes.padding.extents import Axis, Extent
 from xrt.passes.padding.padder import Padder
 from xrt.passes.padding.states import Refused
 
@@ -94,21 +95,44 @@ def apply_top_k(p: Padder, node: Node) -> None:
 
 
 def apply_slice(p: Padder, node: Node) -> Node | None:
-    """What is before the end is cut as without padding; the last element is taken where it is without padding."""
+    """What begins at a fixed place is cut as without padding; what counts from the end is gathered where it is then."""
     axes = list(p.axes(node.inputs[0]))
     starts, ends = (_read(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
-    places = p.integers(node, 3, "axes") or list(range(len(starts)))
+    places = [n % len(axes) for n in p.integers(node, 3, "axes") or range(len(starts))]
     steps = p.integers(node, 4) or [1] * len(starts)
-    last: Node | None = None
-    for start, end, place, step in zip(starts, ends, (n % len(axes) for n in places), steps, strict=True):
+    moved: dict[int, tuple[int, Extent]] = {}
+    for number, (start, end, place, step) in enumerate(zip(starts, ends, places, steps, strict=True)):
         if not p.is_padded(axes[place]) and not _is_size(p, start) and not _is_size(p, end):
             axes[place] = _cut_clean(p, node, axes[place], place, (start, end, step))
-        elif _takes_last(start, end, step) and len(starts) == 1:
-            last, axes[place] = _take_last(p, node, place), ONE
-        else:
-            axes[place] = (_cut(p, axes[place], start, end, step),)
-    p.set(node.outputs[0], axes, p.zeros(node.inputs[0]) if last is None else ())
-    return last
+            continue
+        start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # the same places
+        axes[place] = ((end - start + Extent.of(step - 1)) // step,)
+        if p.is_padded(start):
+            if step != 1 or p.is_padded(axes[place]):
+                raise p.refuse("it begins at a place that depends on the size", start)
+            moved[number] = place, start
+    p.set(node.outputs[0], axes, () if moved else p.zeros(node.inputs[0]))
+    return _gather_moved(p, node, places, axes, moved) if moved else None
+
+
+def _gather_moved(
+    p: Padder, node: Node, places: Sequence[int], axes: Sequence[Axis], moved: Mapping[int, tuple[int, Extent]]
+) -> Node:
+    """Return the last of the nodes that cut where places are fixed, and gather elsewhere."""
+    given, kept = node.inputs[0], [number for number in range(len(places)) if number not in moved]
+    if kept:
+        if len(node.inputs) < 3:
+            raise Refused("its bounds are attributes")
+        chosen = p.constant(np.array(kept, np.int64))
+        bounds = [p.node("Gather", name, chosen, axis=0) for name in node.inputs[1:3]]
+        steps = [(p.integers(node, 4) or [1] * len(places))[number] for number in kept]
+        along = p.constant(np.array([places[number] for number in kept], np.int64))
+        given = p.node("Slice", given, *bounds, along, p.constant(np.array(steps, np.int64)))
+    *first, (last_place, last_start) = moved.values()
+    for place, start in first:
+        given = p.node("Gather", given, p.positions(start, axes[place][0]), axis=place)
+    at = p.positions(last_start, axes[last_place][0])
+    return replace(node, op_type="Gather", inputs=(given, at), attributes=()).with_attributes(axis=last_place)
 
 
 def _read(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
@@ -135,26 +159,15 @@ def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent 
     return p.unknown(node.outputs[0], place)
 
 
-def _takes_last(start: Extent | None, end: Extent | None, step: int) -> bool:
-    return start == Extent.of(-1) and end is not None and (end.number or 0) >= _ALL and step == 1
-
-
-def _take_last(p: Padder, node: Node, place: int) -> Node:
-    """Return the node that takes the last element without padding."""
-    (extent,) = p.axes(node.inputs[0])[place]
-    at = p.vector([extent - Extent.of(1)])
-    return replace(node, op_type="Gather", inputs=(node.inputs[0], at), attributes=()).with_attributes(axis=place)
-
-
-def _cut(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> Extent:
-    """Return the extent of a slice, whose bounds must be within the axis with padding and without."""
+def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
+    """Return the bounds of a slice counted from the start, which must be within the axis with padding and without."""
     if len(axis) != 1 or start is None or end is None or step < 1:
         raise p.refuse("it cuts at places that are not known, or backwards", axis)
     (extent,) = axis
+    if start.number is not None and start.number < 0:
+        start += extent
     if end.number is not None:
         end = extent if end.number >= _ALL else extent + end if end.number < 0 else end
-    if p.is_padded(start) or (start.number is not None and start.number < 0):
-        raise p.refuse("it begins at a place that depends on the size", axis, start)
     for bound in (start, extent - end, end - start):
         p.require(bound)
-    return (end - start + Extent.of(step - 1)) // step
+    return start, end

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xrt.graph import Node
+from xrt.graph import DType, Node
 from xrt.passes.padding.extents import ONE, Axis, Extent, multiply
 from xrt.passes.padding.padder import Padder
 from xrt.passes.padding.states import Refused
@@ -179,7 +179,9 @@ def apply_range(p: Padder, node: Node) -> Node | None:
     p.set(node.outputs[0], [(count,)])
     if not p.is_padded(start):
         return None
-    raise p.refuse("it starts at a size that padding changes", start)
+    if p.is_padded(count) or step.number != 1 or p.dtype(node.outputs[0]) is not DType.INT64:
+        raise p.refuse("it starts at a size that padding changes", start)
+    return replace(node, op_type="Add", inputs=(p.positions(Extent.of(0), count), p.value(start)))
 
 
 def apply_fill(p: Padder, node: Node) -> None:

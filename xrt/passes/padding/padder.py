@@ -37,6 +37,8 @@ class Padder:
         self.states: dict[str, State] = {}
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
+        self.rules: dict[str, Rule] = {}
+        """The rules of single nodes, by name."""
         self.conditions: dict[Extent, None] = {}
         """What must not be negative, with padding and without."""
         self.fed: dict[str, str] = {}
@@ -241,6 +243,15 @@ class Padder:
         made = made if dtype is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
         self._types[made] = TensorType(dtype, found.shape)
         return made
+
+    def positions(self, start: Extent, count: Extent) -> str:
+        """Return the int64 vector of so many numbers from an extent without padding on; the count is not padded."""
+        numbers = self.node("Range", self.constant(np.int64(0)), self.value(count), self.constant(np.int64(1)))
+        return self.node("Add", numbers, self.value(start))
+
+    def shape_operand(self, name: str) -> str:
+        """Return the integers that say of an operator's result how large it is with padding: here what the model computes."""
+        return name
 
     # ------------------------------------------------------------------ masks
 

@@ -97,7 +97,16 @@ def _reshape(p: Padder, node: Node, target: Target) -> None:
     if place == len(target) and parts.left:
         raise p.refuse("the new shape has fewer elements", *parts.left)
     middle = [parts.rest()] if place < len(target) else []
-    p.set(node.outputs[0], [*front, *middle, *reversed(back)])
+    axes = [*front, *middle, *reversed(back)]
+    p.set(node.outputs[0], axes, _find_zeros(p, node.inputs[0], axes))
+
+
+def _find_zeros(p: Padder, given: str, axes: Sequence[Axis]) -> list[int]:
+    """Return the axes whose one padded extent is that of an axis of zeros, and of no other axis."""
+    zeros = p.zeros(given)
+    old = [axis for n, axis in enumerate(p.axes(given)) if p.is_padded(axis) and n not in zeros]
+    own = [p.axes(given)[n] for n in zeros]
+    return [n for n, axis in enumerate(axes) if axis in own and axis not in old]
 
 
 def apply_flatten(p: Padder, node: Node) -> None:
