@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,9 +40,9 @@ class Static(GraphCompiler):
 
 
 @pytest.fixture(autouse=True)
-def compiled() -> Iterator[list[Any]]:
+def compiled() -> list[Any]:
     Static.compiled.clear()
-    yield Static.compiled
+    return Static.compiled
 
 
 def value(name: str, *shape: Any, dtype: DType = DType.FLOAT32) -> Value:
@@ -158,7 +157,7 @@ def test_a_graph_that_is_traced_has_no_buckets() -> None:
         def build(self, x: Any) -> Any:
             return x + x
 
-    with pytest.raises(OptionError, match="is an xrt.Graph; pass graph.trace"):
+    with pytest.raises(OptionError, match=r"is an xrt\.Graph; pass graph\.trace"):
         make(Twice(), "auto", "toy")
 
 

@@ -1,4 +1,4 @@
-"""Padding of open dims: results begin with what they are without padding, whatever stands behind; what cannot be shown is refused."""
+"""Padding of open dims: results begin with what they are without padding; what cannot be shown to do so is refused."""
 
 from __future__ import annotations
 
@@ -148,7 +148,11 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "broadcast": (lambda x: x + constant(np.ones((1, 4), "float32")), X, ""),
     "integer division": (lambda x: emit("Div", x, x) + emit("Mod", x, x), {"x": (INT, ("s", 2))}, "s"),
     "product, rows": (lambda x: emit("MatMul", poison(x), constant(WEIGHT)), X, ""),
-    "product, batch": (lambda x: emit("MatMul", emit("Transpose", poison(x), perm=[1, 2, 0]), constant(np.ones((2, 3), "float32"))), X, ""),
+    "product, batch": (
+        lambda x: emit("MatMul", emit("Transpose", poison(x), perm=[1, 2, 0]), constant(np.ones((2, 3), "float32"))),
+        X,
+        "",
+    ),
     "product, both sides": (lambda x: emit("MatMul", emit("Transpose", poison(x), perm=[0, 2, 1]), poison(x)), X, "s"),
     "product, a vector": (lambda x, y: emit("MatMul", poison(x), poison(y)), {"x": (FLOAT, ("s",)), "y": (FLOAT, ("s", 3))}, "s"),
     "gemm": (lambda x: emit("Gemm", poison(x), constant(WEIGHT), constant(np.ones(3, "float32"))), {"x": (FLOAT, ("s", 4))}, ""),
@@ -158,7 +162,9 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "conv, reach": (conv(pads=[1, 1, 1, 1], strides=[2, 2], dilations=[1, 2]), IMAGE, "s"),
     "conv, same": (conv(auto_pad="SAME_UPPER"), IMAGE, "s"),
     "conv, transposed": (
-        lambda x: emit("ConvTranspose", poison(x), constant(KERNEL.transpose(1, 0, 2, 3).copy()), strides=[2, 1], pads=[1, 0, 1, 0]),
+        lambda x: emit(
+            "ConvTranspose", poison(x), constant(KERNEL.transpose(1, 0, 2, 3).copy()), strides=[2, 1], pads=[1, 0, 1, 0]
+        ),
         IMAGE,
         "s",
     ),
@@ -209,14 +215,32 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "the last element": (lambda x: emit("Gather", poison(x), constant(-1), axis=1), X, "s"),
     "the last element, cut": (lambda x: emit("Slice", poison(x), constant([-1]), constant([2**63 - 1]), constant([1])), X, "s"),
     "all but the last": (lambda x: emit("Slice", poison(x), constant([1]), constant([-1]), constant([1])), X, ""),
-    "every second": (lambda x: emit("Slice", poison(x), constant([0]), constant([2**63 - 1]), constant([1]), constant([2])), X, ""),
+    "every second": (
+        lambda x: emit("Slice", poison(x), constant([0]), constant([2**63 - 1]), constant([1]), constant([2])),
+        X,
+        "",
+    ),
     "an embedding": (lambda x: emit("Gather", constant(WEIGHT), x - 5, axis=0), {"x": (INT, ("t", "s"))}, "s t"),
-    "an embedding of the input": (lambda x: emit("Gather", constant(np.ones((9, 2), "float32")), x, axis=0), {"x": (INT, ("t", "s"))}, ""),
-    "elements": (lambda x, y: emit("GatherElements", x, y * 0 - 1, axis=1), {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 3, 4))}, "s"),
+    "an embedding of the input": (
+        lambda x: emit("Gather", constant(np.ones((9, 2), "float32")), x, axis=0),
+        {"x": (INT, ("t", "s"))},
+        "",
+    ),
+    "elements": (
+        lambda x, y: emit("GatherElements", x, y * 0 - 1, axis=1),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 3, 4))},
+        "s",
+    ),
     "positions": (lambda x: x + emit("Unsqueeze", emit("Cast", positions(x), to=FLOAT.onnx), constant([1])), X, ""),
-    "a table of positions": (lambda x: x + emit("Slice", constant(np.ones((9, 4), "float32")), constant([0]), shape_of(x, -2), constant([0])), X, ""),
+    "a table of positions": (
+        lambda x: x + emit("Slice", constant(np.ones((9, 4), "float32")), constant([0]), shape_of(x, -2), constant([0])),
+        X,
+        "",
+    ),
     "merged and split": (
-        lambda x: emit("Reshape", emit("Gemm", emit("Reshape", poison(x), constant([-1, 4])), constant(WEIGHT)), shape_of(x, -1, -2, 3)),
+        lambda x: emit(
+            "Reshape", emit("Gemm", emit("Reshape", poison(x), constant([-1, 4])), constant(WEIGHT)), shape_of(x, -1, -2, 3)
+        ),
         BOTH,
         "",
     ),
@@ -237,7 +261,7 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "the largest": (lambda x: apply("TopK", (x, constant([2])), {"axis": 2}, outputs=2), X, ""),
     "depth to space": (lambda x: emit("DepthToSpace", emit("Concat", x, x, x, x, axis=1), blocksize=2), IMAGE, ""),
     "quantized": (lambda x: emit("QuantizeLinear", x, constant(np.float32(0.25))), X, ""),
-}  # fmt: skip
+}
 
 
 def positions(x: Tensor) -> Tensor:
@@ -309,15 +333,30 @@ REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
         "s",
         "it sums over a padded axis, whose extent is another one on the other side",
     ),
-    "a reshape in another order": (lambda x: emit("Reshape", x, shape_of(x, 4, -2, 2)), X, "s", "the new shape has 4 where the old one has s"),
-    "a reshape to a number": (lambda x: emit("Reshape", x, constant([2, 5, 4])), X, "s", "the new shape has 5 where the old one has s"),
+    "a reshape in another order": (
+        lambda x: emit("Reshape", x, shape_of(x, 4, -2, 2)),
+        X,
+        "s",
+        "the new shape has 4 where the old one has s",
+    ),
+    "a reshape to a number": (
+        lambda x: emit("Reshape", x, constant([2, 5, 4])),
+        X,
+        "s",
+        "the new shape has 5 where the old one has s",
+    ),
     "linear": (
         lambda x: emit("Resize", x, None, constant(np.array([1, 1, 2, 1], "float32")), mode="linear"),
         IMAGE,
         "s",
         "it interpolates, or scales by no whole number",
     ),
-    "rounded up": (lambda x: emit("MaxPool", x, kernel_shape=[2, 2], ceil_mode=1), IMAGE, "s", "it rounds up (ceil_mode), or gives indices"),
+    "rounded up": (
+        lambda x: emit("MaxPool", x, kernel_shape=[2, 2], ceil_mode=1),
+        IMAGE,
+        "s",
+        "it rounds up (ceil_mode), or gives indices",
+    ),
     "divided by fewer": (
         lambda x: emit("AveragePool", x, kernel_shape=[2, 2], pads=[0, 0, 1, 0]),
         IMAGE,
@@ -331,8 +370,13 @@ REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
         "s",
         "it cuts at places that are not known, or backwards",
     ),
-    "reflected": (lambda x: emit("Pad", x, constant([0, 0, 0, 0, 2, 0]), mode="reflect"), X, "s", "it cuts, or repeats what is at the end"),
-}  # fmt: skip
+    "reflected": (
+        lambda x: emit("Pad", x, constant([0, 0, 0, 0, 2, 0]), mode="reflect"),
+        X,
+        "s",
+        "it cuts, or repeats what is at the end",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

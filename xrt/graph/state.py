@@ -144,6 +144,8 @@ class Capacity:
     axis: int
     size: int
     """The most that the state holds."""
+    dim: str = ""
+    """The named extent of states that a session enlarges as they fill; empty where all have their size."""
 
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:

@@ -179,9 +179,26 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
         types={},
     )
     source, axis = _find_source(function, p.added, by_input)
-    limit = LARGEST_EXTENT if capacity is None else capacity
+    limit = _find_limit(p)
+    if capacity is not None and capacity > limit:
+        raise ModelError(f"capacity={capacity} is more than the {limit} entries that a table of {function.name!r} has")
+    limit = limit if capacity is None else capacity
     declared = declare_states(infer_shapes(made), [*states, State(LENGTH, NEXT_LENGTH)])
     return declare_capacity(declared, Capacity(LENGTH, source, axis, limit, CAPACITY if capacity is None else ""))
+
+
+def _find_limit(p: _CachePadder) -> int:
+    """Return the largest capacity with which the model reads no table beyond its end; raises ModelError where it is not known."""
+    limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
+    for condition in p.conditions:
+        whole = condition.substitute(lambda atom: room if atom in p.dims else None)
+        terms = dict(whole.terms)
+        factor = terms.pop((CAPACITY,), 0)
+        if factor < 0:
+            if set(terms) - {()}:
+                raise ModelError(f"the model needs {whole} not to be negative, which no capacity is known to fulfil")
+            limit = min(limit, terms.get((), 0) // -factor)
+    return limit
 
 
 def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
