@@ -258,7 +258,9 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         given = inputs.bind(self._source.inputs, args, named)
         check_bindable(self._source.inputs, given, values[: len(given)])
         build = self._specialize(values)
-        return bind_io(self._program(build), build.function, values, out)
+        bound = bind_io(self._program(build), build.function, values, out)
+        bound.inputs = bound.inputs[: len(given)]  # without the sizes that a padded form takes
+        return bound
 
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
