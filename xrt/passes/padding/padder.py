@@ -259,7 +259,7 @@ class Padder:
         """Return the vector of flags that is true before the padding of an axis."""
         if (opset := self.function.opsets.get("", 0)) < OPSET:
             raise Refused(f"a mask needs opset {OPSET}, and the model has {opset}")
-        (parts,) = (self.axes(name)[axis],)
+        parts = self.axes(name)[axis]
         if len(parts) != 1:
             raise self.refuse("the padded axis is merged with others", parts)
         key = ("valid", parts)

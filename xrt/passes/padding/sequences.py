@@ -29,11 +29,11 @@ def apply_attention(p: Padder, node: Node) -> Node:
             raise p.refuse("its heads or widths are padded", *axes)
     if query[0] != key[0] or key[0] != value[0] or key[sequence] != value[sequence]:
         raise p.refuse("keys, values and queries differ in batch or length", *query, *key, *value)
+    if names[_MASK] and any(map(p.is_padded, (*query, *key))):
+        _check_mask(p, names[_MASK], query[sequence], key[sequence])
     if p.is_padded(key[sequence]):
         names[_V] = p.mask(names[_V], sequence, 0)
         names[_MASK] = _hide(p, names[_K], sequence, names[_MASK])
-    elif names[_MASK] in p.states:
-        _check_mask(p, names[_MASK], query[sequence], key[sequence])
     width = p.unknown(node.outputs[0], 2) if is_flat else value[-1]
     p.set(node.outputs[0], [*query[:-1], width])
     return replace(node, inputs=tuple(names[:4] if names[_MASK] else names[:3]))
@@ -49,9 +49,6 @@ def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
     flags = p.find_valid(key, axis)
     if not mask:
         return p.node("Reshape", flags, p.constant(np.array([1, -1], np.int64)))
-    shape = p.axes(mask)
-    if shape[-1] != p.axes(key)[axis]:
-        raise p.refuse("its mask has another extent than the keys", shape[-1], p.axes(key)[axis])
     dtype = p.dtype(mask)
     hidden = np.zeros((), bool) if not dtype.is_float else np.asarray(-np.inf).astype(dtype.numpy)
     return p.node("Where", flags, mask, p.constant(hidden))
@@ -67,7 +64,7 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     for name in filter(None, names[4:7]):
         if p.is_padded(batch) and batch not in p.axes(name):
             raise p.refuse("an input is not padded along the batch", batch)
-    if p.is_padded(time) and not names[4]:
+    if p.is_padded(time) and not names[4] and (_reads_end(p, node) or node.attr("direction", "forward") != "forward"):
         names[4] = _tell_length(p, names[0], time)
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)
     outputs = [*node.outputs, "", "", ""]
@@ -77,6 +74,12 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     while not names[-1]:
         names.pop()
     return replace(node, inputs=tuple(names))
+
+
+def _reads_end(p: Padder, node: Node) -> bool:
+    """Whether anything reads what the network remembers at the end."""
+    ends = {value.name for value in p.function.outputs}
+    return any(name and (name in ends or p.function.users(name)) for name in node.outputs[1:])
 
 
 def _tell_length(p: Padder, given: str, time: Axis) -> str:

@@ -22,7 +22,7 @@ def follow(p: Padder, node: Node) -> bool:
         return False
     try:
         found = rule(p, node)
-    except (Refused, IndexError, ValueError, TypeError):
+    except (Refused, IndexError, ValueError, TypeError, AttributeError):
         return False
     if found is None or found.size > MOST_ELEMENTS or all(one is None for one in found.flat):
         return False
