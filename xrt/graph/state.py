@@ -173,4 +173,4 @@ def find_capacity(function: Function) -> Capacity | None:
 
 
 def _are_ends(function: Function, capacity: Capacity) -> bool:
-    return {capacity.length, capacity.input} <= {value.name for value in function.inputs}
+    return {capacity.length, capacity.input} <= {value.name for value in function.inputs} and isinstance(capacity.dim, str)

@@ -46,13 +46,13 @@ class _Cache:
 class _CachePadder(Padder):
     """A Function whose past is a buffer: what is added by a call is written behind what is valid of it."""
 
-    def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent) -> None:
+    def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
         (self._dim,) = self.dims
         self.added = added
         self.fed[self._dim] = LENGTH
-        first = caches[0]
-        self._sources[CAPACITY] = (first.state.input, first.axis)
+        self._room = Extent.of(capacity) - added
+        self._sources[CAPACITY] = (caches[0].state.output, caches[0].axis)  # a reader of the input would keep it from an update
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
@@ -60,8 +60,7 @@ class _CachePadder(Padder):
         found = self._contents[name]
         if any(one is None for one in found.flat):
             return name
-        room = Extent.of(CAPACITY) - self.added
-        sizes = [one.substitute(lambda atom: room if atom == self._dim else None) for one in found.flat]
+        sizes = [one.substitute(lambda atom: self._room if atom == self._dim else None) for one in found.flat]
         made = self.node("Reshape", self.vector(sizes), self.constant(np.array(found.shape, np.int64)))
         made = made if (dtype := self.dtype(name)) is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
         self._types[made] = TensorType(dtype, found.shape)
@@ -108,7 +107,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
     if strange := sorted({cache.dim for cache in caches} - {caches[0].dim}):
         raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(strange)}); give them one")
     added = _find_added(function, caches)
-    p = _CachePadder(function, caches, added)
+    p = _CachePadder(function, caches, added, CAPACITY if capacity is None else capacity)
     walk(p)
     _check_outputs(p, caches)
     return _finish(p, chosen, caches, capacity)
