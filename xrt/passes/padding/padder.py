@@ -123,10 +123,11 @@ class Padder:
 
     def require(self, extent: Extent) -> None:
         """Let sizes be padded only where that extent is not negative, before and after."""
+        if not self.is_padded(extent):
+            return  # it is the same with padding
         if not self.is_known(extent):
             raise self.refuse(f"the extent {extent} is known only in a call", extent)
-        if extent.number is None or extent.number < 0:
-            self.conditions[extent] = None
+        self.conditions[extent] = None
 
     def is_known(self, extent: Extent) -> bool:
         """Whether the inputs of a call tell the extent before it is made."""
