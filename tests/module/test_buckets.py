@@ -35,7 +35,7 @@ class Static(GraphCompiler):
         return "1"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        self.compiled.append(function.inputs[0].type.shape)
+        self.compiled.append(max((value.type.shape for value in function.inputs), key=len))
         return registry.create(REFERENCE).compile(function, context)
 
 
@@ -198,8 +198,8 @@ def test_results_are_arrays_of_their_own() -> None:
 @pytest.mark.parametrize("buckets", ["require", {"s": [4, 8]}])
 def test_engines_that_keep_dims_are_padded_where_it_is_required(buckets: Any) -> None:
     with make(softmax(), buckets, "toy") as module:
-        check(module, softmax(), 3, 4, 5, 3)
-        assert module.plan.function.inputs[0].type.shape == (4, 3)
+        check(module, softmax(), 3, 4, 5)
+        assert module.plan.function.inputs[0].type.shape in ((6, 3), (8, 3))
 
 
 def test_two_dims() -> None:

@@ -272,12 +272,12 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             build, program = quick.build, quick.program
             call = Call.of(args, options, out, build.function, device)
         else:
-            values = self._check_inputs(args, named, pads=fetch is None and (out or (options and options.out)) is None)
+            values = self._check_inputs(args, named, pads=fetch is None and out is None and getattr(options, "out", None) is None)
             build, program = self._choose(values, list_value_names(fetch))
             call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
         results = self._run_with_fallback(build, call, program)
         if self._buckets is not None:
-            results = self._buckets.cut(results, call.inputs)
+            results = list(self._buckets.cut(results, call.inputs))
         if plain and not self._checks.sees_every_call and not (self._tiers and self._tiers.is_stand_in(build)):
             self._cache_fast_path(call.inputs, build)
         if fetch is None:

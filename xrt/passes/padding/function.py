@@ -48,9 +48,9 @@ class PaddedFunction:
 
 
 def _cut(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
-    dims = sizes.keys()
+    changed = {name for name, size in sizes.items() if size != padded[name]}
     parts = [
-        [(one.at(sizes), one.at(padded)) for one in axis] if all(one.atoms <= dims for one in axis) else [(size, size)]
+        [(one.at(sizes), one.at(padded)) for one in axis] if any(one.atoms & changed for one in axis) else [(size, size)]
         for axis, size in zip(axes, result.shape, strict=True)
     ]
     front = result.reshape([whole for axis in parts for _, whole in axis])
@@ -90,7 +90,7 @@ def _list_open(function: Function) -> dict[str, None]:
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, Refusal]:
     """Return the refusals of dims of inputs that cannot be padded; of one that is updated in place, a copy would be."""
     updated = {before for before, _ in function.aliases}
-    found = {}
+    found: dict[str, Refusal] = {}
     for value in function.inputs:
         own = frozenset(list_symbols(Function((value,), ()))) & {*dims}
         if value.name in updated:

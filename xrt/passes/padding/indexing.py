@@ -153,9 +153,9 @@ def _is_size(p: Padder, extent: Extent | None) -> bool:
 
 
 def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent | None, Extent | None, int]) -> Axis:
-    numbers = [None if one is None else one.number for one in cut[:2]]
-    if axis[0].number is not None and None not in numbers:
-        return (Extent.of(len(range(*slice(*numbers, cut[2]).indices(axis[0].number)))),)
+    start, end = (None if one is None else one.number for one in cut[:2])
+    if axis[0].number is not None and start is not None and end is not None:
+        return (Extent.of(len(range(*slice(start, end, cut[2]).indices(axis[0].number)))),)
     return p.unknown(node.outputs[0], place)
 
 

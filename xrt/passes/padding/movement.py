@@ -116,7 +116,7 @@ def apply_expand(p: Padder, node: Node) -> None:
     for axis, other in zip(own, target, strict=True):
         if axis != ONE and other not in (ONE, (multiply(axis),)) and (p.is_padded(axis) or p.is_padded(other)):
             raise p.refuse(f"an axis of {multiply(axis)} expands to {other[0]}", axis, other)
-        found.append(other if axis == ONE else axis)
+        found.append(other if axis == ONE or (other != ONE and axis[0].number is None and not p.is_padded(axis)) else axis)
     shift = rank - len(axes)
     p.set(node.outputs[0], found, {n + shift for n in p.zeros(node.inputs[0])})
 

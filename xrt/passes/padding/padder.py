@@ -14,7 +14,7 @@ from xrt.passes.padding.states import SIZE, Padded, Refused, State
 
 __all__ = ["SIZE_INPUT", "Contents", "Padder", "Rule"]
 
-Contents: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
+Contents: TypeAlias = "np.ndarray[Any, Any]"
 """The elements of a small tensor of integers: an Extent each, None where it is not known."""
 
 Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
