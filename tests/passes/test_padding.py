@@ -231,6 +231,12 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
         {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 3, 4))},
         "s",
     ),
+    "places": (lambda x: emit("GatherND", poison(x), constant([[0, -1], [-1, 2]])), {"x": (FLOAT, ("s", 4))}, "s"),
+    "places that are padded": (
+        lambda x: emit("GatherND", constant(WEIGHT), emit("Sub", emit("Unsqueeze", x, constant([1])), constant(5))),
+        {"x": (INT, ("s",))},
+        "s",
+    ),
     "positions": (lambda x: x + emit("Unsqueeze", emit("Cast", positions(x), to=FLOAT.onnx), constant([1])), X, ""),
     "a table of positions": (
         lambda x: x + emit("Slice", constant(np.ones((9, 4), "float32")), constant([0]), shape_of(x, -2), constant([0])),

@@ -6,6 +6,6 @@ would read what was padded. A dim for which that cannot be shown is left as it i
 
 from xrt.passes.padding.extents import Axis, Extent
 from xrt.passes.padding.function import PaddedFunction, pad_dims
-from xrt.passes.padding.states import Refusal
+from xrt.passes.padding.states import PaddingRefusal
 
-__all__ = ["Axis", "Extent", "PaddedFunction", "Refusal", "pad_dims"]
+__all__ = ["Axis", "Extent", "PaddedFunction", "PaddingRefusal", "pad_dims"]

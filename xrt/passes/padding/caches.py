@@ -14,7 +14,7 @@ from xrt.graph.types import LARGEST_EXTENT
 from xrt.passes.padding.extents import Extent
 from xrt.passes.padding.function import walk
 from xrt.passes.padding.padder import Padder
-from xrt.passes.padding.states import SIZE, Padded, Refusal
+from xrt.passes.padding.states import SIZE, Padded, PaddingRefusal
 from xrt.passes.shape_inference import infer_shapes
 
 __all__ = ["CAPACITY", "LENGTH", "make_static_caches"]
@@ -151,7 +151,7 @@ def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
     own = {cache.state.output for cache in caches}
     for value in p.function.outputs:
         state = p.states.get(value.name)
-        if isinstance(state, Refusal):
+        if isinstance(state, PaddingRefusal):
             raise ModelError(f"the caches of {p.function.name!r} cannot be made static: {state}")
         if (isinstance(state, Padded) or state is SIZE) and value.name not in own:
             raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; leave it out")

@@ -14,7 +14,7 @@ from xrt.passes.padding.extents import Axis, Extent
 from xrt.passes.padding.padder import Padder
 from xrt.passes.padding.rules import RULES, SHAPE_SLOTS, SIZED
 from xrt.passes.padding.sizes import follow
-from xrt.passes.padding.states import SIZE, Padded, Refusal, Refused
+from xrt.passes.padding.states import SIZE, Padded, PaddingRefusal, Refused
 from xrt.passes.symbolic_dims import list_symbols
 
 __all__ = ["PaddedFunction", "pad_dims", "walk"]
@@ -34,7 +34,7 @@ class PaddedFunction:
     """The extents of each output; None where padding does not change it."""
     conditions: tuple[Extent, ...]
     """What must not be negative, for the sizes with padding and for those without."""
-    refusals: Mapping[str, Refusal]
+    refusals: Mapping[str, PaddingRefusal]
     """Why the other dims cannot be padded."""
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
@@ -70,7 +70,7 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
     while True:
         p = Padder(function, frozenset(left) - frozenset(refusals))
         walk(p)
-        found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), Refusal)]
+        found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
         if not found:
             return _finish(p, {dim: refusals[dim] for dim in left if dim in refusals})
         for refusal in found:
@@ -87,16 +87,18 @@ def _list_open(function: Function) -> dict[str, None]:
     return found
 
 
-def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, Refusal]:
+def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
     """Return the refusals of dims of inputs that cannot be padded; of one that is updated in place, a copy would be."""
     updated = {before for before, _ in function.aliases}
-    found: dict[str, Refusal] = {}
+    found: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
         own = frozenset(list_symbols(Function((value,), ()))) & {*dims}
         if value.name in updated:
-            found |= dict.fromkeys(own, Refusal("", "", f"input {value.name!r} is updated in place, and padding is a copy", own))
+            found |= dict.fromkeys(
+                own, PaddingRefusal("", "", f"input {value.name!r} is updated in place, and padding is a copy", own)
+            )
         elif not isinstance(value.type, TensorType):
-            found |= dict.fromkeys(own, Refusal("", "", f"input {value.name!r} is {value.type}, which is not padded", own))
+            found |= dict.fromkeys(own, PaddingRefusal("", "", f"input {value.name!r} is {value.type}, which is not padded", own))
     return found
 
 
@@ -105,11 +107,11 @@ def _find_output_state(p: Padder, value: Value) -> object:
     state, node = p.states.get(value.name), p.function.producer(value.name)
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
-        return Refusal(name, op, "its result is a size", p.dims)
+        return PaddingRefusal(name, op, "its result is a size", p.dims)
     for axis in state.axes if isinstance(state, Padded) else ():
         if p.is_padded(axis) and not all(p.is_known(part) for part in axis):
             dims = frozenset().union(*(part.atoms for part in axis)) & p.dims
-            return Refusal(name, op, f"the extent {'*'.join(map(str, axis))} of its result is known only in a call", dims)
+            return PaddingRefusal(name, op, f"the extent {'*'.join(map(str, axis))} of its result is known only in a call", dims)
     return state
 
 
@@ -124,15 +126,15 @@ def walk(p: Padder) -> None:
 def _visit(p: Padder, node: Node) -> Node:
     """Return the node to use in place of a node, and take note of what it gives."""
     states = [p.states[name] for name in node.uses if name in p.states]
-    refusal = next((state for state in states if isinstance(state, Refusal)), None)
+    refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
         try:
             return node if follow(p, node) or not states else _apply(p, node)
         except Refused as error:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
-            refusal = Refusal(node.name, node.op, error.reason, dims)
+            refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
-            refusal = Refusal(node.name, node.op, "its inputs do not have the form that the rule knows", p.dims)
+            refusal = PaddingRefusal(node.name, node.op, "its inputs do not have the form that the rule knows", p.dims)
     p.states.update(dict.fromkeys(node.defines, refusal))
     return node
 
@@ -162,7 +164,7 @@ def _apply(p: Padder, node: Node) -> Node:
     return node if made is None else made
 
 
-def _finish(p: Padder, refusals: Mapping[str, Refusal]) -> PaddedFunction:
+def _finish(p: Padder, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]

@@ -1,4 +1,4 @@
-"""Padding of what selects by position: positions stay in range, and those that count from the end are counted anew."""
+"""Padding of what selects by position: positions stay in range, and those that count from the end are counted again."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
     for one in known.flat if known is not None else ():
         if isinstance(one, Extent):
             p.require(extent + one)
+    return _add_where_negative(p, indices, p.value(extent))
+
+
+def _add_where_negative(p: Padder, indices: str, size: str) -> str:
     dtype = p.dtype(indices)
-    size = p.node("Cast", p.value(extent), to=dtype.onnx)
     is_negative = p.node("Less", indices, p.constant(np.zeros((), dtype.numpy)))
-    made = p.node("Where", is_negative, p.node("Add", indices, size), indices)
-    if indices in p.states:
-        p.states[made] = p.states[indices]
-    return made
+    counted = p.node("Add", indices, p.node("Cast", size, to=dtype.onnx))
+    return p.node("Where", is_negative, counted, indices)
 
 
 def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
@@ -73,13 +74,17 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
 
 
 def apply_gather_nd(p: Padder, node: Node) -> Node:
-    """Positions may be padded, what they point into along axes that they do not index."""
+    """As Gather, with a position along several axes."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     depth = places[-1][0].number
-    if depth is None or node.attr("batch_dims", 0) or any(map(p.is_padded, axes[:depth])):
-        raise p.refuse("it indexes a padded axis, or has batch_dims", *axes, *places)
+    if depth is None or node.attr("batch_dims", 0):
+        raise p.refuse("it has batch_dims, or indices of unknown depth", *axes, *places)
     made = p.mask_all(indices, range(len(places)), 0) if indices in p.states else indices
+    if any(map(p.is_padded, axes[:depth])):
+        if any(len(axis) != 1 for axis in axes[:depth]):
+            raise p.refuse("the padded axis is merged with others", *axes[:depth])
+        made = _add_where_negative(p, made, p.vector(axis[0] for axis in axes[:depth]))
     p.set(node.outputs[0], [*places[:-1], *axes[depth:]])
     return replace(node, inputs=(data, made))
 

@@ -55,7 +55,7 @@ def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
 
 
 def apply_recurrent(p: Padder, node: Node) -> Node:
-    """The batch may be padded in all inputs; the length is told to the network where that is not the case yet."""
+    """The batch may be padded in all inputs; the length is an input of the network where it has none yet."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
     time, batch, width = p.axes(names[0])
     if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in (*names[1:4], names[7]) if name):
@@ -65,7 +65,7 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
         if p.is_padded(batch) and batch not in p.axes(name):
             raise p.refuse("an input is not padded along the batch", batch)
     if p.is_padded(time) and not names[4] and (_reads_end(p, node) or node.attr("direction", "forward") != "forward"):
-        names[4] = _tell_length(p, names[0], time)
+        names[4] = _feed_length(p, names[0], time)
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)
     outputs = [*node.outputs, "", "", ""]
     p.set(outputs[0], [time, (Extent.of(directions),), batch, hidden])
@@ -82,7 +82,7 @@ def _reads_end(p: Padder, node: Node) -> bool:
     return any(name and (name in ends or p.function.users(name)) for name in node.outputs[1:])
 
 
-def _tell_length(p: Padder, given: str, time: Axis) -> str:
+def _feed_length(p: Padder, given: str, time: Axis) -> str:
     """Return the length without padding, for each sequence of the batch."""
     if len(time) != 1:
         raise p.refuse("the padded axis is merged with others", time)

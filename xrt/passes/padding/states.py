@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from xrt.passes.padding.extents import Axis
 
-__all__ = ["SIZE", "Padded", "Refusal", "Refused", "State"]
+__all__ = ["SIZE", "Padded", "PaddingRefusal", "Refused", "State"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Padded:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PaddingRefusal:
     """Why dims cannot be padded."""
 
     node: str
@@ -52,5 +52,5 @@ class _Size:
 
 SIZE = _Size()
 
-State: TypeAlias = Padded | Refusal | _Size
+State: TypeAlias = Padded | PaddingRefusal | _Size
 """What is known of a value that padding changes; a value without a state is the same with and without padding."""

@@ -156,4 +156,4 @@ def apply_resize(p: Padder, node: Node) -> None:
 
 
 _NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
-"""How places and roundings may be combined: each element of the output is of the element that it stands over."""
+"""How places and roundings may be combined: each element of the output is of the one that it covers."""
