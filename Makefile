@@ -16,10 +16,10 @@ demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm 
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations=25 --durations-min=5
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5
 
 test-full: $(VENV)/dev.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
 	$(BIN)/ruff format --check .

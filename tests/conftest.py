@@ -11,11 +11,12 @@ where they pass, the record notes what was proved (see tools/proofs.py).
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Generator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProofRecorder(config))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected, which lives as long as the process, out of every collection of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only `--full` runs, and skip what needs a CUDA device where there is none."""
     if reason := why_no_cuda():
@@ -58,7 +70,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = kept
+    items[:] = put_slow_first(kept)
+
+
+def put_slow_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with the modules and classes that have slow ones first, so that no worker ends with a long one alone."""
+    slow = {_scope(item) for item in items if item.get_closest_marker("slow")}
+    return sorted(items, key=lambda item: _scope(item) not in slow)
+
+
+def _scope(item: pytest.Item) -> str:
+    """Return what `--dist loadscope` gives to one worker as a whole."""
+    return item.nodeid.rpartition("::")[0]
 
 
 def is_selected(item: pytest.Item, full: bool, subject: str | None, recorded: Container[str]) -> bool:

@@ -73,7 +73,7 @@ _AREAS = (
     Subject("measurement", ("xrt/placement/**/*.py", "xrt/measure/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
     Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
-    Subject("suite", ("xrt/testing/*.py",)),
+    Subject("suite", ("xrt/testing/*.py",), ("onnx",)),
     Subject("checks", ("tests/architecture/*.py", "tests/ops/test_ops.py", "tests/formats/test_proto.py")),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
 )
@@ -81,10 +81,11 @@ SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*map(_e
 """Every subject, by its name, which the tests' marker `proof` uses."""
 
 
+@cache
 def hash_source(text: str) -> str:
     """Return a hash of Python source that comments, docstrings and blank lines do not change."""
     lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in () if "#" not in text else tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.architecture.public import parse, walk
+
 PACKAGE = "xrt"
 
 LINE = (
@@ -124,7 +126,8 @@ STARTERS = (
 PRINTERS = ("cli", "bench")
 SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}
 """Modules beside these that may use the standard streams, each with the reason."""
-STREAMS = ("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__")
+STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+"""Attributes of `sys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +140,17 @@ class Module:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Module:
-        parts = path.relative_to(root).with_suffix("").parts
-        return cls(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(encoding="utf-8")))
+        return cls(name_module(path, root), parse(path))
 
     @property
     def package(self) -> str:
         """The package; an engine is a package of its own, ``engines.ort``."""
         return package_of(self.name)
+
+
+def name_module(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def package_of(name: str) -> str:
@@ -168,7 +175,7 @@ Found = Iterator[tuple[int, str]]
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield every import, wherever it stands, as line and dotted name."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -239,9 +246,9 @@ def onnx_messages(module: Module) -> Found:
 def prints(module: Module) -> Found:
     if module.package in PRINTERS or module.name in SHOWS:
         return
-    for node in ast.walk(module.tree):
-        is_print = isinstance(node, ast.Call) and _called(node) == "print"
-        if is_print or (isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS):
+    for node in walk(module.tree):
+        is_print = isinstance(node, ast.Call) and _is_name(node.func, "print")
+        if is_print or (isinstance(node, ast.Attribute) and node.attr in STREAMS and _is_name(node.value, "sys")):
             yield node.lineno, f"{module.package} may not print"
 
 
@@ -249,9 +256,9 @@ def touched_files(module: Module) -> Found:
     allowed = (module.package, module.name, "engines.*" if module.package.removeprefix("engines.") in ENGINES else "")
     if any(place in FILES for place in allowed) or module.name.startswith("cache.disk."):
         return
-    for call in ast.walk(module.tree):
-        if isinstance(call, ast.Call) and _called(call).rpartition(".")[2] in TOUCHES:
-            yield call.lineno, f"{module.package or PACKAGE} may not touch files ({_called(call)})"
+    for call in walk(module.tree):
+        if isinstance(call, ast.Call) and last_name(call.func) in TOUCHES:
+            yield call.lineno, f"{module.package or PACKAGE} may not touch files ({ast.unparse(call.func)})"
 
 
 def started_processes(module: Module) -> Found:
@@ -262,10 +269,9 @@ def started_processes(module: Module) -> Found:
         owner, _, called = name.rpartition(".")
         if name.startswith(STARTERS) or _starts(owner, called):
             yield line, f"{module.package or PACKAGE} may not start processes ({name}); xrt.processes does"
-    for call in ast.walk(module.tree):
-        if isinstance(call, ast.Call):
-            owner, _, called = _called(call).rpartition(".")
-            if _starts(owner, called):
+    for call in walk(module.tree):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=called)) if _starts(owner, called):
                 yield call.lineno, f"{module.package or PACKAGE} may not start processes ({owner}.{called}); xrt.processes does"
 
 
@@ -273,5 +279,12 @@ def _starts(owner: str, called: str) -> bool:
     return called in STARTS.get(owner, ()) or (owner == "os" and called.startswith(("exec", "spawn")))
 
 
-def _called(call: ast.Call) -> str:
-    return ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
+def last_name(called: ast.expr) -> str:
+    match called:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

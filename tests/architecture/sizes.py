@@ -1,13 +1,12 @@
-"""How long functions and modules are, read off the source."""
+"""How long functions are, read off the source."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-GENERATED = ("_pb2.py", "_pb2.pyi")
+from tests.architecture.public import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +20,9 @@ class Length:
         return f"{self.where} ({self.lines} lines)"
 
 
-def sources(folder: Path) -> list[Path]:
-    """Return the source files below a folder, generated ones apart."""
-    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith(GENERATED))
-
-
-def functions(source: str, name: str) -> Iterator[Length]:
+def functions(tree: ast.Module, name: str) -> Iterator[Length]:
     """Yield the length of every function in a source, methods and inner functions too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield Length(f"{name}:{node.lineno} {node.name}", _lines(node))
 

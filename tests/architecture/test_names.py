@@ -10,19 +10,20 @@ import subprocess
 import sys
 import types
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 
-from tests.architecture.public import files, modules
+from tests.architecture.public import files, modules, packages, parse, walk
 
 
-def hidden(parent: types.ModuleType, names: list[str]) -> list[str]:
+def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
     """Return the submodules, by full name, that something else of their package's hides."""
     found = [name for name in names if name.rpartition(".")[0] == parent.__name__]
     return [name for name in found if not isinstance(getattr(parent, name.rpartition(".")[2]), types.ModuleType)]
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if hasattr(importlib.import_module(name), "__path__")])
+@pytest.mark.parametrize("name", packages())
 def test_no_package_hides_a_module_behind_another_object(name: str) -> None:
     for one in modules():
         importlib.import_module(one)
@@ -52,7 +53,6 @@ print(json.dumps([name for name in names if getattr(xrt, name) is not first[name
 
 # ---------------------------------------------------------------------- the names themselves
 
-SOURCES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files().items()}
 NOUN_PHRASES = frozenset(
     {
         "missing_features",  # of a GraphCompiler: an attribute that an engine may compute
@@ -77,7 +77,7 @@ _PARTICIPLE = re.compile(r"(?!(?:bring|string|embed|feed|need|speed)(?:_|$))[a-z
 def no_verbs(tree: ast.AST) -> list[str]:
     """Return the public functions and methods that begin with a participle, or end in ``_of``; properties are nouns."""
     found = []
-    for scope in (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)):
+    for scope in (node for node in walk(tree) if isinstance(node, ast.Module | ast.ClassDef)):
         if isinstance(scope, ast.ClassDef) and scope.name.startswith("_"):
             continue
         for node in scope.body:
@@ -94,9 +94,9 @@ def _is_noun(decorator: ast.expr) -> bool:
     return ast.unparse(decorator).rpartition(".")[2] in ("property", "cached_property", "setter", "fixture")
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith(NAMED_BY_ONNX)])
+@pytest.mark.parametrize("name", [name for name in files() if not name.startswith(NAMED_BY_ONNX)])
 def test_public_functions_are_verbs(name: str) -> None:
-    assert sorted({*no_verbs(SOURCES[name])} - NOUN_PHRASES) == []
+    assert sorted({*no_verbs(parse(files()[name]))} - NOUN_PHRASES) == []
 
 
 def test_a_function_that_is_no_verb_is_caught() -> None:
@@ -108,15 +108,15 @@ def test_a_function_that_is_no_verb_is_caught() -> None:
 
 
 def test_the_list_of_exceptions_only_shrinks() -> None:
-    used = {name for tree in SOURCES.values() for name in no_verbs(tree)}
+    used = {name for path in files().values() for name in no_verbs(parse(path))}
     assert used >= NOUN_PHRASES
 
 
 def repeated() -> dict[str, list[str]]:
     """Return the public classes that several modules define, with these modules."""
     homes: dict[str, list[str]] = defaultdict(list)
-    for name, tree in SOURCES.items():
-        for node in ast.walk(tree):
+    for name, path in files().items():
+        for node in walk(parse(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(name)
     return {name: modules for name, modules in homes.items() if len(modules) > 1}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import is_selected
+from tests.conftest import is_selected, put_slow_first
 from tools.proofs import SUBJECTS, TOP, find_stale, hash_source, read_record, renew_record
 
 ENGINE = "xrt/engines/iree/engine.py"
@@ -108,3 +108,10 @@ def test_a_share_runs_in_the_short_run_and_all_in_the_full_one() -> None:
     assert not selected(_item("test_law", share=0, has_parameters=False))
     recorded.clear()
     assert all(map(selected, items))
+
+
+def test_modules_and_classes_with_slow_tests_come_first() -> None:
+    names = ("a.py::f", "a.py::g", "b.py::C::f", "b.py::g", "c.py::f", "c.py::g")
+    slow = ("b.py::C::f", "c.py::g")
+    items: list[Any] = [SimpleNamespace(nodeid=n, get_closest_marker=lambda _, n=n: n in slow) for n in names]
+    assert [item.nodeid for item in put_slow_first(items)] == [*names[2:3], *names[4:], *names[:2], names[3]]

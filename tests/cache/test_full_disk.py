@@ -17,6 +17,8 @@ ENGINES = ["tvm", "ort", "openvino", "xla", "iree"]
 EXPECTED = (np.arange(4) + 15.0).tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.proof("processes", share=2)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "full", spec)
@@ -34,6 +36,8 @@ def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
     assert found["folder"] == ["CACHEDIR.TAG", "xrt-cache-1"]
 
 
+@pytest.mark.slow
+@pytest.mark.proof("processes", share=2)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "limited", spec, limit=True)

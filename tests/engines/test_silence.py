@@ -149,18 +149,30 @@ ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 RUN = ("-m", "xrt.cli", "run", "m.onnx", "-i", "x.npy", "--strict")
 COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"run {engine}": (*RUN, "--engine", engine) for engine in ENGINES},
-    **{f"isolated {engine}": (*RUN, "--engine", engine, "--isolate", engine, "--isolate-run") for engine in ENGINES},
     "engines": ("-m", "xrt.cli", "engines"),
     "doctor": ("-m", "xrt.cli", "doctor"),
     "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "60s"),
     "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
     "conformance": ("-m", "xrt.cli", "conformance", "ort", "--cases", "test_abs*"),
 }
+ISOLATED = {f"isolated {engine}": (*RUN, "--engine", engine, "--isolate", engine, "--isolate-run") for engine in ENGINES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_is_looked_up_and_nothing_left(name: str, place: Place) -> None:
-    done = place.run(*COMMANDS[name])
+    look(place, COMMANDS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.proof("processes", share=3)
+@pytest.mark.parametrize("name", ISOLATED)
+def test_a_worker_looks_up_nothing_and_leaves_nothing(name: str, place: Place) -> None:
+    look(place, ISOLATED[name])
+
+
+def look(place: Place, command: tuple[str, ...]) -> None:
+    done = place.run(*command)
     assert done.returncode == 0, done.stderr
     assert (place.lookups(), place.left()) == ([], [])
 

@@ -261,7 +261,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine tvm", share=4)
+@pytest.mark.proof("engine tvm", share=0)
 class TestEmulated:
     @pytest.mark.parametrize("name", MODELS)
     def test_the_kernels_compute_what_the_reference_does(self, found: dict[str, Any], name: str) -> None:

@@ -11,13 +11,9 @@ from xrt.models import light_models, load_light, sample_inputs
 MIXTURE = {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"]}
 
 
-LONG = "densenet121"
-"""Takes TVM as long as all the others together."""
-NAMES = [pytest.param(name, marks=[pytest.mark.proof("engine tvm", share=0)] * (name == LONG)) for name in light_models()]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.proof("engine tvm", share=3)
+@pytest.mark.parametrize("name", light_models())
 def test_engines_and_the_mixture_agree(name: str) -> None:
     model = load_light(name)
     inputs = sample_inputs(model, seed=0)

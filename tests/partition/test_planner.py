@@ -245,7 +245,7 @@ print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
 @pytest.mark.slow
 def test_the_same_in_other_processes() -> None:
     answers = set()
-    for seed in ("0", "1", "4711"):
+    for seed in ("0", "4711"):
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT],
             capture_output=True,

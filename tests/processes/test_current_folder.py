@@ -65,6 +65,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.proof("processes", share=3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path) -> None:
     done = command(folder, *COMMANDS[name])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper
 
 from xrt.errors import OptionError
 from xrt.testing import ConformanceCase, ResultWord, conform, group_cases
+from xrt.testing.cases import may_name_a_match
 
 STORED = ("simple", "pytorch-operator", "pytorch-converted", "light")
 
@@ -92,3 +95,36 @@ def test_of_a_copy_nothing_is_computed_yet():
     case = group_cases(("light",), "light_zfnet512_random")[0]
     assert case.function
     assert "function" not in vars(replace(case))
+
+
+NAMED = """
+import importlib, warnings
+import numpy as np
+from onnx.backend.test.case import node
+from xrt.testing import cases
+
+first = len(cases.node_cases("abs,test_relu"))
+print(first, len(node._NodeTestCases) < 50)
+warnings.simplefilter("ignore")
+np.seterr(all="ignore")
+for module in cases._list_modules():
+    before = len(node._NodeTestCases)
+    importlib.import_module(module)
+    for test in node._NodeTestCases[before:]:
+        assert cases.may_name_a_match(module, test.name), (module, test.name)
+found = {case.name for case in cases.node_cases()}
+print(len(found) > 1800, {test.name for test in node.collect_testcases(None)} <= found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.proof("suite", share=0)
+def test_a_module_of_node_tests_is_imported_for_every_test_that_it_has():
+    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == (["2", "True", "True", "True"], 0), done.stderr
+
+
+@pytest.mark.parametrize("pattern", ["abs", "test_abs_ver*", "relu, a?s", "*", "test_*"])
+def test_a_module_may_name_what_its_source_begins_with(pattern: str):
+    assert may_name_a_match("onnx.backend.test.case.node.abs", pattern)
+    assert may_name_a_match("onnx.backend.test.case.node.relu", pattern) != (pattern in ("abs", "test_abs_ver*"))

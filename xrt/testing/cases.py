@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
+import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -160,28 +166,63 @@ def _blank(value: Any) -> Any:
 def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[ConformanceCase, ...]:
     """Return the node tests whose names match, or the i-th of n equal shares of them for ``shard=(i, n)``.
 
-    ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. The first call
-    of a process makes all of them, which takes some seconds.
+    ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. A process imports
+    the modules of ``onnx`` that may name such a test, once; all of them take some seconds.
     """
     index, count = shard
-    return tuple(case for case in _all_cases() if matches(case.name, pattern))[index::count]
+    found = (case for case in _made_cases(pattern) if matches(case.name, pattern))
+    return tuple(sorted(found, key=lambda case: case.name))[index::count]
 
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a case's name matches one of the globs."""
-    globs = [glob.strip() for glob in pattern.split(",")]
-    return any(fnmatch.fnmatchcase(text, glob) for glob in globs for text in (name, name.removeprefix("test_")))
+    return any(fnmatch.fnmatchcase(text, glob) for glob in _globs(pattern) for text in (name, name.removeprefix("test_")))
 
 
-@lru_cache(maxsize=1)
-def _all_cases() -> tuple[ConformanceCase, ...]:
-    from onnx.backend.test.case.node import collect_testcases
+def _globs(pattern: str) -> list[str]:
+    return [glob.strip() for glob in pattern.split(",")]
 
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
+
+_MADE: list[tuple[ConformanceCase, ...]] = []
+"""The cases of each node test of onnx that was made so far."""
+_MAKING = Lock()
+
+
+def _made_cases(pattern: str) -> list[ConformanceCase]:
+    """Return the cases of the modules of onnx that were imported so far, among them all that may name a match."""
+    from onnx.backend.test.case import node
+
+    with _MAKING, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the cases provoke overflows and invalid casts on purpose
-        found = collect_testcases(None)
-    cases = [case for test in found for case in _cases_of(test)]
-    return tuple(sorted(cases, key=lambda case: case.name))
+        for name in _list_modules():
+            if may_name_a_match(name, pattern):
+                importlib.import_module(name)
+        tests = node._NodeTestCases  # collect_testcases() returns the same list, after it has imported every module
+        _MADE.extend(tuple(_cases_of(test)) for test in tests[len(_MADE) :])
+        return [case for cases in _MADE for case in cases]
+
+
+@cache
+def _list_modules() -> tuple[str, ...]:
+    from onnx.backend.test.case import node
+
+    return tuple(one.name for one in pkgutil.walk_packages(node.__path__, f"{node.__name__}.") if not one.ispkg)
+
+
+def may_name_a_match(module: str, pattern: str) -> bool:
+    """Whether a module of onnx's node tests may name one that matches: by the words of its source that begin with ``test_``."""
+    heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _globs(pattern)]
+    heads += [f"test_{head}" for head in heads]
+    return any(head.startswith(word) or word.startswith(head) for word in _words(module) for head in heads)
+
+
+@cache
+def _words(module: str) -> frozenset[str]:
+    """Return how the names of a module's tests begin: the source has them in full, or up to what is inserted."""
+    spec = find_spec(module)
+    loader = spec.loader if spec else None
+    source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
+    return frozenset({""} if source is None else re.findall(r"[\"'](test_\w*)", source))
 
 
 def _cases_of(test: Any) -> Iterator[ConformanceCase]:

@@ -36,5 +36,5 @@ def group_cases(
     index, count = shard
     if not 0 <= index < count:
         raise OptionError(f"a share is (i, n) with i from 0 to n-1; got {shard!r}")
-    chosen = [make for name, make in GROUPS.items() if name in (groups or GROUPS)]
-    return tuple(case for make in chosen for case in make() if matches(case.name, pattern))[index::count]
+    chosen = [node_cases(pattern) if name == "node" else make() for name, make in GROUPS.items() if name in (groups or GROUPS)]
+    return tuple(case for cases in chosen for case in cases if matches(case.name, pattern))[index::count]
