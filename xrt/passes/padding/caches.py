@@ -11,10 +11,10 @@ from xrt.errors import ModelError
 from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
 from xrt.graph.state import Capacity, declare_capacity
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.padding.extents import Extent
+from xrt.passes.padding.extents import Extent, multiply
 from xrt.passes.padding.function import walk
 from xrt.passes.padding.padder import Padder
-from xrt.passes.padding.states import SIZE, Padded, PaddingRefusal
+from xrt.passes.padding.states import SIZE, Padded, PaddingRefusal, Refused
 from xrt.passes.shape_inference import infer_shapes
 
 __all__ = ["CAPACITY", "LENGTH", "make_static_caches"]
@@ -136,15 +136,16 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
 
 def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
     """Return how much a call adds, which must be the same for all caches; raises ModelError where it is not known."""
-    found = set()
-    for cache in caches:
-        type_ = function.get_type(cache.new)
-        found.add(type_.shape[cache.axis] if isinstance(type_, TensorType) and type_.shape else None)
-    if len(found) != 1 or None in found:
-        raise ModelError(f"how much a call adds to the caches is not known, or not one extent: {sorted(map(str, found))}")
-    (dim,) = found
-    assert dim is not None  # just checked
-    return Extent.of(dim)
+    p = Padder(function, frozenset())
+    walk(p)
+    try:
+        found = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
+    except Refused as error:
+        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not known: {error.reason}") from None
+    if len(found) != 1 or not p.is_known(next(iter(found))):
+        shown = ", ".join(sorted(map(str, found)))
+        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}")
+    return found.pop()
 
 
 def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:

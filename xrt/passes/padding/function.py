@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,13 +130,24 @@ def _visit(p: Padder, node: Node) -> Node:
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
         try:
-            return node if follow(p, node) or not states else _apply(p, node)
+            if follow(p, node):
+                return node
+            return _apply(p, node) if states else _note(p, node)
         except Refused as error:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
             refusal = PaddingRefusal(node.name, node.op, "its inputs do not have the form that the rule knows", p.dims)
     p.states.update(dict.fromkeys(node.defines, refusal))
+    return node
+
+
+def _note(p: Padder, node: Node) -> Node:
+    """Return a node that padding does not change, and take note of the extents of its outputs where they have names."""
+    rule = RULES.get((node.domain, node.op_type))
+    if rule is not None and not node.bodies:
+        with suppress(Refused, IndexError, ValueError, TypeError, AttributeError, KeyError):
+            rule(p, node)
     return node
 
 

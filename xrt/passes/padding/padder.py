@@ -45,6 +45,8 @@ class Padder:
         """By dim: the input that holds its size without padding."""
         self._contents: dict[str, Contents] = {}
         self._made: dict[object, str] = {}
+        self._noted: dict[str, tuple[Axis, ...]] = {}
+        """The extents of values that padding does not change."""
         self._types: dict[str, TensorType] = {}
         """Of values that were added."""
         self._taken = set(function.value_names())
@@ -83,6 +85,8 @@ class Padder:
         state = self.states.get(name)
         if isinstance(state, Padded):
             return state.axes
+        if name in self._noted:
+            return self._noted[name]
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise Refused(f"the rank of {name!r} is not known")
@@ -112,8 +116,15 @@ class Padder:
             self._set(name, tuple(axes), frozenset(zeros))
 
     def _set(self, name: str, axes: tuple[Axis, ...], zeros: frozenset[int]) -> None:
+        type_ = self._types.get(name) or self.function.get_type(name)
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is not None and len(shape) == len(axes):
+            known = zip(axes, shape, strict=True)
+            axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in known)
         if any(map(self.is_padded, axes)):
             self.states[name] = Padded(axes, zeros)
+        else:
+            self._noted[name] = axes
 
     def unknown(self, name: str, axis: int) -> Axis:
         """Return an extent of an output that is not padded, and of which nothing is known."""
