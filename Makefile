@@ -34,11 +34,12 @@ fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and o
 conformance: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
 
-tables: $(VENV)/engines.stamp ## rewrite the generated pages of docs/: conformance, and reference/ (engines, options, commands, errors)
+tables: $(VENV)/engines.stamp ## rewrite the generated pages of docs/: conformance, and reference/ (engines, options, commands, errors, gradients)
 	$(BIN)/python tools/write_conformance.py --from-record
 	$(BIN)/python tools/write_options.py
 	$(BIN)/python tools/write_commands.py
 	$(BIN)/python tools/write_errors.py
+	$(BIN)/python tools/write_gradients.py
 
 docs: $(VENV)/dev.stamp ## build the documentation site into build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from xrt.module import stateful as stateful
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
+    from xrt.passes.gradient import gradient as gradient
 
 from xrt.logging import follow
 
@@ -67,6 +68,7 @@ _HOMES = {
     "XRTWarning": "xrt.errors",
     "configure": "xrt.module",
     "from_torch": "xrt.frontends.torch",
+    "gradient": "xrt.passes.gradient",
     "load": "xrt.module",
     "stateful": "xrt.module",
     "to_torch": "xrt.frontends.torch",

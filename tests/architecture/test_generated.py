@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from benchmarks.zoo import page as zoo
 from benchmarks.zoo.run import read_record
-from tools import torch_operators, write_commands, write_errors, write_options
+from tools import torch_operators, write_commands, write_errors, write_gradients, write_options
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
 from tools.known_failures import MIXTURES, load_known_failures
@@ -47,7 +47,7 @@ def test_the_table_of_engines_is_what_the_record_and_the_engines_make() -> None:
     assert text == with_table(text, RECORD), "say: make tables"
 
 
-@pytest.mark.parametrize("tool", [write_options, write_commands, write_errors], ids=lambda tool: tool.PAGE.name)
+@pytest.mark.parametrize("tool", [write_options, write_commands, write_errors, write_gradients], ids=lambda tool: tool.PAGE.name)
 def test_a_page_of_the_reference_is_what_the_code_makes(tool: ModuleType) -> None:
     assert tool.PAGE.read_text(encoding="utf-8") == tool.make_page(), "say: make tables"
 

@@ -16,6 +16,7 @@ from xrt.passes import infer_shapes
 from xrt.passes.pipeline import (
     PASSES,
     DropDeadNodes,
+    ExpandGradientNodes,
     FoldConstants,
     InferShapes,
     InlineConstantControlFlow,
@@ -29,7 +30,7 @@ from xrt.testing.strategies import functions, make_random_inputs
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-STANDARD = "inline-constant-control-flow, fold-constants, drop-dead-nodes"
+STANDARD = "expand-gradient-nodes, inline-constant-control-flow, fold-constants, drop-dead-nodes"
 TWO = """function main(x: float32[2]) -> (y: float32[2]) {
   opset ai.onnx 18
   const c: float32[2] = [1.0, 2.0]
@@ -43,9 +44,9 @@ TWO = """function main(x: float32[2]) -> (y: float32[2]) {
 def test_a_pipeline_prints_lists_and_parses_back() -> None:
     pipeline = make_pipeline(evaluate)
     assert str(pipeline) == STANDARD
-    assert [type(one) for one in pipeline] == [InlineConstantControlFlow, FoldConstants, DropDeadNodes]
+    assert [type(one) for one in pipeline] == [ExpandGradientNodes, InlineConstantControlFlow, FoldConstants, DropDeadNodes]
     assert Pipeline.parse(STANDARD, evaluate) == pipeline
-    assert len(make_pipeline(None)) == 2
+    assert len(make_pipeline(None)) == 3
     assert str(Pipeline.parse(", ".join(PASSES), evaluate)) == ", ".join(PASSES)
 
 
@@ -59,6 +60,7 @@ def test_the_observer_sees_each_pass_with_its_result() -> None:
     seen: list[tuple[str, list[str]]] = []
     make_pipeline(evaluate).run(function, lambda one, after: seen.append((str(one), [node.op_type for node in after.nodes])))
     assert seen == [
+        ("expand-gradient-nodes", ["Neg", "Add", "Neg"]),
         ("inline-constant-control-flow", ["Neg", "Add", "Neg"]),
         ("fold-constants", ["Add", "Neg"]),
         ("drop-dead-nodes", ["Add"]),

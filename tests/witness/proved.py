@@ -38,7 +38,7 @@ WITHOUT: Mapping[str, str] = {
     ),
     "ImageDecoder": "it decodes with Pillow itself",
     "LinearAttention": "no library that the tests install has it; toy runs the expansion that the standard gives",
-    "ai.onnx.preview.training:Gradient": "nobody here computes it",
+    "ai.onnx.preview.training:Gradient": "a pass writes it by other operators, which witnesses prove",
 }
 """Operators that no witness proves, and why."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PASSES",
     "DropDeadNodes",
+    "ExpandGradientNodes",
     "FoldConstants",
     "InferShapes",
     "InlineConstantControlFlow",
@@ -55,6 +56,21 @@ class InferShapes(Pass):
 
     def run(self, function: Function) -> Function:
         return infer_shapes(function)
+
+
+@dataclass(frozen=True)
+class ExpandGradientNodes(Pass):
+    """Write the Gradient nodes of ai.onnx.preview.training by other operators: see `expand_gradient_nodes`."""
+
+    name: ClassVar[str] = "expand-gradient-nodes"
+
+    def run(self, function: Function) -> Function:
+        if "ai.onnx.preview.training" not in function.opsets:
+            return function
+        from xrt.passes.gradient.gradient_nodes import expand_gradient_nodes  # for models with such nodes alone
+
+        expanded = expand_gradient_nodes(function)
+        return function if expanded is function else infer_shapes(expanded)
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,7 @@ class DropDeadNodes(Pass):
         return drop_dead_nodes(function)
 
 
-PASSES = {one.name: one for one in (InferShapes, InlineConstantControlFlow, FoldConstants, DropDeadNodes)}
+PASSES = {one.name: one for one in (InferShapes, ExpandGradientNodes, InlineConstantControlFlow, FoldConstants, DropDeadNodes)}
 """The passes that a pipeline may name."""
 
 
@@ -148,4 +164,4 @@ class Pipeline:
 def make_pipeline(evaluate: Evaluate | None) -> Pipeline:
     """Return the pipeline of a module; without ``evaluate`` it folds no constants. The Function's types are inferred already."""
     folding = (FoldConstants(evaluate),) if evaluate is not None else ()
-    return Pipeline((InlineConstantControlFlow(), *folding, DropDeadNodes()))
+    return Pipeline((ExpandGradientNodes(), InlineConstantControlFlow(), *folding, DropDeadNodes()))

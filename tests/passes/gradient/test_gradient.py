@@ -1,0 +1,257 @@
+"""`xrt.gradient` as a pass: names, seeds, what has no gradient, types, sizes and laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import xrt
+from tests.passes.gradient.checking import assert_gradient, list_floats, make_function, run
+from xrt import ops
+from xrt.builder.symbol import current
+from xrt.errors import ModelError
+from xrt.formats.onnx import load
+from xrt.graph import DType, TensorType
+from xrt.graph.verify import verify, verify_types
+from xrt.passes import Pipeline, infer_shapes
+from xrt.passes.gradient import Gradient
+
+DRAW = np.random.default_rng(11)
+X, W, B = DRAW.standard_normal((4, 3)), DRAW.standard_normal((3, 2)), DRAW.standard_normal(2)
+
+
+def affine(x: Any, w: Any, b: Any) -> Any:
+    return {"loss": ops.ReduceMean(ops.Tanh(x @ w + b), keepdims=0)}
+
+
+FUNCTION = make_function(affine, (X, W, B))
+
+
+def test_gradients_follow_the_outputs_in_the_order_asked_for() -> None:
+    found = xrt.gradient(FUNCTION, of="loss", with_respect_to=("b", "x"))
+    assert [value.name for value in found.outputs] == ["loss", "b_gradient", "x_gradient"]
+    assert [str(value.type) for value in found.outputs[1:]] == ["float64[2]", "float64[4,3]"]
+    assert found.inputs == FUNCTION.inputs
+    assert {node.name for node in FUNCTION.nodes} <= {node.name for node in found.nodes}
+    assert all("/gradient/" in node.name for node in found.nodes if node.name not in {n.name for n in FUNCTION.nodes})
+    verify(found)
+    verify_types(infer_shapes(found))
+
+
+def test_without_names_it_is_the_output_by_every_input_of_floating_point() -> None:
+    indices = np.asarray([1, 0])
+    function = make_function(lambda x, k: ops.ReduceSum(ops.Gather(x, k), keepdims=0), (X, indices))
+    assert [value.name for value in xrt.gradient(function).outputs][1:] == ["x_gradient"]
+
+
+def test_a_weight_has_a_gradient_and_stays_a_constant() -> None:
+    def build(x: Any) -> Any:
+        return ops.ReduceSum(x @ current("w").constant(W, name="w"), keepdims=0)
+
+    function = make_function(build, (X,))
+    found = xrt.gradient(function, with_respect_to="w")
+    assert found.constants["w"].array is function.constants["w"].array
+    np.testing.assert_allclose(run(found, (X,))[1], np.repeat(X.sum(0)[:, None], 2, 1))
+
+
+def test_an_inner_value_can_be_named() -> None:
+    function = make_function(lambda x: ops.ReduceSum(ops.Sin(ops.Exp(x)), keepdims=0), (X,))
+    found = xrt.gradient(function, with_respect_to="exp_1")
+    np.testing.assert_allclose(run(found, (X,))[1], np.cos(np.exp(X)))
+
+
+def test_what_is_not_reached_has_zeros() -> None:
+    function = make_function(lambda x, w: (ops.ReduceSum(x, keepdims=0), w * 2), (X, W))
+    found = xrt.gradient(function, of=function.outputs[0].name)
+    np.testing.assert_array_equal(run(found, (X, W))[-1], np.zeros_like(W))
+
+
+def test_seeds_are_further_inputs() -> None:
+    function = make_function(lambda x: {"y": x * x}, (X,))
+    found = xrt.gradient(function, seeds=True)
+    assert [value.name for value in found.inputs] == ["x", "y_seed"]
+    np.testing.assert_allclose(run(found, (X, X))[1], 2 * X * X)
+    np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], 2 * X)
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    once = xrt.gradient(make_function(lambda x: {"y": x * x * x}, (X,)), of="y")
+    twice = xrt.gradient(once, of="x_gradient")
+    assert [value.name for value in twice.outputs] == ["y", "x_gradient", "x_gradient_2"]
+    np.testing.assert_allclose(run(twice, (X,))[2], 6 * X)
+
+
+def test_symbolic_sizes_stay() -> None:
+    def build(x: Any, w: Any, b: Any) -> Any:
+        y = ops.LayerNormalization(x @ w + b, b, stash_type=11, outputs=1)[0]
+        return ops.ReduceSum(ops.Softmax(y)[:, 1:] * 3, keepdims=0)
+
+    types = (TensorType(DType.FLOAT64, ("N", 3)), TensorType(DType.FLOAT64, (3, 2)), TensorType(DType.FLOAT64, ("K",)))
+    function = make_function(build, types)
+    for size in (1, 4):
+        assert_gradient(function, (DRAW.standard_normal((size, 3)), W, B))
+
+
+@pytest.mark.parametrize("shapes", [((4, 3), (1, 3)), ((4, 3), (4, 1)), ((4, 3), (4, 3)), ((1, 1), (4, 3))])
+def test_broadcasting_of_symbolic_sizes_is_undone_at_run_time(shapes: Any) -> None:
+    types = [TensorType(DType.FLOAT64, ("A", "B")), TensorType(DType.FLOAT64, ("C", "D"))]
+    function = make_function(lambda a, b: a * b, types)
+    assert_gradient(function, [DRAW.standard_normal(shape) for shape in shapes])
+
+
+def test_other_types_of_floating_point() -> None:
+    for dtype in (np.float32, np.float16):
+        x, w, b = (array.astype(dtype) for array in (X, W, B))
+        found = run(xrt.gradient(make_function(affine, (x, w, b)), of="loss"), (x, w, b))
+        assert {gradient.dtype for gradient in found} == {np.dtype(dtype)}
+        wanted = run(xrt.gradient(FUNCTION, of="loss"), (X, W, B))
+        for a, e in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, e, rtol=3e-3, atol=3e-3)
+
+
+def test_casts_are_passed() -> None:
+    function = make_function(lambda x: ops.Cast(ops.Cast(x, to="float32") * 2, to="float64") * x, (X,))
+    np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], 4 * X, rtol=1e-6)
+
+
+def test_no_gradient_passes_through_integers_and_steps() -> None:
+    function = make_function(lambda x: x * ops.Floor(x) + ops.Cast(ops.Cast(x, to="int64"), to="float64"), (X,))
+    np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], np.floor(X))
+
+
+def test_an_older_opset_is_brought_to_a_newer_one() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 11]>
+    main (double[2,3] x) => (double[2] y) { z = Unsqueeze <axes=[0]> (x)  y0 = ReduceSum <axes=[2], keepdims=0> (z)
+    y = Squeeze <axes=[0]> (y0) }"""
+    found = xrt.gradient(load(parser.parse_model(text)))
+    assert found.opset() >= 18
+    np.testing.assert_array_equal(run(found, (DRAW.standard_normal((2, 3)),))[1], np.ones((2, 3)))
+
+
+def test_it_is_a_pass() -> None:
+    one = Gradient(of=("loss",), with_respect_to=("w",))
+    assert str(Pipeline((one,))) == "gradient"
+    assert one.run(FUNCTION) == xrt.gradient(FUNCTION, of="loss", with_respect_to="w")
+
+
+# ---------------------------------------------------------------------- laws
+
+
+def test_the_gradient_of_a_cut_is_the_cut_gradient() -> None:
+    def first(x: Any, w: Any) -> Any:
+        return {"h": ops.Tanh(x @ w), "k": ops.Exp(w)}
+
+    def second(h: Any, k: Any) -> Any:
+        return ops.ReduceSum(h @ ops.Transpose(k), keepdims=0) * ops.ReduceMax(h, keepdims=0)
+
+    def whole(x: Any, w: Any) -> Any:
+        parts = first(x, w)
+        return second(parts["h"], parts["k"])
+
+    expected = run(xrt.gradient(make_function(whole, (X, W))), (X, W))[1:]
+    head = make_function(first, (X, W))
+    h, k = run(head, (X, W))
+    seeds = run(xrt.gradient(make_function(second, (h, k))), (h, k))[1:]
+    found = run(xrt.gradient(head, of=("h", "k"), seeds=True), (X, W, *seeds))[2:]
+    for a, e in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-12)
+
+
+def test_the_same_function_gives_the_same_gradient() -> None:
+    assert xrt.gradient(FUNCTION, of="loss").fingerprint == xrt.gradient(FUNCTION, of="loss").fingerprint
+
+
+def test_a_gradient_goes_through_a_module_on_several_engines() -> None:
+    found = xrt.gradient(FUNCTION, of="loss")
+    with xrt.XRTModule(found, engine=["toy"], pins=["*MatMul=toy"]) as m:
+        results = m(X, W, B)
+    for a, e in zip(results.values() if isinstance(results, dict) else results, run(found, (X, W, B)), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-10)
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    function = make_function(lambda x: ops.Det(x @ ops.Transpose(x)), (X,))
+    with pytest.raises(ModelError) as caught:
+        xrt.gradient(function)
+    assert str(caught.value) == (
+        "node 'det_1' (Det) has no gradient: its gradient is the inverse of the matrix, which no operator of ONNX computes. "
+        "Leave out of with_respect_to what reaches `of` through it, or write it with other operators"
+    )
+
+
+def test_an_operator_without_a_rule_that_is_not_on_the_path_is_passed() -> None:
+    function = make_function(lambda x, w: (ops.ReduceSum(w, keepdims=0), ops.Det(x)), (X[:3], W))
+    found = xrt.gradient(function, of=function.outputs[0].name, with_respect_to=("x", "w"))
+    np.testing.assert_array_equal(run(found, (X[:3], W))[2], np.zeros((3, 3)))
+
+
+def test_an_opaque_operator_is_named() -> None:
+    function = make_function(lambda x: ops.custom("Fused", x, domain="com.acme", types=[x.type]), (X,))
+    with pytest.raises(
+        ModelError, match=r"\(com.acme.Fused\) has no gradient: there is no rule for it, and ONNX does not define"
+    ):
+        xrt.gradient(function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"of": "los"}, "of names 'los', which is no value of function 'main'. Did you mean 'loss'?"),
+        ({"with_respect_to": ["z"]}, "with_respect_to names 'z', which is no value of function 'main'."),
+    ],
+)
+def test_an_unknown_name_is_an_error(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        xrt.gradient(FUNCTION, **arguments)
+    assert str(caught.value) == message
+
+
+def test_a_value_of_integers_has_no_gradient() -> None:
+    function = make_function(lambda x, k: ops.Gather(x, k), (X, np.asarray([1])))
+    with pytest.raises(ModelError, match=r"^with_respect_to names 'k', which is int64\[1\]; only values of floating point have"):
+        xrt.gradient(function, with_respect_to="k")
+
+
+def test_several_outputs_need_a_name() -> None:
+    function = make_function(lambda x: {"a": x, "b": x * 2}, (X,))
+    with pytest.raises(ModelError, match=r"^function 'main' has 2 outputs \(a, b\); name one: of='a'$"):
+        xrt.gradient(function)
+
+
+# ---------------------------------------------------------------------- onnx's own tests
+
+
+@pytest.mark.parametrize("name", ["test_gradient_of_add", "test_gradient_of_add_and_mul"])
+def test_the_gradient_nodes_of_onnx(name: str) -> None:
+    from tests.engines.test_toy_models import DATA, data_sets
+
+    path = DATA / "simple" / name / "model.onnx"
+    model = onnx.load(path)
+    with xrt.XRTModule(load(path), engine="toy") as m:
+        for inputs, outputs in data_sets(path, model):
+            results = m(*inputs)
+            for found, expected in zip(results, outputs, strict=True):
+                np.testing.assert_allclose(found, expected)
+
+
+def test_a_gradient_node_reads_other_values_than_those_it_names() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18, "ai.onnx.preview.training" : 1]>
+    main (double[2] x, double[2] at) => (double[2] y, double[2] dx) {
+      h = Sin(x)
+      y = Mul(h, h)
+      dx = ai.onnx.preview.training.Gradient <xs=["h"], y="y"> (at)
+    }"""
+    function = load(parser.parse_model(text))
+    x, at = DRAW.standard_normal(2), DRAW.standard_normal(2)
+    with xrt.XRTModule(function, engine="toy") as m:
+        y, dx = m(x, at)
+    np.testing.assert_allclose(y, np.sin(x) ** 2)
+    np.testing.assert_allclose(dx, 2 * at)
+    assert list_floats(function) == ["x", "at"]

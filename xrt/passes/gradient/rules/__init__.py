@@ -1,0 +1,31 @@
+"""The rules, by family: importing this package fills `xrt.passes.gradient.table.RULES` and the table of definitions."""
+
+from xrt.passes.gradient.rules import (
+    activations,
+    arithmetic,
+    control_flow,
+    convolutions,
+    indexing,
+    normalizations,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    resizing,
+    shapes,
+)
+
+__all__ = [
+    "activations",
+    "arithmetic",
+    "control_flow",
+    "convolutions",
+    "indexing",
+    "normalizations",
+    "pooling",
+    "products",
+    "recurrent",
+    "reductions",
+    "resizing",
+    "shapes",
+]

@@ -1,0 +1,246 @@
+"""Branches and loops: the gradient of an If is an If, that of a Loop or a Scan one that goes back through its turns.
+
+A body is computed again in the body of its gradient, from what it was given. For that the forward Loop or Scan gives what is
+carried into every turn as further outputs. Griewank and Walther (2008), chapter 12, calls this checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.builder.record_op import apply, emit
+from xrt.builder.symbol import current
+from xrt.graph import Function, Node, TensorType, Type, Value
+from xrt.passes.gradient.preparation import expand_body
+from xrt.passes.gradient.recording import record_function
+from xrt.passes.gradient.sweep import Sweep, check_repeatable, find_active
+from xrt.passes.gradient.table import RuleContext, may_have_gradient, rule
+from xrt.passes.gradient.tensors import add_up, gather_axis, integers, zeros_like
+
+if TYPE_CHECKING:
+    from xrt.builder.tensor import Tensor
+
+Gradients = Sequence["Tensor | None"]
+
+
+def _repeat_backward(
+    at: RuleContext, body: Function, inputs: Sequence[Tensor], arriving: Sequence[Tensor | None], wanted: Sequence[str]
+) -> list[Tensor]:
+    """Record a body again where the caller records, and return the gradients of its inputs and captures that are named.
+
+    ``arriving`` has the gradients of its outputs.
+    """
+    builder = current("the gradient of a body")
+    start = len(builder.nodes)
+    found = record_function(builder, body, inputs, at.tensors)
+    nodes = builder.nodes[start:]
+    tensors = ChainMap({tensor.name: tensor for tensor in found.values()}, at.tensors)
+    active = find_active(nodes, {found[name].name for name in wanted}, tensors)
+    sweep = Sweep(builder, tensors, active)
+    for value, gradient in zip(body.outputs, arriving, strict=True):
+        if gradient is not None and found[value.name].name in active:
+            sweep.add(found[value.name].name, gradient)
+    sweep.run(nodes)
+    sums = {name: sweep.sum(found[name].name) for name in wanted}
+    return [zeros_like(found[name]) if (total := sums[name]) is None else total for name in wanted]
+
+
+@rule("If")
+def branch(at: RuleContext) -> Gradients:
+    """The gradient of the branch that is taken, with respect to what the branches read from outside."""
+    captured = [name for name in at.node.captures if name in at.active]
+    arriving = at.gradients
+
+    def backward(body: Function) -> Any:
+        check_repeatable(at.node, body)
+        prepared = expand_body(body)
+        return lambda: _branch(at, prepared, arriving, captured)
+
+    results: Any = apply(
+        "If",
+        (at.input(0),),
+        {name: backward(at.attr(name)) for name in ("then_branch", "else_branch")},
+        outputs=len(captured),
+    )
+    at.captured.update(zip(captured, results, strict=True))
+    return ()
+
+
+def _branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], captured: Sequence[str]) -> list[Tensor]:
+    read = [name for name in captured if name in body.captures]
+    found = dict(zip(read, _repeat_backward(at, body, (), arriving, read), strict=True))
+    return [found[name] if name in found else zeros_like(at.tensors[name]) for name in captured]
+
+
+# ---------------------------------------------------------------------- what goes around
+
+
+def _find_carried(
+    at: RuleContext,
+    body: Function,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    carried: Sequence[str],
+    rows: Sequence[str],
+) -> list[int]:
+    """Return which carried values can have a gradient: those that have one outside, and those that these go into."""
+    chosen = {index for index, name in enumerate(carried) if name in at.active}
+    captured = [name for name in body.captures if name in at.active]
+    while True:
+        active = {*(inputs[index].name for index in chosen), *captured, *rows}
+        for node in body.nodes:
+            if not active.isdisjoint(node.uses):
+                active.update(name for name in node.defines if may_have_gradient(body.get_type(name)))
+        found = chosen | {index for index, value in enumerate(outputs) if value.name in active}
+        if found == chosen:
+            return sorted(chosen)
+        chosen = found
+
+
+def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
+    """Make the node give those inputs of its body for every turn, stacked; return the stacks. They must be tensors."""
+    body: Function = at.attr("body")
+    for value in values:
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            at.refuse(f"{value.name!r} is {value.type or 'of unknown type'} in its body, and only a tensor of known rank is kept")
+    if not values:
+        return []
+    copies = [at.builder.fresh(f"{value.name}_kept") for value in values]
+    stacks = [at.builder.fresh(f"{value.name}_turns") for value in values]
+    nodes = tuple(Node("Identity", (v.name,), (copy,), name=copy) for v, copy in zip(values, copies, strict=True))
+    outputs = tuple(Value(copy, value.type) for value, copy in zip(values, copies, strict=True))
+    changes: dict[str, Any] = {"body": body.replace(nodes=body.nodes + nodes, outputs=body.outputs + outputs)}
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if at.attr(name) is not None:
+            changes[name] = (*at.attr(name), *[0] * len(values))
+    node = replace(at.node.with_attributes(**changes), outputs=(*at.node.outputs, *stacks))
+    at.replace_node(node, {name: _stack(value.type) for name, value in zip(stacks, values, strict=True)})
+    return [at.tensors[name] for name in stacks]
+
+
+def _first(at: RuleContext, index: int, initial: str) -> Tensor:
+    """Return the gradient of the last value of what is carried; zeros where none arrives."""
+    found = at.gradients[index]
+    return zeros_like(at.tensors[at.node.outputs[index] or initial]) if found is None else found
+
+
+def _stack(type_: Type | None) -> Type | None:
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    return type_.with_shape((None, *shape)) if isinstance(type_, TensorType) and shape is not None else type_
+
+
+def _in_shape_of(value: Value, scalar: Tensor) -> Tensor:
+    """Return a scalar with as many axes as a body declares: both none and one are allowed."""
+    rank = value.type.rank if isinstance(value.type, TensorType) else None
+    return emit("Reshape", scalar, integers(*[1] * rank)) if rank else scalar
+
+
+@rule("Loop")
+def loop(at: RuleContext) -> Gradients:
+    """A Loop over the same turns from the last to the first, which carries the gradients of what the loop carries."""
+    original, carried = at.attr("body"), at.node.inputs[2:]
+    check_repeatable(at.node, original)
+    body = expand_body(original)
+    chosen = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
+    captured = [name for name in at.node.captures if name in at.active]
+    scans = at.gradients[len(carried) :]
+    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    # The number of the turn is kept too: it says how many there were.
+    stacks = _keep_turns(at, [original.inputs[0], *original.inputs[2:]])
+    turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
+    last = turns - 1
+    wanted = [*(body.inputs[2 + index].name for index in chosen), *captured]
+
+    def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
+        place, yes = last - turn, current("a condition").symbol(np.asarray(True))
+        given = [_in_shape_of(body.inputs[0], place), _in_shape_of(body.inputs[1], yes)]
+        given += [gather_axis(stack, place, 0) for stack in stacks[1:]]
+        arriving: list[Tensor | None] = [None] * len(body.outputs)
+        for index, gradient in zip(chosen, gradients, strict=False):
+            arriving[1 + index] = gradient
+        for index, scan in enumerate(scans):
+            arriving[1 + len(carried) + index] = None if scan is None else gather_axis(scan, place, 0)
+        return [go, *_step(at, body, given, arriving, wanted, gradients[len(chosen) :])]
+
+    results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))
+    at.captured.update(zip(captured, results[len(chosen) :], strict=True))
+    found: list[Tensor | None] = [None] * len(at.node.inputs)
+    for index, result in zip(chosen, results, strict=False):
+        found[2 + index] = result
+    return found
+
+
+def _step(
+    at: RuleContext,
+    body: Function,
+    given: Sequence[Tensor],
+    arriving: Sequence[Tensor | None],
+    wanted: Sequence[str],
+    sums: Sequence[Tensor],
+) -> list[Tensor]:
+    """Return the gradients of one turn; the last ones are of captures, and are added to the sums so far."""
+    found = _repeat_backward(at, body, given, arriving, wanted)
+    own = len(wanted) - len(sums)
+    return [*found[:own], *(add_up(pair) for pair in zip(sums, found[own:], strict=True))]
+
+
+@rule("Scan")
+def scan(at: RuleContext) -> Gradients:
+    """A Scan in the other direction, which carries the gradients of what the scan carries and gives those of what it reads."""
+    original, count = at.attr("body"), at.attr("num_scan_inputs")
+    check_repeatable(at.node, original)
+    body = expand_body(original)
+    states = len(at.node.inputs) - count
+    rows = [index for index in range(count) if at.wants(states + index)]
+    active_rows = [body.inputs[states + index].name for index in rows]
+    carried = at.node.inputs[:states]
+    chosen = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
+    captured = [name for name in at.node.captures if name in at.active]
+    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
+    axes, ways = _layout(at, "input", count), _layout(at, "output", len(at.node.outputs) - states)
+    stacks = _keep_turns(at, original.inputs[:states])
+    wanted = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
+
+    def backward(*values: Tensor) -> list[Tensor]:
+        gradients, sums, given = values[: len(chosen)], values[len(chosen) : len(starts)], values[len(starts) :]
+        arriving: list[Tensor | None] = [None] * len(body.outputs)
+        for index, gradient in zip(chosen, gradients, strict=True):
+            arriving[index] = gradient
+        for (index, _), gradient in zip(arriving_scans, given[states + count :], strict=True):
+            arriving[states + index] = gradient
+        found = _step(at, body, given[: states + count], arriving, wanted, sums)
+        own, taken = found[: len(chosen)], found[len(chosen) : len(chosen) + len(rows)]
+        return [*own, *found[len(chosen) + len(rows) :], *taken]
+
+    inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
+    layout = [*[(0, 0)] * states, *axes, *(ways[index] for index, _ in arriving_scans)]
+    attributes = {"body": backward, **_reverse(layout, [axes[index] for index in rows])}
+    results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
+    at.captured.update(zip(captured, results[len(chosen) : len(starts)], strict=True))
+    found: list[Tensor | None] = [None] * len(at.node.inputs)
+    places = [*chosen, *(states + index for index in rows)]
+    for place, result in zip(places, [*results[: len(chosen)], *results[len(starts) :]], strict=True):
+        found[place] = result
+    return found
+
+
+def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the attributes of a Scan that reads and writes in the opposite directions."""
+    found: dict[str, Any] = {"num_scan_inputs": len(inputs)}
+    for what, layout in (("input", inputs), ("output", outputs)):
+        if layout:
+            found[f"scan_{what}_axes"] = [axis for axis, _ in layout]
+            found[f"scan_{what}_directions"] = [1 - way for _, way in layout]
+    return found
+
+
+def _layout(at: RuleContext, what: str, count: int) -> list[tuple[int, int]]:
+    """Return the axis and the direction of each value that is scanned: 0 is forward, 1 backward."""
+    axes, ways = (at.attr(f"scan_{what}_{name}") or [0] * count for name in ("axes", "directions"))
+    return list(zip(axes, ways, strict=True))
