@@ -69,17 +69,19 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
     config = model.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     past = [torch.zeros(1, heads, 5, config.hidden_size // config.num_attention_heads)] * 2 * config.num_hidden_layers
-    shapes = ({1: "tokens"}, ({2: "past"},) * len(past))
+    tokens, held = torch.export.Dim("tokens"), torch.export.Dim("past")
+    shapes = ({1: tokens}, ({2: held},) * len(past))
+    flat = Flat().eval()
     given = (torch.zeros(1, 3, dtype=torch.int64), *past)
     names = [
         [f"{when}.{n // 2}.{'value' if n % 2 else 'key'}" for n in range(len(past))] for when in ("past_key_values", "present")
     ]
     if source == "torch":
-        function = xrt.from_torch(Flat(), given, dynamic_shapes=shapes)
+        function = xrt.from_torch(flat, given, dynamic_shapes=shapes)
         inputs, outputs = ([value.name for value in ends[1:]] for ends in (function.inputs, function.outputs))
         return xrt.stateful(function, dict(zip(inputs, outputs, strict=True)), capacity=capacity)
     ends = {"input_names": ["ids", *names[0]], "output_names": ["logits", *names[1]]}
-    program = torch.onnx.export(Flat(), given, dynamo=True, dynamic_shapes=shapes, verbose=False, **ends)
+    program = torch.onnx.export(flat, given, dynamo=True, dynamic_shapes=shapes, verbose=False, **ends)
     return xrt.stateful(program.model_proto, capacity=capacity)
 
 

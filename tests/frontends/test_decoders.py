@@ -26,6 +26,8 @@ def make(kind: str) -> tuple[Any, list[int]]:
     return model, found[0, PROMPT.shape[1] :].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # of torch.onnx, about itself
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")  # of torch.onnx, of a name that all caches share
 @pytest.mark.parametrize("source", ["torch", "onnx"])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
 @pytest.mark.parametrize("capacity", [64, "double", None])
