@@ -68,7 +68,10 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
 
     config = model.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    past = [torch.zeros(1, heads, 5, config.hidden_size // config.num_attention_heads)] * 2 * config.num_hidden_layers
+    width = config.hidden_size // config.num_attention_heads
+    past = [
+        torch.zeros(1, heads, 5, width) for _ in range(2 * config.num_hidden_layers)
+    ]  # one tensor each: torch.onnx tells by it
     tokens, held = torch.export.Dim("tokens"), torch.export.Dim("past")
     shapes = ({1: tokens}, ({2: held},) * len(past))
     flat = Flat().eval()

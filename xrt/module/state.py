@@ -59,9 +59,11 @@ def stateful(model: Any, pairs: Mapping[str, str] | None = None, *, capacity: in
     function = make_source(model).get_declared_function()
     states = tuple(State(*pair) for pair in pairs.items()) if pairs is not None else tuple(_pair_by_name(function))
     if capacity is not None:
+        from xrt.module.specialization import optimize
         from xrt.passes.padding.caches import make_static_caches
 
-        declared = make_static_caches(function, states, None if capacity == "double" else capacity)
+        simple = optimize(function, fold=True)
+        declared = make_static_caches(simple, states, None if capacity == "double" else capacity)
     else:
         declared = declare_states(function, states)
     _log.info("state of %s: %s", function.name, "; ".join(map(str, list_states(declared))))
