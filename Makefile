@@ -5,6 +5,8 @@ JOBS ?= 2
 # What make cuda-check runs with: an environment with cupy and onnxruntime-gpu in it.
 CUDA_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
+# An empty value is none: the tests start hundreds of processes, each of which would compile the sources again.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full check cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean

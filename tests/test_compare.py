@@ -59,7 +59,7 @@ def test_an_infinite_neighbour_gives_no_room():
 # ---------------------------------------------------------------------- numbers
 
 
-def test_differences_are_told_even_when_they_are_admitted():
+def test_differences_are_reported_even_when_they_are_admitted():
     result = compare(floats(1.0, 2.00001), floats(1.0, 2.0), name="y")
     assert result
     assert result.where == "y[1]"

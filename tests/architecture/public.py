@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +38,10 @@ def read(path: Path) -> str:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """Return the tree of a source."""
-    return ast.parse(read(path))
+    """Return the tree of a source, which is kept, and left out of later collections of garbage."""
+    tree = ast.parse(read(path))
+    gc.freeze()
+    return tree
 
 
 @cache

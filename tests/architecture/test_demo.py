@@ -29,7 +29,7 @@ def test_the_demonstration_shows_each_engine_and_a_true_mixture() -> None:
     assert all(float(difference) < 1e-5 for _, _, difference in rows)
 
 
-def test_an_unknown_model_is_told() -> None:
+def test_an_unknown_model_is_reported() -> None:
     done = demo("resnet51")
     assert done.returncode == 2
     assert done.stderr.startswith("no model resnet51; there are bvlc_alexnet, ")

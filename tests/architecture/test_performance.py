@@ -29,6 +29,7 @@ NO_FIGURES = {
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
     "decode": "prints a table of its own: what a token costs with state",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
+    "dynamic_shapes": "prints a table of its own: what one program for all sizes costs",
     "first_result": "takes processes of its own for every figure, and prints a table of its own",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",

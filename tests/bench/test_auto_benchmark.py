@@ -59,7 +59,7 @@ def test_only_what_excludes_one_and_is_beyond_the_floor_is_won_or_lost(gain: Rat
     assert told.verdict_of(gain) == verdict
 
 
-def test_a_model_is_held_against_its_best_single_engine() -> None:
+def test_a_model_is_compared_with_its_best_single_engine() -> None:
     row = told.figures_of(record(ort=0.012, openvino=0.010, auto=0.008))
     assert (row["verdict"], row["best"]) == ("win", "openvino")
     assert row["gain"]["median"] == pytest.approx(1.25, rel=0.02)
@@ -116,7 +116,7 @@ def test_a_search_that_found_nothing_leaves_all_to_be_tried() -> None:
     assert told.sorted_out(["ort", "toy"], []) == ([], {}, ["ort", "toy"])
 
 
-def test_who_is_quick_alone_takes_turns_and_who_is_not_is_told() -> None:
+def test_who_is_quick_alone_takes_turns_and_who_is_not_is_reported() -> None:
     probes = {"xla": {"seconds": 0.02, "compile": 9.0}, "toy": {"seconds": 3.0, "compile": 0.1}, "tvm": {"failed": "no answer"}}
     singles, left = told.with_probes(["ort"], probes, [contender("ort", 0.01)])
     assert singles == ["ort", "xla"]
@@ -165,7 +165,7 @@ def test_the_nearest_of_mixtures_that_did_not_race_is_that_of_the_least_sum() ->
     assert row == ("`m`", "ort + xla", "it did not race", found["lost_on"])
 
 
-def test_a_small_graph_is_held_against_the_best_placement() -> None:
+def test_a_small_graph_is_compared_with_the_best_placement() -> None:
     rounds = {"0: ort": taken(0.011, 1), "3: ort + xla": taken(0.0097, 2), "auto": taken(0.01, 3)}
     own = {"model": "lrn_small", "engines": ["ort", "xla"], "nodes": 4, "plans": 16, "chosen": "ort", "rounds": rounds}
     found = told.small_figures(own)
@@ -204,7 +204,7 @@ def test_targets_are_judged() -> None:
     }
 
 
-def test_what_missed_is_told() -> None:
+def test_what_missed_is_reported() -> None:
     lost, missing = record("vgg19", openvino=0.010, auto=0.0105), {**record("gpt"), "judged": {"failed": "SIGSEGV"}}
     late = {**record("bert", ort=0.01, auto=0.01)}
     late["judged"]["planned"], late["tuned"]["spent"] = 1.4, 21.0

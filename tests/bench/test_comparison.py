@@ -187,7 +187,7 @@ def test_the_page_is_of_the_run_and_says_what_made_it(capsys: pytest.CaptureFixt
     assert text.startswith("<!DOCTYPE html>") and "What went wrong" in text
 
 
-def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_is_reported_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--html", "no/such/folder/report.html")
     assert (code, out) == (2, "")
     assert err == "error: cannot write no/such/folder/report.html: there is no folder no/such/folder\n"

@@ -54,7 +54,7 @@ def test_they_are_a_section(results: dict[str, Any]) -> None:
     assert "No mixture was at hand." in text
 
 
-def test_mixtures_are_told_by_their_engines(results: dict[str, Any]) -> None:
+def test_mixtures_are_named_by_their_engines(results: dict[str, Any]) -> None:
     mixed = {"engines": ["tvm", "toy"], "regions": ["toy", "tvm", "toy"], "traffic": results["copies"]["device"]}
     text = cuda_page.cuda_section(results | {"mixtures": [mixed]})
     assert "Two calls of tvm and toy (3 regions): 0 arrays to the device, 0 to the host" in text

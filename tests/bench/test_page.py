@@ -87,7 +87,7 @@ def test_it_tells_everything() -> None:
         assert told in READ.text, told
 
 
-def test_how_auto_chose_is_told() -> None:
+def test_how_auto_chose_is_reported() -> None:
     chosen = row("auto", 0.002, chain("ort", "xla"), verdict="best")
     assert chosen.start is not None
     start = replace(chosen.start, placement=("placed by measurement: ort + xla", "  lost: ort, 2.1 ms <b>"))
@@ -149,7 +149,7 @@ def test_tables_say_what_their_cells_are() -> None:
     assert all(found.get("aria-label") for _, found in READ.elements if found.get("role") == "region")
 
 
-def test_several_groups_are_told_first_and_lead_to_their_sections() -> None:
+def test_several_groups_are_reported_first_and_lead_to_their_sections() -> None:
     read = Reader(page(report(group("one"), group("other"))))
     links = [found["href"] for name, found in read.elements if name == "a"]
     assert links == ["#group-1", "#group-2"]
@@ -173,7 +173,7 @@ def test_a_tie_is_called_a_tie() -> None:
     )
 
 
-def test_the_next_one_is_told_with_its_interval() -> None:
+def test_the_next_one_is_reported_with_its_interval() -> None:
     told = answer(sound(0.001, 0.002, 0.003, verdicts=("best", "slower", "slower")))
     assert re.search(r"the quickest\. openvino, the next, takes \d\.\d\d \(.* to .*\) times as long\.$", told)
 
@@ -188,7 +188,7 @@ def test_one_alone_and_none_at_all() -> None:
 # ---------------------------------------------------------------------- regions and drawings
 
 
-def test_a_plan_is_told_as_plain_facts_and_comes_back_from_a_line() -> None:
+def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:
     plan = partition(load("mlp", layers=2, features=3, hidden=4, classes=2), [Toy()], ClusteringOptions(maximum_nodes=2))
     regions = list_regions(plan)
     assert len(regions) == len(plan.launches) > 1

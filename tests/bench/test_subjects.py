@@ -58,13 +58,13 @@ def test_a_batch_is_a_size_of_a_model_by_code_and_the_first_extent_of_a_file(sav
         ("mlp{depth=2}", None, OptionError, "model 'mlp' has no size 'depth'"),
     ],
 )
-def test_what_is_no_model_is_told(text: str, batch: int | None, error: type[XRTError], says: str) -> None:
+def test_what_is_no_model_is_reported(text: str, batch: int | None, error: type[XRTError], says: str) -> None:
     with pytest.raises(error) as caught:
         BenchTarget.parse(text, batch).load()
     assert str(caught.value).startswith(says)
 
 
-def test_a_dimension_that_no_input_has_is_told(saved: str) -> None:
+def test_a_dimension_that_no_input_has_is_reported(saved: str) -> None:
     with pytest.raises(OptionError, match=r"no input has a dimension 'k'\. The model has: m, n"):
         BenchTarget.parse(f"{saved}{{k=1}}").load()
 
@@ -82,7 +82,7 @@ def test_a_candidate_reads_as_it_prints(text: str, expected: BenchCandidate) -> 
 
 
 @pytest.mark.parametrize("text", ["", "tvm,", "tvm ort", "tvm,ort with ", "tvm,ort with Conv=ort;"])
-def test_what_is_no_candidate_is_told(text: str) -> None:
+def test_what_is_no_candidate_is_reported(text: str) -> None:
     with pytest.raises(OptionError):
         BenchCandidate.parse(text)
 

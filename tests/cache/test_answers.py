@@ -101,7 +101,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_told_and_asked(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_what_is_damaged_is_reported_and_asked(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     _, plan = started(tmp_path)
     (path,) = answers(tmp_path)
     path.write_bytes(damage(path.read_bytes()))

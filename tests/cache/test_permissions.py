@@ -231,7 +231,7 @@ def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: p
 # ---------------------------------------------------------------------- where it is
 
 
-def test_a_directory_of_a_user_that_is_not_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_a_user_that_is_not_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
     with pytest.raises(CacheError) as caught:
         find_cache_directory({"XRT_CACHE_DIR": "~no-such-user/x"})

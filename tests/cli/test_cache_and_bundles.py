@@ -138,7 +138,7 @@ def test_a_bundle_is_compared_by_its_model(model: str, tmp_path: Path, capsys: p
 
 def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
-    code, out, _ = call(capsys, "compile", model, "-e", "openvino", "--strict", "-o", path, "--dim", "N=2", "--dim", "N=5")
+    code, out, _ = call(capsys, "compile", model, "-e", "xla", "--strict", "-o", path, "--dim", "N=2", "--dim", "N=5")
     assert code == 0
     assert "float32[5, 3]" in call(capsys, "run", path, "--dim", "N=5")[1]
     assert "no input has a dimension 'M'" in call(capsys, "run", path, "--dim", "M=5")[2]
@@ -162,7 +162,7 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
     dims = [text for a in range(1, 5) for text in ("--dim", f"a={a}")] + [
         text for b in range(1, 6) for text in ("--dim", f"b={b}")
     ]
-    code, out, _ = call(capsys, "compile", str(tmp_path / "m.onnx"), "-e", "openvino", "--strict", "-o", path, *dims)
+    code, out, _ = call(capsys, "compile", str(tmp_path / "m.onnx"), "-e", "xla", "--strict", "-o", path, *dims)
     assert code == 0 and "compiled for a=1, b=1; a=1, b=2; " in out and "; a=4, b=5; for other sizes" in out
     with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
         for a in range(1, 5):
@@ -171,13 +171,13 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
         assert (loaded._cache.statistics.disk.hits, loaded._cache.statistics.disk.misses) == (20, 0)
 
 
-def test_the_sizes_that_were_compiled_for_are_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sizes_that_were_compiled_for_are_reported(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     assert (
         "compiled once for every size of N, which its engines leave open\n"
         in call(capsys, "compile", model, "-e", "ort", "-o", path)[1]
     )
-    out = call(capsys, "compile", model, "-e", "openvino", "-o", path)[1]
+    out = call(capsys, "compile", model, "-e", "xla", "-o", path)[1]
     assert "compiled for N=1 (N as no --dim says otherwise); for other sizes the bundle compiles when it meets them\n" in out
     out = call(capsys, "compile", model, "-e", "openvino", "-o", path, "--dim", "N=4")[1]
     assert "fixed at N=4: an input of another size is an error\n" in out and "compiled for" not in out
@@ -185,3 +185,11 @@ def test_the_sizes_that_were_compiled_for_are_told(model: str, tmp_path: Path, c
     assert code == 2 and err == "error: no input has a dimension 'M'. The model has: N\n"
     code, _, err = call(capsys, "run", model, "--dim", "N=2", "--dim", "N=3")
     assert code == 2 and err == "error: --dim gives N as 2 and as 3; only `xrt compile` takes several sizes\n"
+
+
+def test_a_bundle_has_one_program_for_all_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.xrt")
+    code, out, _ = call(capsys, "compile", model, "-e", "openvino", "--strict", "-o", path)
+    assert code == 0
+    assert "compiled once for every size of N, which its engines leave open\n" in out
+    assert "float32[5, 3]" in call(capsys, "run", path, "--dim", "N=5")[1]

@@ -53,7 +53,7 @@ def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatu
     assert "odd\tbroken\todd 1.0\tImportError: no" in said
 
 
-def test_only_variables_that_matter_are_told() -> None:
+def test_only_variables_that_matter_are_reported() -> None:
     given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
     assert doctor.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
 

@@ -199,14 +199,14 @@ def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, capsys: p
     assert err.startswith("error: --engines names 'nobody'; the lock has ")
 
 
-def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_noise_is_reported_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["baseline"].update(low=1e-6, high=1e6))
     code, out, _ = call(capsys, "check", path, "--budget", "1s")
     assert code == 0
     assert out.startswith("not decided, the noise is too large: ")
 
 
-def test_another_version_is_told_and_checked(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_version_is_reported_and_checked(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
     code, out, _ = call(capsys, "check", path, "--budget", "2s", "--max-regress", NEVER)
     assert code == 0
@@ -363,7 +363,7 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
         ),
     ],
 )
-def test_values_that_are_not_to_be_had_are_told_and_drawn(
+def test_values_that_are_not_to_be_had_are_reported_and_drawn(
     change: Any, told: str, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(rows.parent.parent / "x.npy")

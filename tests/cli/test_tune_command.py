@@ -153,7 +153,7 @@ def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command
     assert err.startswith(text)
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_measured(command: Command) -> None:
+def test_a_device_that_is_not_there_is_reported_before_anything_is_measured(command: Command) -> None:
     code, out, err = command("--engines", "ort,toy", "--devices", "ort=cuda:77", "--budget", "30s")
     assert (code, out) == (2, "")
     assert "device 'cuda:77' was asked for" in err

@@ -114,7 +114,7 @@ def test_nobody_is_left() -> None:
         module(found, OnCpu())
 
 
-def test_an_engine_that_takes_nothing_there_is_told_with_its_reason() -> None:
+def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> None:
     with world("late") as found:
         m = module(found, "ort", TOY)
         m(X)

@@ -84,7 +84,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("model", "given", "options", "reason"), REASONS, ids=["updates", "grows", "looks", "mixed"])
-def test_what_cannot_be_recorded_is_played_and_the_reason_told(
+def test_what_cannot_be_recorded_is_played_and_the_reason_reported(
     world: World, model: Any, given: Any, options: Any, reason: str
 ) -> None:
     m = world.module(model, **{"engine": TOY, "cuda_graph": True} | options)

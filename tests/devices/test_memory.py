@@ -59,7 +59,7 @@ def starved(found: World, limit: int, call: Callable[[], Any]) -> tuple[Any, str
 
 @pytest.mark.parametrize("bound", [False, True], ids=["called", "bound"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_amount_of_memory_is_enough_or_is_told_and_the_module_goes_on(name: str, bound: bool) -> None:
+def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(name: str, bound: bool) -> None:
     model, inputs, options = CASES[name]
     met = set()
     for limit in LIMITS:
@@ -80,7 +80,7 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def test_weights_that_find_no_room_are_told_by_the_region_that_has_them() -> None:
+def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() -> None:
     with world("late", limit=500) as found, pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 "):
         found.module(Weighty()).compile(X)
 

@@ -43,13 +43,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "error", "text"), REFUSED)
-def test_what_cannot_be_asked_is_told(options: Any, error: type[Exception], text: str) -> None:
+def test_what_cannot_be_asked_is_reported(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
         xrt.XRTModule(Net(), [TOY, "ort"], "cuda", **options)
     assert str(caught.value).startswith(text)
 
 
-def test_an_engine_that_does_not_run_there_is_told() -> None:
+def test_an_engine_that_does_not_run_there_is_reported() -> None:
     with pytest.raises(DeviceError, match=r"^devices asks for picky on 'cuda', and it runs on cpu$"):
         xrt.XRTModule(Net(), [Picky(), TOY], devices={"picky": "cuda"})
 

@@ -98,7 +98,7 @@ class TestCopies:
         assert len({copy.value for copy in out}) == len(out) and len({copy.value for copy in back}) == len(back)
         assert (traffic(m).copies_out, traffic(m).copies_in) == (len(out), len(back) + 1), "x comes from the host"
 
-    def test_they_are_told(self, world: World) -> None:
+    def test_they_are_reported(self, world: World) -> None:
         m = world.module(Forked(), [TOY, "ort"], **SPLIT)
         m(X)
         copies = m.plan.copies
@@ -165,7 +165,7 @@ class TestOrder:
             assert any(stream.queue for stream in machine._streams), "and leaves its work on the streams"
             same(found, result, CPU(X, W))
 
-    def test_it_waits_when_it_is_told_to(self) -> None:
+    def test_it_waits_when_it_is_asked_to(self) -> None:
         with world("late") as found:
             m = found.module(Net())
             m(X, W)
@@ -267,7 +267,7 @@ class TestErrors:
             with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
                 m(X, W)
 
-    def test_memory_that_runs_out_is_told_and_the_module_goes_on(self) -> None:
+    def test_memory_that_runs_out_is_reported_and_the_module_goes_on(self) -> None:
         with world("late", limit=100_000) as found:
             m = found.module(Net())
             big = numbers(5000, 4)
@@ -332,7 +332,7 @@ class TestFaults:
             np.testing.assert_allclose(found.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-6)
             m.close()
 
-    def test_calls_are_held_against_the_reference(self, world: World) -> None:
+    def test_calls_are_compared_with_the_reference(self, world: World) -> None:
         m = world.module(Net(), "toy", check=1.0)
         same(world, m(X, W), CPU(X, W))
         assert "1 call so far" in str(m.explain())

@@ -27,7 +27,7 @@ WRONG = Wrong(native="off")
 
 @pytest.mark.parametrize("place", ["Abs", "Exp", "*"])
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
-def test_a_fault_on_a_device_is_contained_and_told(world: World, told: Any, check: Any, text: str, place: str) -> None:
+def test_a_fault_on_a_device_is_contained_and_reported(world: World, told: Any, check: Any, text: str, place: str) -> None:
     m = world.module(chain(*OPS), [FaultyEngine(takes=place, **told), TOY], check=check)
     with pytest.warns(FallbackWarning) as caught:
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_an_engine_that_raises_on_a_device_is_a_culprit() -> None:
         assert culprit is not None and "set to fail in run" in culprit.message and culprit.engine.startswith("faulty")
 
 
-def test_a_lack_of_memory_while_verifying_is_told_as_such() -> None:
+def test_a_lack_of_memory_while_verifying_is_reported_as_such() -> None:
     with world("late", limit=50_000) as found:
         m = found.module(Net(), "toy")
         with pytest.raises(OutOfDeviceMemory, match=r"^a region that is looked at asked cuda:0 for 0\.1 MB; "):

@@ -41,7 +41,7 @@ from xrt.graph import DType, Function, Node, read_attributes
     ],
     ids=str,
 )
-def test_impossible_options_are_told(option: dict[str, Any], told: str) -> None:
+def test_impossible_options_are_reported(option: dict[str, Any], told: str) -> None:
     with pytest.raises(OptionError) as error:
         Iree(**option)
     assert str(error.value) == told

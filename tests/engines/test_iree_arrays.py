@@ -117,7 +117,7 @@ def test_a_bound_call_reads_and_writes_where_the_arrays_lie() -> None:
         assert (y == -value).all()
 
 
-def test_a_failure_to_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed, match=r"^IREE failed while it ran 'main': .*"):
         negation()._invoke([])  # type: ignore[attr-defined]  # no way of the contract's reaches the library with too few arguments
 
@@ -145,7 +145,7 @@ def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     assert [use.name for use in executable.memory() or ()] == ["workspace"]
 
 
-def test_weights_that_lie_badly_are_copied_and_told() -> None:
+def test_weights_that_lie_badly_are_copied_and_reported() -> None:
     raw = np.zeros(64 * 32 * 4 + 64, np.uint8)
     start = (4 - raw.ctypes.data) % 64
     w = raw[start : start + 64 * 32 * 4].view(np.float32).reshape(64, 32)
@@ -155,7 +155,7 @@ def test_weights_that_lie_badly_are_copied_and_told() -> None:
     assert not executable.run([np.ones((3, 64), np.float32)])[0].any()
 
 
-def test_parameters_are_found_by_place() -> None:
+def test_parameters_are_found_by_position() -> None:
     f = preprocess(weighted())
     assert list(list_parameters(f)) == ["w"]
 

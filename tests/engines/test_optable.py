@@ -91,13 +91,13 @@ def test_the_reason_why_a_kernel_does_not_serve(options: dict[str, Any], reason:
     assert served(ops, RELU) == reason
 
 
-def test_a_device_is_held_against_its_kind() -> None:
+def test_a_device_is_compared_with_its_kind() -> None:
     ops: OpTable[Any] = OpTable("mine")
     ops("Relu", devices=("cuda",))(kernel)
     assert served(ops, RELU, device="cuda:1") is kernel
 
 
-def test_a_domain_that_is_not_imported_is_told() -> None:
+def test_a_domain_that_is_not_imported_is_reported() -> None:
     ops: OpTable[Any] = OpTable("mine")
     ops("Relu")(kernel)
     bare = Function((), (Value("y"),), (RELU,))

@@ -137,7 +137,7 @@ def test_arrays_without_elements() -> None:
     assert bound(traced(Empty(), x), Host()).run([x])[0].shape == (0, 3)
 
 
-def test_a_failure_is_told_and_a_closed_executable_refuses() -> None:
+def test_a_failure_is_reported_and_a_closed_executable_refuses() -> None:
     executable = bound(traced(Net(), X, W), Host())
     with pytest.raises(RunFailed, match=r"^ONNX Runtime [\d.]+ failed while it ran 'Net': "):
         executable.run([X, numbers(7, 7)])

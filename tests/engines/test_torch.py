@@ -24,7 +24,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 from xrt.graph.opaque_call import DOMAIN, OpaqueCall, Tagged
 
 
-def test_the_spec_makes_it_again_and_versions_are_told() -> None:
+def test_the_spec_makes_it_again_and_versions_are_reported() -> None:
     assert registry.create("torch") == TORCH and TORCH.spec == "torch"
     assert TORCH.version() == f"torch {torch.__version__}"
 

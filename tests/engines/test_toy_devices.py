@@ -268,7 +268,7 @@ def test_what_is_computed_of_shapes_stays_on_the_host() -> None:
         assert traffic(m).waits == 0 and found.machine.copies == ["in", "out"], "x, and the result for this test"
 
 
-def test_sizes_are_told_from_data() -> None:
+def test_sizes_are_reported_from_data() -> None:
     function = Sized().trace(numbers(3, 2, 4))
     found = find_shape_values(function)
     assert {node.op_type for node in function.nodes if set(node.outputs) <= found} >= {"Shape", "Gather", "Concat"}

@@ -149,7 +149,7 @@ def test_a_logarithm_of_a_sum_does_not_overflow() -> None:
     same(one("ReduceLogSumExp", f32(1000, 1000), i64([0])), f32([1000 + math.log(2)]))
 
 
-def test_equal_elements_are_told_by_place() -> None:
+def test_equal_elements_are_distinguished_by_position() -> None:
     x = f32(3, 1, 3, 2)
     assert int(one("ArgMax", x, axis=0, keepdims=0)) == 0
     assert int(one("ArgMax", x, axis=0, keepdims=0, select_last_index=1)) == 2

@@ -25,19 +25,19 @@ from xrt.graph import DType, Function, Node, read_attributes
 
 
 @pytest.mark.parametrize("level", [-1, 4, True, "3", 2.0])
-def test_an_impossible_level_is_told(level: Any) -> None:
+def test_an_impossible_level_is_reported(level: Any) -> None:
     with pytest.raises(OptionError) as error:
         Tvm(opt_level=level)
     assert str(error.value) == f"tvm: opt_level must be 0, 1, 2 or 3; got {level!r}"
 
 
-def test_an_unknown_processor_is_told_with_its_neighbour() -> None:
+def test_an_unknown_processor_is_reported_with_its_neighbour() -> None:
     with pytest.raises(OptionError) as error:
         Tvm(mcpu="x86-64-v33")
     assert str(error.value).startswith("tvm: mcpu='x86-64-v33' is not a processor that LLVM knows. Did you mean 'x86-64-v")
 
 
-def test_a_processor_whose_code_this_one_cannot_run_is_told() -> None:
+def test_a_processor_whose_code_this_one_cannot_run_is_reported() -> None:
     with pytest.raises(OptionError, match=r"^tvm: mcpu='diamondrapids' asks for .*amx.*, which this processor does not have$"):
         Tvm(mcpu="diamondrapids")
 

@@ -64,7 +64,7 @@ def test_a_forked_child_has_workers_of_its_own(way: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_fails_in_a_forked_child_is_told_there() -> None:
+def test_what_fails_in_a_forked_child_is_reported_there() -> None:
     executable = registry.create("tvm").compile(EXP, CompileContext(threads=2))
     executable.prepare()
     executable.run([X])

@@ -161,7 +161,7 @@ def test_indices_that_wrap_around() -> None:
     assert np.array_equal(run(f, x)[0], np.tile(x, (6, 4, 2)))
 
 
-def test_what_wraps_around_is_compiled_apart_and_the_rest_is_not() -> None:
+def test_what_wraps_around_is_compiled_alone_and_the_rest_is_not() -> None:
     from xrt.engines.tvm.export import import_function
     from xrt.engines.tvm.no_vectorize import find_wrapping_functions
     from xrt.engines.tvm.pipeline import legalize

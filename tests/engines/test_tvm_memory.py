@@ -170,7 +170,7 @@ def test_what_is_read_elsewhere_by_another_name_is_not_written_over(names: str, 
     assert find_inplace_inputs(reversed_sum(names), 2) == expected
 
 
-def test_neither_weights_nor_loops_that_are_compiled_apart_are_written_over() -> None:
+def test_neither_weights_nor_loops_that_are_compiled_alone_are_written_over() -> None:
     assert find_inplace_inputs(reversed_sum("ab"), 0) == {}
     assert find_inplace_inputs(reversed_sum("ab"), 2, {"loop"}) == {}
 

@@ -101,7 +101,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Tvm(tune=1)
 
 
-def test_a_person_is_told_whether_it_is_tuned() -> None:
+def test_a_report_says_whether_it_is_tuned() -> None:
     assert "untuned" in Tvm().remarks(product())[0]
     assert "up to 3 trials" in Tvm(tune=3).remarks(product())[0]
 

@@ -17,7 +17,7 @@ from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, read_attributes
 
 
-def test_the_spec_makes_it_again_and_versions_are_told() -> None:
+def test_the_spec_makes_it_again_and_versions_are_reported() -> None:
     assert registry.create("xla") == XLA and XLA.spec == "xla"
     assert [part.split()[0] for part in XLA.version().split(", ")] == ["jax", "jaxlib"]
 
@@ -180,7 +180,7 @@ def test_large_constants_are_arguments_and_small_ones_are_code() -> None:
     assert np.allclose(run(f, x)[0], x @ w * 2, rtol=1e-5)
 
 
-def test_aligned_weights_are_held_once_and_others_are_told() -> None:
+def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
     for offset, copied in ((0, 0), (16, 64 * 64 * 4)):
         w = placed(64 * 64, offset=offset).reshape(64, 64)
         f = function(

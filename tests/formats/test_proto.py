@@ -116,7 +116,7 @@ def test_an_absent_field_is_none_and_an_empty_one_is_not() -> None:
     assert read("ClusteringOptions", write("ClusteringOptions", {"sweeps": 0}))["sweeps"] == 0
 
 
-def test_damaged_bytes_are_told() -> None:
+def test_damaged_bytes_are_reported() -> None:
     with pytest.raises(BundleError, match=r"^these 5 bytes are not a serialised Launch: "):
         read("Launch", b"\xff\xff\xff\xff\xff")
     with pytest.raises(BundleError, match=r"^these 6 bytes are not a serialised Launch: "):

@@ -172,7 +172,7 @@ def test_nothing_is_made_between_calls(options: dict[str, Any]) -> None:
     module.settle()
 
 
-def test_numbers_are_told_apart_by_their_bits() -> None:
+def test_numbers_are_distinguished_by_their_bits() -> None:
     module = xrt.XRTModule(Call(lambda x, k: torch.copysign(x, torch.tensor(k))), engine="toy")
     x = torch.ones(1)
     assert module(x, 0.0).tolist() == [1]

@@ -275,7 +275,7 @@ def test_all_violations_are_listed_up_to_a_bound() -> None:
     assert str(caught.value).endswith("\n  - and more")
 
 
-def test_alike_nodes_are_told_apart_where_the_rules_differ() -> None:
+def test_alike_nodes_are_distinguished_where_the_rules_differ() -> None:
     """A node is looked at once per likeness; what a rule reads must be part of it."""
     good = Node("Add", ("x", "x"), ("a",))
     for bad in (

@@ -30,7 +30,7 @@ def test_what_fails_goes_to_toy(where, how, data, nth):
 
 
 @pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
-def test_a_refusal_is_told(where, how):
+def test_a_refusal_is_reported(where, how):
     one = find_entry("engines_alternate")
     with make_module(one.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
         with pytest.warns(FallbackWarning, match="set to (fail|refuse)|returned 0 outputs"):

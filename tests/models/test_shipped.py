@@ -151,7 +151,7 @@ def test_boxes_of_one_class_hardly_overlap_and_the_best_come_first() -> None:
         ("vit", {"image": 30}, OptionError, "an image of 30 does not divide into patches of 16; choose a multiple"),
     ],
 )
-def test_a_wrong_name_or_size_is_told(name: str, sizes: dict[str, int], error: type[Exception], text: str) -> None:
+def test_a_wrong_name_or_size_is_reported(name: str, sizes: dict[str, int], error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
         load(name, **sizes)
     assert str(caught.value).startswith(text)

@@ -17,6 +17,7 @@ from tests.module.test_faults import X, chain
 from tests.placement.uneven import Uneven
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
+from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.partition.explicit import map_nodes_to_engines
@@ -227,6 +228,17 @@ def test_an_engine_that_does_not_honour_an_option_is_left_out_of_all(tmp_path: P
     monkeypatch.setattr(registry, "names", lambda: ("toy",))
     with pytest.raises(OptionError, match=r"^no engine is left for engine='auto': engine 'toy' is left out: "):
         xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, precision="fp16")
+
+
+def test_a_lower_precision_is_allowed_and_not_demanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
+    monkeypatch.setattr(registry, "list_by_rank", lambda: ("ort", "toy"))
+    monkeypatch.setattr(Toy, "unsupported_options", lambda self, context: None)
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, precision="bf16") as m:
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-2)
+        assert {engine.name for engine in m._engines.engines} == {"ort", "toy"}
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, precision="bf16", strict_types=True) as m:
+        assert [engine.name for engine in m._engines.engines] == ["toy"]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_explain_has_the_buckets_or_the_reason() -> None:
         assert module(np.ones(3, "float32")).shape == (1, 3)
         assert "no buckets for 's': node 'places' (NonZero): there is no rule for its operator" in str(module.explain())
     with make(relu(("s", 3)), engine="toy") as module:
-        assert "no buckets: one program serves all sizes" in str(module.explain())
+        assert "no buckets: the engines can serve all sizes by one program" in str(module.explain())
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_one_program_serves_every_size_where_engines_do(path: Path, cold: Compil
 
 
 def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> None:
-    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], strict=True, threads=1)
+    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], dynamic="never", strict=True, threads=1)
     one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
     rigid.compile(one)
     rigid.save(path, two)

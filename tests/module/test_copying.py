@@ -102,7 +102,7 @@ def test_what_cannot_be_pickled_says_what_to_do(tmp_path: Path) -> None:
         )
 
 
-def test_files_of_another_kind_are_told_the_next_step(tmp_path: Path) -> None:
+def test_files_of_another_kind_get_the_next_step(tmp_path: Path) -> None:
     bundle = tmp_path / "m.xrt"
     xrt.XRTModule(chain(), "toy").save(bundle)
     with pytest.raises(ModelError) as caught:
@@ -125,7 +125,7 @@ def test_files_of_another_kind_are_told_the_next_step(tmp_path: Path) -> None:
             xrt.load(path)
 
 
-def test_a_module_of_torch_is_told_the_next_step() -> None:
+def test_a_module_of_torch_gets_the_next_step() -> None:
     """By the name of a class's module, so that PyTorch is neither needed nor imported."""
     base = type("Module", (), {"__module__": "torch.nn.modules.module", "graph": None})
     net = types.new_class("Net", (base,))

@@ -28,7 +28,7 @@ def test_only_what_differs_from_the_module_is_kept(asked: Mapping[str, str], her
     assert others == found
 
 
-def test_an_engine_that_is_not_in_the_list_and_one_that_cannot_run_there_are_told() -> None:
+def test_an_engine_that_is_not_in_the_list_and_one_that_cannot_run_there_are_reported() -> None:
     engines = [registry.create("iree")]
     with pytest.raises(OptionError, match="devices names 'tyo', which is not in the list of engines"):
         parse_devices(engines, {"tyo": "cpu"}, "cpu")

@@ -109,7 +109,7 @@ def test_a_prepared_call_that_fails_is_made_again_and_the_next_goes_straight_on(
     assert engine.journal.count("run") == nth
 
 
-def test_what_fails_everywhere_is_not_held_against_an_engine() -> None:
+def test_what_fails_everywhere_is_not_blamed_on_an_engine() -> None:
     index = Value("i", TensorType(DType.INT64, (1,)))
     gather = Function(
         (Value("x", T), index),
@@ -144,7 +144,7 @@ def test_memory_that_runs_out_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
-def test_threads_that_fail_at_once_plan_anew_once() -> None:
+def test_threads_that_fail_at_once_plan_again_once() -> None:
     engine, behind = FaultyEngine(takes="Exp"), RecordingEngine(inner="ort")
     start = threading.Barrier(6)
     with module(engine, behind) as m, warnings.catch_warnings(record=True) as caught:

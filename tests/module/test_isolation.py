@@ -65,7 +65,7 @@ def completes(where: Any, how: Any, place: str, behind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=3)
+@pytest.mark.proof("processes", share=9)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
@@ -91,7 +91,7 @@ def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any
     assert str(caught.value).startswith(f"engine {m.engines[0]!r} failed to {where} xrt_faulty_1: {text}")
 
 
-def test_regions_that_did_no_harm_are_compiled_anew_in_the_next_worker() -> None:
+def test_regions_that_did_no_harm_are_compiled_again_in_the_next_worker() -> None:
     """The second worker counts its runs from one again, so that it outlives the call in which the first one died."""
     with isolated(FaultyEngine(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
         first = m(X)

@@ -84,7 +84,7 @@ def test_the_name_of_a_library_suggests_its_engine(word: str, engine: str) -> No
     assert f"no engine is named {word!r}. Did you mean {engine!r}?" in message(UnknownEngine, lambda: xrt.XRTModule(relu(), word))
 
 
-def test_engines_in_one_text_are_told_to_be_a_list() -> None:
+def test_engines_in_one_text_have_to_be_a_list() -> None:
     said = message(OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
     assert said == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
 

@@ -167,7 +167,7 @@ def test_a_check_of_another_model_cannot_be(lock: PlacementFile) -> None:
         check_module(module, lock, [X], 0.05, 1.0)
 
 
-def test_a_race_without_figures_is_told_too(lock: PlacementFile, path: Path) -> None:
+def test_a_race_without_figures_is_reported_too(lock: PlacementFile, path: Path) -> None:
     write_placement(lock.replace(candidates=(CandidateRecord("tvm", "failed", note="it hung"),)), path)
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_placement(path)) as module:
         assert str(module.tuned).splitlines()[-1] == "  failed: tvm, it hung"

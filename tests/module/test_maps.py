@@ -110,7 +110,7 @@ def test_a_map_that_onnxruntime_cannot_be_given_is_declined() -> None:
     assert "its Python interface has no values of type map(string,int64[])" in reason.text
 
 
-def test_a_wrong_map_is_told_by_its_key() -> None:
+def test_a_wrong_map_is_reported_by_its_key() -> None:
     found = xrt.comparison.compare([{"a": 1.0}], [{"a": 1.5}], name="z")
     assert found.message.startswith("z[0]['a'] differs in 1 of 1 elements; at worst z[0]['a'] is 1.0, 1.5 was expected")
     assert not xrt.comparison.compare({"a": 1.0}, {"b": 1.0})

@@ -61,7 +61,7 @@ class Reticent(GraphCompiler):
         return Silent(inner)
 
 
-def test_before_the_compile_the_plan_is_told_and_nothing_is_compiled() -> None:
+def test_before_the_compile_the_plan_is_reported_and_nothing_is_compiled() -> None:
     m = xrt.XRTModule(products(2), engine="ort", strict=True, maximum_nodes=2)
     found = m.memory()
     assert (found.weights, found.unused, found.mapped, found.crossing, found.unknown) == (2 * WEIGHT, 0, 0, 2 * WEIGHT, 0)
@@ -127,7 +127,7 @@ def test_an_engine_that_does_not_tell() -> None:
     assert "  the engine's own                    ?  the engine does not tell" in str(m.memory()).splitlines()
 
 
-def test_a_reason_is_told_once() -> None:
+def test_a_reason_is_reported_once() -> None:
     m = xrt.XRTModule(products(3), engine="toy", strict=True, maximum_nodes=2)
     m.compile()
     text = str(m.memory())

@@ -193,7 +193,7 @@ def test_stages_are_dumped_as_text_onnx_and_dot(tmp_path: Path) -> None:
     np.testing.assert_array_equal(xrt.XRTModule(tmp_path / "xrt_toy_1.onnx")(X), -X)
 
 
-def test_constants_are_folded_unless_told_not_to() -> None:
+def test_constants_are_folded_unless_asked_not_to() -> None:
     function = Function(
         (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
         (Value("y"),),

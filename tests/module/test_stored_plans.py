@@ -312,12 +312,12 @@ def free_batch(path: Path) -> Function:
 def test_all_signatures_of_a_process_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     free_batch(path)
-    m, other = module(path, "openvino"), module(path, "openvino")
+    m, other = (module(path, "openvino", dynamic="never") for _ in range(2))
     m.plan_for(np.ones((3, 600), np.float32))
     for batch in (1, 2, 3):
         m(np.ones((batch, 600), np.float32))
     other(np.ones((4, 600), np.float32))
-    again = module(path, "openvino")
+    again = module(path, "openvino", dynamic="never")
     assert again._stored is not None
     assert {key[0][0] for key in again._stored._known} == {1, 2, 3, 4}
 

@@ -79,7 +79,7 @@ def test_reasons_say_who_placed_the_node() -> None:
     assert plan.options == ClusteringOptions()
 
 
-def test_the_implicit_engine_is_told() -> None:
+def test_the_implicit_engine_is_reported() -> None:
     plan = plan_from_assignment(chain("R"), palette(), {"n0": "red"}, implicit="all")
     assert "all (not named)" in str(plan)
 
@@ -114,13 +114,13 @@ GOOD = {"n0": "red", "n1": "green", "n2": "all"}
         ),
     ],
 )
-def test_what_cannot_be_placed_is_told(homes: dict[str, str], more: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_placed_is_reported(homes: dict[str, str], more: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError) as caught:
         asked(homes, **more)
     assert str(caught.value) == message
 
 
-def test_an_impossible_list_is_told() -> None:
+def test_an_impossible_list_is_reported() -> None:
     with pytest.raises(OptionError, match=r"^the list of engines is empty; list at least one$"):
         plan_from_assignment(chain("R"), [], {"n0": "red"})
     with pytest.raises(OptionError, match=r"^engine 'all' stands twice in the list"):

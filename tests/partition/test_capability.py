@@ -59,19 +59,19 @@ def test_attributes_that_only_python_takes_for_equal_are_asked_about_each(one: A
     assert asked_about(graph.replace(nodes=(first, graph.node("second")))) == ["first", "second"]
 
 
-def test_types_are_told_apart() -> None:
+def test_types_are_distinguished() -> None:
     values = (Value("x", F32), Value("y", TensorType(DType.FLOAT16, (4,))))
     nodes = (node("Red", "x", "a", name="first"), node("Red", "y", "b", name="second"))
     assert asked_about(Function(values, (Value("a"), Value("b")), nodes, opsets={"": 20})) == ["first", "second"]
 
 
-def test_constants_are_told_apart_and_shared_ones_not() -> None:
+def test_constants_are_distinguished_and_shared_ones_not() -> None:
     constants = {"c": Constant(np.zeros(4, np.float32)), "d": Constant(np.ones(4, np.float32))}
     nodes = [node("Red", read, made, name=made) for read, made in (("c", "p"), ("d", "q"), ("c", "r"))]
     assert asked_about(function(nodes, "p q r", constants=constants)) == ["p", "q"]
 
 
-def test_bodies_are_told_apart() -> None:
+def test_bodies_are_distinguished() -> None:
     def looping(name: str) -> Node:
         body = Function((), (Value("b"),), (node("Inner", "x", "b"),), opsets={"": 20})
         return node("Red", "x", name, name=name, attributes=(Attribute("body", AttrKind.GRAPH, body),))
@@ -79,7 +79,7 @@ def test_bodies_are_told_apart() -> None:
     assert asked_about(function([looping("p"), looping("q")], "p q")) == ["p", "q"]
 
 
-def test_outputs_that_nobody_reads_are_told_from_those_that_somebody_does() -> None:
+def test_outputs_without_readers_are_distinguished_from_those_with_some() -> None:
     nodes = [
         node("Red", "x", "a b", name="first"),
         node("Red", "x", "c d", name="second"),
@@ -89,7 +89,7 @@ def test_outputs_that_nobody_reads_are_told_from_those_that_somebody_does() -> N
     assert asked_about(function(nodes, "a c e g")) == ["first", "second", "fourth"]
 
 
-def test_what_is_made_of_constants_is_told_apart_by_how_it_is_made() -> None:
+def test_what_is_made_of_constants_is_distinguished_by_how_it_is_made() -> None:
     """An engine may find the value through the node: of a Constant, the Shape of a static value, or what is made of these."""
     nodes = [
         node("Constant", "", "p", name="p", attributes=read_attributes({"value": np.zeros(4, np.float32)})),

@@ -138,7 +138,7 @@ def test_a_bound_below_one_is_reported(field: str) -> None:
 # ------------------------------------------------------------------ unlocks
 
 
-def test_what_would_unlock_a_model_is_told_with_what_it_saves() -> None:
+def test_what_would_unlock_a_model_is_reported_with_what_it_saves() -> None:
     """The quick engine declines White in the middle of a chain, which costs a change of engines there and back."""
     whole = chain("RRRWRRR")
     engines = [engine("quick", "Red", "Green"), engine("slow")]

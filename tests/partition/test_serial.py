@@ -77,14 +77,14 @@ def test_a_truncated_plan_is_refused() -> None:
         from_bytes(data[: len(data) // 2])
 
 
-def test_a_launch_that_is_lost_is_told() -> None:
+def test_a_launch_that_is_lost_is_reported() -> None:
     data = write("Plan", {**message(PLANS[1]), "launches": ()})
     with pytest.raises(BundleError) as caught:
         from_bytes(data)
     assert str(caught.value) == f"the Plan is damaged: it has {len(PLANS[1].launches)} launch nodes and no launch for 'xrt_toy_0'"
 
 
-def test_an_option_that_cannot_be_is_told() -> None:
+def test_an_option_that_cannot_be_is_reported() -> None:
     options = {"minimum_nodes": 5, "maximum_nodes": 2, "ignore_pipeline": True, "sweeps": None, "pins": ()}
     data = write("Plan", {**message(replace(PLANS[0])), "options": options})
     with pytest.raises(BundleError, match=r"^the Plan is damaged: minimum_nodes=5 is more than maximum_nodes=2"):

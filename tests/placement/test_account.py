@@ -41,7 +41,7 @@ def account(known: CostTable) -> CostReport:
     return make_report(mixed(), tuned(), NET, ENGINES, known)
 
 
-def test_each_part_and_each_boundary_is_told() -> None:
+def test_each_part_and_each_boundary_is_reported() -> None:
     found = account(table())
     assert found.predicted == pytest.approx(6e-3 + 3e-4 + 24e-6)
     assert found.measured == 6.5e-3

@@ -176,7 +176,7 @@ def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
     assert [one.ratio for one in found.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
 
 
-def test_what_is_told_of_a_race() -> None:
+def test_what_is_reported_of_a_race() -> None:
     found = race(first=spread(0.010), two=spread(0.009))
     told = str(TuningResult(PLANS["two"], race=found, budget=20, spent=3.21, measurements=7))
     assert told.splitlines() == [

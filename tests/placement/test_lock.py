@@ -176,12 +176,12 @@ OTHER = Function(
         ({"clustering": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
     ],
 )
-def test_what_differs_is_told_exactly(changed: dict[str, Any], told: str) -> None:
+def test_what_differs_is_reported_exactly(changed: dict[str, Any], told: str) -> None:
     (found,) = list_mismatches(locked(), ask(**changed))
     assert re.fullmatch(told, found)
 
 
-def test_another_model_and_another_machine_are_told() -> None:
+def test_another_model_and_another_machine_are_reported() -> None:
     told = list_mismatches(locked(), ask(OTHER))
     assert told[:3] == (
         "input x was float32[2,3] and is not there",
@@ -248,7 +248,7 @@ def race_of(*contenders: CandidateResult, baseline: int | None = 0) -> Candidate
     return CandidateComparison(contenders, 6, baseline)
 
 
-def test_a_plan_is_held_against_the_best_other_one() -> None:
+def test_a_plan_is_compared_with_the_best_other_one() -> None:
     mine, ort, toy = mixed(), CandidateResult(single("ort"), "lost"), CandidateResult(single("toy"), "lost")
     won = CandidateResult(mine, "won")
     assert find_runner_up(mine, race_of(won, toy, ort, baseline=2)) is ort
@@ -330,7 +330,7 @@ def test_without_another_plan_it_must_run_and_be_right() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_told(engine: GraphCompiler, told: str) -> None:
+def test_what_cannot_run_is_reported(engine: GraphCompiler, told: str) -> None:
     engines = [engine, ENGINES[1]]
     mine, other = single(engine.spec, engines), single("ort", engines)
     with pytest.raises(LockError, match=told):

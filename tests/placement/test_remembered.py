@@ -44,7 +44,7 @@ def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Pat
     assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
 
 
-def test_the_code_of_an_engine_is_told_before_it_is_imported() -> None:
+def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
     asked = (
         "import sys; from xrt.cache.signature import hash_sources; print(hash_sources('xrt.engines.tvm'), 'tvm' in sys.modules)"
     )

@@ -67,6 +67,6 @@ def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between
         capture_activations(function, [X], evaluate, stop=stop)
 
 
-def test_what_is_drawn_cannot_be_held_against_anything() -> None:
+def test_what_is_drawn_cannot_be_compared_with_anything() -> None:
     assert find_first_random_node(PAIR) == ""
     assert find_first_random_node(chain("Bernoulli")) == "node 'n0' (Bernoulli) does not give the same twice"

@@ -84,14 +84,15 @@ def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> Non
     assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
 
 
-def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that ran first had won where the planner used up the rest of a small budget."""
+@pytest.mark.parametrize("bounds", [TuningBudget(small=100.0), TuningBudget(calm=1.0)], ids=["small", "much_is_spent"])
+def test_engines_race_before_mixtures_are_looked_for(bounds: TuningBudget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ran first had won where the planner used up the rest of a budget."""
 
     def endless(*given: Any, **options: Any) -> Any:
         raise OutOfTime
 
     monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
-    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0, bounds=TuningBudget(small=100.0))
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0, bounds=bounds)
     assert found.race.winner is not None
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
     assert found.notes == ("the budget ended while the planner was looking for mixtures",)

@@ -327,7 +327,7 @@ def test_counts_per_operator():
     }
 
 
-def test_progress_is_told_after_each_case():
+def test_progress_is_reported_after_each_case():
     told = []
     conform("toy", "relu,abs", progress=lambda done, count, outcome: told.append((done, count, outcome.case)))
     assert told == [(1, 2, "test_abs"), (2, 2, "test_relu")]

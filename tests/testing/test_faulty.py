@@ -21,7 +21,7 @@ def result_of(**told) -> list:
 
 
 @pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
-def test_it_raises_where_it_is_told(where):
+def test_it_raises_where_it_is_set_to(where):
     with pytest.raises(RuntimeError, match=f"^the faulty engine is set to fail in {where}$"):
         result_of(where=where)
 
@@ -33,7 +33,7 @@ def test_its_version_may_raise():
 
 
 @pytest.mark.parametrize(("where", "match"), [("why_not", "set to decline"), ("compile", "set to refuse")])
-def test_it_refuses_where_it_is_told(where, match):
+def test_it_refuses_where_it_is_set_to(where, match):
     with pytest.raises(CompileRefused, match=match):
         result_of(where=where, how="refuse")
 
@@ -49,7 +49,7 @@ def test_it_refuses_where_it_is_told(where, match):
         ("scalar", "y is a float32; it must be an array"),
     ],
 )
-def test_its_results_are_wrong_as_told(how, message):
+def test_its_results_are_wrong_as_set(how, message):
     assert ONE.judge(result_of(how=how)).message.startswith(message)
 
 
@@ -83,7 +83,7 @@ def test_the_recording_engine_counts():
     assert engine.journal.count("run") == 0
 
 
-def test_it_takes_what_it_is_told_to_take():
+def test_it_takes_what_it_is_set_to_take():
     with pytest.raises(CompileRefused, match=r"^Neg: it is set to take Relu\|T\*, and Neg is none of these$"):
         run_alone(RecordingEngine(takes="Relu|T*"), ONE.function, ONE.make_inputs())
 

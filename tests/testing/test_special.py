@@ -76,7 +76,7 @@ class OfModest(Contract):
     engine = Modest(native="off")
 
 
-def test_a_lost_number_is_found_and_how_to_declare_it_told() -> None:
+def test_a_lost_number_is_found_and_how_to_declare_it_reported() -> None:
     with pytest.raises(AssertionError, match=r"(?s)Relu-18-float32: y0 differs.*name Relu in the engine's loses_nan\n"):
         OfLosing().test_special_numbers("Relu-18-float32")
     with pytest.raises(AssertionError, match=r"(?s)Abs-18-float64: .*name Abs in the engine's loses_infinity\n"):
@@ -97,7 +97,7 @@ def test_nothing_but_what_is_declared_may_differ() -> None:
     assert not one.judge([np.where(np.isinf(array), 5, array) for array in expected], expected, ["nan"])
 
 
-def test_a_nan_that_spreads_is_found_and_how_to_declare_it_told() -> None:
+def test_a_nan_that_spreads_is_found_and_how_to_declare_it_reported() -> None:
     with pytest.raises(
         AssertionError, match=r"(?s)LRN-18-0: y with nan in place 7 of x differs .*name LRN in the engine's spreads_nan\n"
     ):
@@ -132,7 +132,7 @@ def test_a_declaration_that_does_not_hold_is_found() -> None:
         OfModest().test_special_numbers_are_lost_where_it_says_so()
 
 
-def test_a_person_is_told() -> None:
+def test_a_person_is_informed() -> None:
     function = make_special_cases("Relu-18-float32").function
     with XRTModule(function, [Honest()]) as module:
         module(*make_special_cases("Relu-18-float32").inputs)
@@ -142,7 +142,7 @@ def test_a_person_is_told() -> None:
     assert "NaN spreads" not in told
 
 
-def test_a_person_is_told_where_nan_spreads() -> None:
+def test_a_report_says_where_nan_spreads() -> None:
     one = find_spiked("LRN-18-0")
     with XRTModule(one.function, [Honest()]) as module:
         module(*one.ordinary)

@@ -53,7 +53,7 @@ def test_what_an_engine_writes_to_is_a_copy() -> None:
     assert not one.any() and theirs[2] is None
 
 
-def test_progress_is_told_of_every_region() -> None:
+def test_progress_is_reported_of_every_region() -> None:
     told: list[tuple[int, int]] = []
     with xrt.XRTModule(long_model(count=12), engine="toy", maximum_nodes=4) as module:
         module.verify(numbers(), progress=lambda done, count: told.append((done, count)))

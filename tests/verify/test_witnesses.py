@@ -91,7 +91,7 @@ def test_a_checked_call_keeps_the_engines_result(present: Any) -> None:
     assert np.array_equal(first, plain) and np.array_equal(second, plain)
 
 
-def test_another_fault_in_the_same_region_is_still_told(present: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_fault_in_the_same_region_is_still_reported(present: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is wrong at Atan, as two witnesses show; the engine at Cos, which nobody else computes so."""
     present("openvino", "xla")
     make_wrong(monkeypatch)

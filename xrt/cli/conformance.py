@@ -11,6 +11,7 @@ from xrt.cli.screen import out, progress, show_table
 from xrt.engines import split_specs
 from xrt.errors import OptionError
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
+from xrt.testing.open_dims import OPENINGS, Opening
 
 __all__ = ["command"]
 
@@ -26,6 +27,11 @@ __all__ = ["command"]
     help="Which cases, as globs with commas: 'test_conv*'; repeatable",
 )
 @click.option("--alternate", is_flag=True, help="Put neighboring nodes on different engines, each node in its own region")
+@click.option(
+    "--opening",
+    type=click.Choice(OPENINGS),
+    help="Replace extents of inputs by symbolic dims, every one, equal ones by one, or the first, and run at several sizes",
+)
 @click.option("--reference", is_flag=True, help="Also run onnx.reference.ReferenceEvaluator, and count what it alone passes")
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and its engines")
@@ -40,6 +46,7 @@ def command(
     groups: tuple[str, ...],
     cases: tuple[str, ...],
     alternate: bool,
+    opening: Opening | None,
     reference: bool,
     reasons: bool,
     operators: bool,
@@ -57,6 +64,7 @@ def command(
             ",".join(cases),
             groups=groups,
             alternate=alternate,
+            opening=opening,
             reference=reference,
             isolate=not in_process,
             progress=watched.advance,

@@ -9,14 +9,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.errors import BundleError
 from xrt.formats.container import MAGIC, Buffer, Container, ContainerWriter
-from xrt.formats.onnx.tensors import encode_data
 from xrt.formats.output import replace_file
-from xrt.formats.protobuf import read, read_model, write, write_model
 
 if TYPE_CHECKING:
     from xrt.graph import Constant, Function
@@ -38,6 +37,9 @@ def write_bundle(
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
+    from xrt.formats.onnx.tensors import encode_data
+    from xrt.formats.protobuf import write, write_model
+
     constants: dict[str, Constant] = {}
 
     def keep(constant: Constant) -> str:
@@ -64,20 +66,29 @@ def write_bundle(
 
 
 class BundleFile:
-    """A bundle that has been opened: its manifest is read and its constants are mapped; compiled forms are when asked for."""
+    """A bundle that has been opened: its constants are mapped; its manifest and compiled forms are read when asked for."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises BundleError, which names the file, for one that is missing, damaged, or of an unknown version."""
+        """Raises BundleError, which names the file, for one that is missing or damaged."""
         self.path = Path(path)
         try:
             self._container = Container.open(self.path, KIND)
-            self.manifest = self._read()
         except FileNotFoundError:
             raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
         except (BundleError, OSError) as error:
             raise self._unloadable(error) from error
 
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest; raises BundleError where it is damaged, or of an unknown version."""
+        try:
+            return self._read()
+        except (BundleError, OSError) as error:
+            raise self._unloadable(error) from error
+
     def _read(self) -> dict[str, Any]:
+        from xrt.formats.protobuf import read
+
         data = bytes(self._container.section(_MANIFEST))
         manifest = read("Bundle", data, self._held)
         if manifest["format"] != FORMAT:
@@ -88,6 +99,14 @@ class BundleFile:
     def _held(self, name: str) -> memoryview | None:
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
+    def find_section(self, name: str) -> memoryview | None:
+        """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""
+        return self.read_compiled(name) if name in self._container.sections else None
+
+    def read_weight(self, digest: str) -> memoryview:
+        """Return the bytes of a constant, checked; raises BundleError where they are damaged or missing."""
+        return self.read_compiled(f"{_WEIGHT}{digest}")
+
     def read_compiled(self, section: str) -> memoryview:
         """Return an engine's compiled form, checked; raises BundleError where it is damaged or missing."""
         try:
@@ -97,6 +116,8 @@ class BundleFile:
 
     def model(self, section: str) -> Function:
         """Return a model; raises BundleError where it is damaged or missing."""
+        from xrt.formats.protobuf import read_model
+
         try:
             return read_model(bytes(self._container.section(section)), self._held)
         except BundleError as error:

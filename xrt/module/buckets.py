@@ -181,8 +181,8 @@ def make_buckets(source: ModelSource, settings: ModuleOptions, engines: EngineLi
     if source.is_traced or engines.context.device != "cpu" or engines.devices:
         why = "is an xrt.Graph; pass graph.trace(...) with named extents" if source.is_traced else "runs on a device"
         raise OptionError(f"buckets= pads the open sizes of a model on the CPU, and this module {why}")
-    if asked == "auto" and engines.are_dynamic:
-        return None, ("no buckets: one program serves all sizes",)
+    if asked == "auto" and engines.can_be_dynamic and settings.dynamic != "never":
+        return None, ("no buckets: the engines can serve all sizes by one program (dynamic='never' prevents that)",)
     names = dict.fromkeys(name for _, _, name in list_open_axes(source.inputs))
     for name in asked if isinstance(asked, Mapping) else ():
         if name not in names:
@@ -190,7 +190,7 @@ def make_buckets(source: ModelSource, settings: ModuleOptions, engines: EngineLi
     if not names and asked == "require":
         raise OptionError("buckets= is of symbolic dims, and the inputs of the model have none")
     function = source.get_declared_function()
-    simple = optimize(function, fold=settings.fold_constants, threads=engines.context.threads)
+    simple = optimize(function, fold=settings.fold_constants, engines=engines)
     padded = pad_dims(simple, tuple(asked) if isinstance(asked, Mapping) else None)
     if asked != "auto" and padded.refusals:
         name, reason = next(iter(padded.refusals.items()))

@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
+from xrt.cache.disk.plan_store import StoredPlan
 from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.memory import LEAST_BYTES
 from xrt.engines import Executable, ExecutionOptions, GraphCompiler
@@ -34,12 +35,14 @@ from xrt.errors import (
 )
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
+from xrt.graph.deferred_function import DeferredFunction
+from xrt.module.bundle_index import defer_plan, read_index
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
-from xrt.partition.serialization import from_message, read_options
-from xrt.worker.isolated_engine import IsolatedEngine
+from xrt.partition.options import read_options
+from xrt.runtime import list_regions
 
 if TYPE_CHECKING:
     from xrt.cache.disk import WeightHashStore
@@ -81,11 +84,12 @@ def load(
     settings = parse_options(asked)
     _check_kind(path)
     file = BundleFile(path)
-    check_isolated(settings.isolate, _specs(file.manifest))
-    named = _named(engine, file)
+    manifest = read_index(file) or file.manifest
+    check_isolated(settings.isolate, _specs(manifest))
+    named = _named(engine, manifest)
     try:
-        _check_chosen(file, named)
-        return _loaded(file, strict, open_cache(cache), asked)
+        _check_chosen(file, manifest, named)
+        return _loaded(file, manifest, strict, open_cache(cache), asked)
     except BundleError:
         raise
     except XRTError as error:
@@ -105,16 +109,17 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[str, Any]) -> XRTModule:
-    manifest = file.manifest
-    plans = [from_message(program["plan"] or {"format": None}) for program in manifest["programs"]]
+def _loaded(
+    file: BundleFile, manifest: Mapping[str, Any], strict: bool, cache: CompileCache, asked: Mapping[str, Any]
+) -> XRTModule:
+    plans = [_plan(file, manifest, number) for number in range(len(manifest["programs"]))]
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
     tier = _BundleTier(file, cache.disk, strict)
     asked = _at_hand(asked, missing)
     module = XRTModule(
-        _source(file, plans),
+        _source(file, manifest, plans),
         [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
         manifest["device"],
         cache=CompileCache(disk=tier),
@@ -130,7 +135,7 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
             f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
         )
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
-    _restore(module, tier, plans, missing)
+    _restore(module, tier, manifest["programs"], plans, missing)
     return module
 
 
@@ -141,20 +146,20 @@ def _specs(manifest: Mapping[str, Any]) -> list[str]:
     return [engine["spec"] for engine in manifest["engines"]]
 
 
-def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], file: BundleFile) -> list[str]:
+def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], manifest: Mapping[str, Any]) -> list[str]:
     """Return the specs of the engines that are named; raises OptionError for one that the bundle does not have."""
     many = [asked] if isinstance(asked, str | GraphCompiler) else asked
     named = [one.spec if isinstance(one, GraphCompiler) else one for one in many]
-    specs = _specs(file.manifest)
+    specs = _specs(manifest)
     for spec in named:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     return named
 
 
-def _check_chosen(file: BundleFile, named: Sequence[str]) -> None:
+def _check_chosen(file: BundleFile, manifest: Mapping[str, Any], named: Sequence[str]) -> None:
     """Raise BundleError for an engine that a file may not choose and that is not in ``named``."""
-    for spec in _specs(file.manifest):
+    for spec in _specs(manifest):
         with suppress(EngineUnavailable, UnknownEngine):  # it is not made, and said to be missing
             if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
                 hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
@@ -188,8 +193,21 @@ def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> Clusteri
 # ---------------------------------------------------------------------- models and plans
 
 
-def _source(file: BundleFile, plans: list[Plan]) -> StaticModel | BundledTraces:
-    manifest = file.manifest
+def _plan(file: BundleFile, manifest: Mapping[str, Any], number: int) -> Plan:
+    """Return the plan of a program, without its nodes where the manifest is that of the index."""
+    program = manifest["programs"][number]
+    if isinstance(program["plan"], StoredPlan):
+        return defer_plan(file, manifest, program, partial(_read_plan, file, number))
+    return _read_plan(file, number)
+
+
+def _read_plan(file: BundleFile, number: int) -> Plan:
+    from xrt.partition.serialization import from_message
+
+    return from_message(file.manifest["programs"][number]["plan"] or {"format": None})
+
+
+def _source(file: BundleFile, manifest: Mapping[str, Any], plans: list[Plan]) -> StaticModel | BundledTraces:
     if manifest["model"]:
         return BundledModel(manifest["inputs"], manifest["outputs"], lambda: StaticModel(file.model(manifest["model"])))
     programs = zip(manifest["programs"], plans, strict=True)
@@ -203,19 +221,27 @@ def _types(plan: Plan) -> tuple[Any, ...]:
     return tuple(value.type for value in plan.function.inputs)
 
 
-def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: Mapping[str, str]) -> None:
+def _restore(
+    module: XRTModule, tier: _BundleTier, programs: Sequence[Any], plans: list[Plan], missing: Mapping[str, str]
+) -> None:
     """Put the saved programs where the module looks for builds."""
     recompiled: dict[str, str] = {}
-    for program, plan in zip(tier.file.manifest["programs"], plans, strict=True):
+    for number, (program, plan) in enumerate(zip(programs, plans, strict=True)):
         key = _key(module, plan)
         usable = all(launch.engine in module.engines for launch in plan.launches)
         if key is not None and (usable or missing):
-            saved = SavedSpecialization(plan if usable else None, partial(tier.file.model, program["function"]), {})
+            whole = partial(tier.file.model, program["function"])
+            terms = module._engines, module._settings, module._cache
+            complete = partial(_complete, tier.file, number, whole, terms) if isinstance(program["plan"], StoredPlan) else None
+            saved = SavedSpecialization(plan if usable else None, whole, {}, cache(complete) if complete else None)
             build = _build(module, plan, saved)
             if usable:
-                build.remarks = dict(_offered(build.regions(), program["regions"], tier, recompiled))
-                tier.watch(build)
+                regions = list_regions(plan, module._engines.by_spec, module._engines.context)
+                build.remarks = dict(_offered(regions, program["regions"], tier, recompiled))
+                tier.watch(plan)
             module._specializations.put((key[0], tuple(program["fetch"])), build)
+            if module._why_sizes != "" and module._engines.can_be_dynamic and not module._engines.are_dynamic:
+                module._why_sizes = "" if key[0] is None else "the bundle has programs for sizes"
             module._last = module._last or build
     if recompiled:
         _tell(tier, recompiled)
@@ -225,9 +251,15 @@ def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
     """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
     if isinstance(module._source, BundledTraces):
         return (_types(plan),)
-    key = module._source.key(_types(plan), module._engines.are_dynamic)
-    general = key is not None or _types(plan) == tuple(value.type for value in module._source.inputs)
-    return (key,) if general else None
+    is_general = _types(plan) == tuple(value.type for value in module._source.inputs)
+    key = module._source.key(_types(plan), module._engines.are_dynamic or (is_general and module._engines.can_be_dynamic))
+    return (key,) if key is not None or is_general else None
+
+
+def _complete(file: BundleFile, number: int, whole: Callable[[], Function], terms: Any) -> Specialization:
+    """Return the specialization whose plan has its nodes and reasons."""
+    plan = _read_plan(file, number)
+    return Specialization(plan.function, *terms, original=plan.function, saved=SavedSpecialization(plan, whole, {}))
 
 
 def _build(module: XRTModule, plan: Plan, saved: SavedSpecialization) -> Specialization:
@@ -254,7 +286,7 @@ def _offered(
 
 def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
     engine = region.engine
-    version = engine.library_version() if isinstance(engine, IsolatedEngine) else region.version
+    version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's names its worker
     now = dict(make_signature(_NOTHING, engine, region.context, version).ingredients)
     found = [f"{n} was {saved.get(n, 'unknown')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
     return "; ".join(found)
@@ -296,11 +328,12 @@ class _BundleTier:
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self._loaded)
 
-    def watch(self, build: Specialization) -> None:
-        """Let the hashes of a build's weights be remembered: they lie in the bundle, which hardly ever changes."""
+    def watch(self, plan: Plan) -> None:
+        """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""
         if self.weights is None:
             return
-        held = {f"{x.name}:{n}": c for x in build.plan.launches for n, c in x.function.constants.items()}
+        read = [launch for launch in plan.launches if not isinstance(launch.function, DeferredFunction)]
+        held = {f"{x.name}:{n}": c for x in read for n, c in x.function.constants.items()}
         function = Function((), (), constants=held)
         self._watched.append(function)
         self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))

@@ -155,18 +155,22 @@ def check_not_torch(path: str | os.PathLike[str]) -> None:
         raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORTING}")
 
 
-def check_declared(source: ModelSource, engines: EngineList) -> None:
-    """Raise InputError where the declared types do not tell enough to compile by."""
-    open_ended = source.key([None] * len(source.inputs), engines.are_dynamic) is not None
-    if not open_ended or not source.inputs:
+def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable[[], str]) -> None:
+    """Raise InputError where the declared types do not tell enough to compile by.
+
+    ``why_sizes`` says why one program cannot serve all sizes; it is asked where engines and model would allow it.
+    """
+    if not source.inputs or source.key([None] * len(source.inputs), False) is None:
         return
     rigid = [one.spec for one in engines.engines if not one.supports_dynamic_shapes]
     if source.is_traced:
         why = "the graph is traced for its inputs"
     elif rigid:
         why = f"engine {rigid[0]!r} needs every extent fixed"
-    else:
+    elif engines.is_auto:
         why = "what is measured is of one size"
+    elif not (why := why_sizes()):
+        return
     raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
 

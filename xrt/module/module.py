@@ -165,6 +165,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
                 *self._engines.left_out,
                 *self._bucket_remarks,
                 *(self._tiers.remarks(build) if self._tiers else ()),
+                *([f"one program for each set of sizes: {self._why_sizes}"] if self._why_sizes else []),
             ],
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
@@ -201,7 +202,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         engine that needs them fixed.
         """
         if not examples and not named:
-            check_declared(self._source, self._engines)
+            check_declared(self._source, self._engines, partial(self._find_reason_for_sizes, None))
         build = self._specialize(self._check_inputs(examples, named) if examples or named else None)
         self._program(build)
         return build.plan

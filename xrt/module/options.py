@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
@@ -30,6 +30,7 @@ __all__ = [
     "REFERENCE",
     "BucketOption",
     "Check",
+    "Dynamic",
     "First",
     "ModuleOptions",
     "check_isolated",
@@ -41,6 +42,7 @@ __all__ = [
 Check: TypeAlias = Literal["first", "nan"] | float | None
 First: TypeAlias = Literal["wanted", "quickest"] | None
 BucketOption: TypeAlias = str | Mapping[str, tuple[int, ...]] | None
+Dynamic: TypeAlias = Literal["auto", "always", "never"]
 IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
 
@@ -89,6 +91,9 @@ class ModuleOptions:
     """What serves a call whose program is not compiled yet: ``"wanted"`` waits for it; ``"quickest"`` computes with one program
     for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
     size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
+    dynamic: Dynamic = "auto"
+    """Whether one program serves all sizes of symbolic dims: ``"auto"`` where every engine of the list supports it and calls it
+    quick enough for the model, ``"always"`` where they support it, ``"never"``; else each set of sizes has a program."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None
@@ -157,6 +162,8 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         own["buckets"] = parse_buckets(own["buckets"])
     if own.get("first") not in (None, "wanted", "quickest"):
         raise OptionError(f"first must be 'wanted', 'quickest' or None; got {own['first']!r}")
+    if own.get("dynamic", "auto") not in get_args(Dynamic):
+        raise OptionError(f"dynamic must be 'auto', 'always' or 'never'; got {own['dynamic']!r}")
     if not isinstance(own.get("background", False), bool):
         raise OptionError(f"background must be True or False; got {own['background']!r}")
     own["check"] = _checked_check(own.get("check"))
@@ -256,14 +263,16 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
     check_recorded(settings.cuda_graph, context.device)
-    for engine in engines:
-        if reason := engine.unsupported_options(context):
-            raise OptionError(reason)
+    _check_options(engines, context, is_auto=is_auto(asked))
     engines = _isolated(engines, settings, context.device, devices)
-    implicit = None if settings.strict else _reference(engines, context)
+    implicit = None if settings.strict else _reference(engines, context.in_full_precision() if is_auto(asked) else context)
     if implicit is not None:
         engines.append(implicit)
-    return EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
+    made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
+    if settings.dynamic == "always" and not made.can_be_dynamic:
+        fixed = next((one.spec for one in engines if not made.is_auto and not one.supports_dynamic_shapes), AUTO)
+        raise OptionError(f"dynamic='always': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
+    return made
 
 
 def _created(
@@ -344,6 +353,21 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+
+
+def _check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_auto: bool) -> None:
+    """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
+
+    A lower precision is allowed to these: an engine that computes in full precision is measured like the others.
+    """
+    reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
+    if is_auto and None not in reasons.values():
+        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
+        raise OptionError(f"no engine is left for engine='auto': {left_out}")
+    if is_auto:
+        reasons = {engine.spec: engine.unsupported_options(context.in_full_precision()) for engine in engines}
+    if reason := next(filter(None, reasons.values()), None):
+        raise OptionError(reason)
 
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
+from xrt.module.bundle_index import SECTION, make_index
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def save_module(
             regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
-    write_bundle(path, manifest, models, compiled)
+    index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
+    write_bundle(path, manifest, models, compiled if index is None else {SECTION: index, **compiled})
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:

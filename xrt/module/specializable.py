@@ -46,6 +46,8 @@ class Specializable:
     _lock: RLock
     _planning: RLock
     _closed: bool
+    _why_sizes: str | None = None
+    """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
 
     def _make_tiers(self) -> Tiers | None:
         """Return what serves calls before their programs are ready; None where none is asked for."""
@@ -69,11 +71,6 @@ class Specializable:
         """What is compiled: the model, or its padded form."""
         return self._source if self._buckets is None else self._buckets.source
 
-    @property
-    def _keeps_dims(self) -> bool:
-        """Whether one program serves all sizes."""
-        return self._engines.are_dynamic and self._buckets is None
-
     def settle(self, seconds: float | None = None) -> None:
         """Wait until nothing is measured or compiled in the background, so many seconds at most; raises TimeoutError then."""
         if self._tiers is not None:
@@ -91,7 +88,7 @@ class Specializable:
     def _automatic(self) -> AutoPlacement:
         made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
         if self._tiers is not None:
-            made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines.context.threads)
+            made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines)
         return made
 
     def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
@@ -103,9 +100,35 @@ class Specializable:
             self._last, self._fast_path = stand_in, NOTHING
         return stand_in, stand_in.program()
 
+    def _find_reason_for_sizes(self, values: Any) -> str:
+        """Return why each set of sizes has a program of its own; empty where one program serves all.
+
+        Where an engine must be asked about the model, the first call decides for all.
+        """
+        engines, source = self._engines, self._source
+        if self._buckets is not None:
+            return "buckets= pads to a few of them"
+        if self._settings.dynamic == "never" or not engines.can_be_dynamic:
+            return "an engine needs every extent fixed" if self._settings.dynamic != "never" else "dynamic='never'"
+        if self._why_sizes is None:
+            if engines.are_dynamic:
+                return ""
+            if source.is_traced or source.key([None] * len(source.inputs), False) is None:
+                return "the model has no symbolic dims"
+            from xrt.module.dynamic_shapes import find_reason_for_sizes
+
+            with self._planning:
+                if self._why_sizes is None:
+                    found = find_reason_for_sizes(self, values)
+                    if found and values is None:
+                        return found  # the sizes of a call may tell otherwise
+                    self._why_sizes = found
+        return self._why_sizes
+
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
-        dynamic = self._keeps_dims or values is None
-        return (None if values is None and not self._served.is_traced else self._served.key(values or [], dynamic), fetch)
+        if values is None and not self._served.is_traced:
+            return None, fetch
+        return self._served.key(values or [], not self._find_reason_for_sizes(values)), fetch
 
     def _specialize(
         self,
@@ -117,14 +140,26 @@ class Specializable:
         progress: Any = None,
     ) -> Specialization:
         """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
-        key = self._get_key(values, fetch)
+        return self._find_or_plan(self._get_key(values, fetch), values, place, is_last=is_last, progress=progress)
+
+    def _find_or_plan(
+        self,
+        key: tuple[object, tuple[str, ...]],
+        values: Any,
+        place: Placer | None = None,
+        *,
+        is_last: bool = False,
+        progress: Any = None,
+    ) -> Specialization:
+        """Return the build of a key, which values such as these have."""
+        fetch = key[1]
         build = self._specializations.get(key) if place is None else None
         if build is None:
             with self._planning:
                 build = self._specializations.get(key) if place is None else None
                 if build is None:
                     stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
-                    build = stored or self._planned(values, fetch, place, progress)
+                    build = stored or self._planned(key, values, place, progress)
                     self._specializations.put(key, build)
                     if self._tiers is not None and build.sizes:
                         self._tiers.measure_later(build.sizes, values)
@@ -133,13 +168,14 @@ class Specializable:
                 self._last, self._fast_path = build, NOTHING
         return build
 
-    def _planned(self, values: Any, fetch: tuple[str, ...], place: Placer | None, progress: Any) -> Specialization:
+    def _planned(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None, progress: Any) -> Specialization:
+        fetch = key[1]
         base = self._specialize(values) if fetch and self._engines.is_auto else None
         began = self._automatic.clock() if self._engines.is_auto else 0.0
-        dynamic = self._keeps_dims or values is None
-        function = self._served.get_declared_function() if values is None else self._served.function(values, dynamic)
+        declared = values is None or (key[0] is None and not self._served.is_traced)
+        function = self._served.get_declared_function() if declared else self._served.function(values, False)
         function = add_outputs(function, fetch)
-        simple = optimize(function, fold=self._settings.fold_constants, threads=self._engines.context.threads)
+        simple = optimize(function, fold=self._settings.fold_constants, engines=self._engines)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
             sizes = self._tiers.read_sizes(self._served.inputs, values) if self._tiers and values is not None else sizes

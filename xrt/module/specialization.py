@@ -48,12 +48,19 @@ def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
     return function.replace(outputs=function.outputs + more) if more else function
 
 
-def optimize(function: Function, *, fold: bool, threads: int = 1) -> Function:
-    """Return the function after the module's pipeline; its types must be inferred. ``fold`` says whether constants are folded."""
+def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
+    """Return the function after the module's pipeline; its types must be inferred.
+
+    ``fold`` says whether constants are folded: on the engines' threads, and without the quantized ones that they want so.
+    """
     from xrt.passes.pipeline import make_pipeline
     from xrt.placement.reference import evaluate
 
-    return make_pipeline(partial(evaluate, threads=threads) if fold else None).run(function)
+    if not fold:
+        return make_pipeline(None).run(function)
+    if engines is None:
+        return make_pipeline(evaluate).run(function)
+    return make_pipeline(partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization).run(function)
 
 
 _log = logging.getLogger(__name__)

@@ -25,13 +25,14 @@ from xrt.cache.disk.weight_hashes import Stamp, identify_file
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
-from xrt.graph.deferred_function import DeferredFunction, StaleFunction
+from xrt.graph.deferred_function import StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.memory_map import find_file_offset
-from xrt.graph.types import TensorType, Value
+from xrt.graph.types import TensorType
+from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
 from xrt.module.model_source import DeferredModel, ModelSource, load_unchanged
 from xrt.module.specialization import SavedSpecialization, Specialization, optimize
-from xrt.partition.plan import Plan, launch_node
+from xrt.partition.plan import Plan
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
@@ -43,9 +44,6 @@ __all__ = ["StoredPlans", "find_stored_plans"]
 
 FOLDING = "toy"
 """The engine that constants are folded with; its code decides what a region's weights are."""
-SMALL = 1024
-"""Bytes of a constant from which a compiled form may refer to it."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -148,6 +146,10 @@ class StoredPlans:
 
     # ------------------------------------------------------------------ reading
 
+    def has(self, key: Any) -> bool:
+        """Whether a plan is kept for what of the inputs it depends on."""
+        return self._stored is not None and any(plan.key == key for plan in self._stored.plans)
+
     def find(self, key: Any) -> Specialization | None:
         """Return the build for what of the inputs it depends on, None where no plan is kept for it."""
         source = self.source
@@ -169,16 +171,8 @@ class StoredPlans:
         return Specialization(function, self._engines, self._settings, self._cache, original=function, saved=saved)
 
     def _launch(self, launch: StoredLaunch, number: int, origin: _Origin) -> Any:
-        function = DeferredFunction(
-            launch.inputs,
-            launch.outputs,
-            name=launch.function,
-            fingerprint=launch.fingerprint,
-            computed=launch.computed,
-            weights={bytes.fromhex(one.digest): self._reader(one) for one in launch.weights},
-            read=lambda: origin.build.plan.launches[number].function,
-        )
-        return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
+        weights = {bytes.fromhex(one.digest): self._reader(one) for one in launch.weights}
+        return defer_launch(launch, weights, lambda: origin.build.plan.launches[number].function)
 
     def _reader(self, weight: StoredWeight) -> Callable[[], Any]:
         stored, opened = self._stored, self._open
@@ -218,14 +212,9 @@ class StoredPlans:
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
-        function = plan.function
-        if build.refused or build.tuned is not None or function.constants or function.aliases or not plan.launches:
+        if build.refused or build.tuned is not None or not is_deferrable(plan):
             return False
-        ends = [function, *(launch.function for launch in plan.launches)]
-        border = [value.type for one in ends for value in (*one.inputs, *one.outputs)]
-        if not all(isinstance(type_, TensorType) and type_.shape is not None for type_ in border):
-            return False
-        if any(x.function.aliases or x.device or x.engine == self._engines.implicit for x in plan.launches):
+        if any(launch.engine == self._engines.implicit for launch in plan.launches):
             return False
         return all(self._tier.store.path(region.signature.key).is_file() for region in build.regions())
 
@@ -241,9 +230,9 @@ class StoredPlans:
         plans = []
         for key, build in new.items():
             launches = build.program().plan.launches
-            places = [find_places(listed, _large(launch.function)) for launch in launches]
+            places = [find_places(listed, list_large_constants(launch.function)) for launch in launches]
             rows = zip(launches, places, strict=True)
-            stored = tuple(_store(launch, _weights(launch.function, found, paths, sections)) for launch, found in rows)
+            stored = tuple(store_launch(launch, _weights(launch.function, found, paths, sections)) for launch, found in rows)
             plans.append(StoredPlan(key, build.function.inputs, build.function.outputs, stored))
         if self._identify(listed, source) != files:
             return  # one has changed while weights were looked for in it
@@ -289,7 +278,7 @@ class _Origin:
         engines, settings, _ = self._terms
         shapes = None if self._key is None else [_Shaped(shape) for shape in self._key]
         original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
-        simple = optimize(original, fold=settings.fold_constants, threads=engines.context.threads)
+        simple = optimize(original, fold=settings.fold_constants, engines=engines)
         return Specialization(simple, *self._terms, original=original)
 
 
@@ -300,26 +289,14 @@ class _Shaped:
         self.shape = shape
 
 
-def _large(function: Function) -> dict[str, Any]:
-    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
-
-
 def _weights(
     function: Function, found: Mapping[str, Place], paths: list[str], sections: dict[str, Any]
 ) -> Iterator[StoredWeight]:
     """Yield where the large constants of a region lie; what is in no file goes to the sections."""
-    for name, constant in _large(function).items():
+    for name, constant in list_large_constants(function).items():
         digest, place = constant.digest.hex(), found.get(name)
         if place is not None and os.fspath(place.path) in paths:
             yield StoredWeight(digest, paths.index(os.fspath(place.path)), place.offset, place.size)
         elif place is None:
             sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
             yield StoredWeight(digest, OWN, 0, constant.nbytes)
-
-
-def _store(launch: Any, weights: Iterator[StoredWeight]) -> StoredLaunch:
-    function = launch.function
-    computed = tuple(value.name for value in function.outputs if function.computes(value.name))
-    ends: tuple[tuple[Value, ...], tuple[Value, ...]] = function.inputs, function.outputs
-    names = launch.name, launch.engine, launch.nodes, launch.control, function.name, function.fingerprint
-    return StoredLaunch(*names, *ends, computed, tuple(weights))

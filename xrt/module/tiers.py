@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import numpy as np
 from xrt.errors import InputError, OptionError, XRTError, did_you_mean
 from xrt.module.specialization import Specialization, optimize
 from xrt.placement.background import BackgroundWork
+from xrt.placement.engine_list import is_always_dynamic
 from xrt.placement.ranged import RangedPlacement
 from xrt.placement.size_ranges import SizeRanges, name_open_axes, read_sizes
 from xrt.runtime import to_host
@@ -101,7 +103,7 @@ class Tiers:
         None where it is ready or cannot be made in the background, and where there is no stand-in.
         """
         module = self._module()
-        if not self._is_on or module is None or key in self._failed:
+        if not self._is_on or module is None or key in self._failed or not module._find_reason_for_sizes(values):
             return None
         own = module._specializations.get(key)
         if own is not None and own.is_compiled:
@@ -164,10 +166,10 @@ class Tiers:
         """Return the sizes that values give to symbolic dims."""
         return read_sizes(inputs, values)
 
-    def make_ranged_placement(self, source: ModelSource, settings: ModuleOptions, threads: int) -> RangedPlacement:
+    def make_ranged_placement(self, source: ModelSource, settings: ModuleOptions, engines: EngineList) -> RangedPlacement:
         """Return the placement by ranges of sizes."""
         get = source.get_declared_function
-        specialize = partial(_specialize_at, source, settings, threads)
+        specialize = partial(_specialize_at, source, settings, engines)
         return RangedPlacement(SizeRanges(settings.sizes), get, specialize, settings.background)
 
     def _get_ranged(self) -> Any:
@@ -175,14 +177,14 @@ class Tiers:
         return module._automatic.ranged if module is not None else None
 
 
-def _specialize_at(source: ModelSource, settings: ModuleOptions, threads: int, sizes: Sizes) -> Function:
+def _specialize_at(source: ModelSource, settings: ModuleOptions, engines: EngineList, sizes: Sizes) -> Function:
     """Return what is planned for inputs of those sizes."""
     names = iter(name_open_axes(source.inputs))
     shaped = [
         _Shaped(tuple(dim if isinstance(dim, int) else sizes[next(names)] for dim in getattr(value.type, "shape", None) or ()))
         for value in source.inputs
     ]
-    return optimize(source.function(shaped, dynamic=False), fold=settings.fold_constants, threads=threads)
+    return optimize(source.function(shaped, dynamic=False), fold=settings.fold_constants, engines=engines)
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
@@ -191,20 +193,24 @@ def _copy(values: Sequence[Any]) -> list[Any]:
 
 
 def _make_stand_in(module: XRTModule) -> Specialization | None:
-    """Return the compiled program of the model with its symbolic dims, on engines that keep them; None where none takes it."""
+    """Return the compiled program of the model with its symbolic dims, on engines that keep them; None where none takes it.
+
+    A search has the engine that is ready soonest in front, a model of fixed sizes one that does not compile for them.
+    """
     engines, settings = module._engines, module._settings
     named = [one for one in engines.engines if one.spec != engines.implicit]
     if engines.is_auto:
-        first = next((one for one in named if one.supports_dynamic_shapes), None)  # others would have to be imported
+        first = next((one for one in named if is_always_dynamic(one)), None)  # others would have to be imported
         dynamic = [first] if first is not None else []
     else:
-        dynamic = [one for one in named if one.supports_dynamic_shapes]
+        takes = operator.attrgetter("supports_dynamic_shapes") if read_names(module._source) else is_always_dynamic
+        dynamic = [one for one in named if takes(one)]
     implicit = [one for one in engines.engines if one.spec == engines.implicit]
     if not dynamic and not implicit:
         return None
     chosen = replace(engines, engines=(*dynamic, *implicit), is_auto=False)
     function = module._served.get_declared_function()
-    simple = optimize(function, fold=settings.fold_constants, threads=module.threads)
+    simple = optimize(function, fold=settings.fold_constants, engines=chosen)
     clustering = replace(settings.clustering, pins=tuple(p for p in settings.clustering.pins if p.engine in _names(dynamic)))
     made = Specialization(simple, chosen, replace(settings, clustering=clustering), module._cache, original=function)
     made.program()

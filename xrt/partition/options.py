@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from xrt.graph import Node
 
-__all__ = ["ClusteringOptions", "Pin", "PinSubject"]
+__all__ = ["ClusteringOptions", "Pin", "PinSubject", "read_options"]
 
 PinSubject = Literal["operator", "name"]
 
@@ -150,6 +150,11 @@ class ClusteringOptions:
                 raise OptionError(
                     f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(known)}.{near}"
                 )
+
+
+def read_options(values: Mapping[str, Any]) -> ClusteringOptions:
+    """Return the options of which `dataclasses.asdict` gave these values; raises OptionError for an impossible value."""
+    return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
 
 
 def _listed(pins: object) -> Iterable[object]:

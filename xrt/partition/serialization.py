@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import BundleError, XRTError
 from xrt.formats.protobuf import read, write
-from xrt.partition.options import ClusteringOptions, Pin
+from xrt.partition.options import read_options
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = ["FORMAT", "from_bytes", "from_message", "read_options", "to_bytes", "to_message"]
+__all__ = ["FORMAT", "from_bytes", "from_message", "to_bytes", "to_message"]
 
 FORMAT = 1
 """The version of the message that is written, and the only one that is read."""
@@ -77,11 +77,6 @@ def _plan(values: dict[str, Any]) -> Plan:
         implicit=values["implicit"],
         device=values["device"] or "cpu",
     )
-
-
-def read_options(values: dict[str, Any]) -> ClusteringOptions:
-    """Return the options of those values."""
-    return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
 
 
 def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:

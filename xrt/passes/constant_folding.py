@@ -16,10 +16,13 @@ from xrt.passes.propagation import Knowledge
 from xrt.passes.shape_inference import infer_shapes
 from xrt.passes.splicing import BodyNames, Splice
 
-__all__ = ["LARGEST_BYTES", "Evaluate", "find_constant", "fold_constants"]
+__all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "find_constant", "fold_constants"]
 
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
 """Runs a Function on inputs, in order, and returns its outputs, in order."""
+
+IsKept = Callable[[Node, Function], bool]
+"""Whether a DequantizeLinear of constants in a Function is to stay."""
 
 LARGEST_BYTES = 64 << 20
 """No value larger than this is computed, neither as a result nor inside of a body."""
@@ -34,7 +37,7 @@ _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
 """Operators whose output sizes depend on the data, but are at most a small multiple of the input's."""
 
 
-def fold_constants(function: Function, evaluate: Evaluate) -> Function:
+def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | None = None) -> Function:
     """Return the Function with the outputs of nodes that read constants only as constants, under the same names.
 
     What can be said of a computed shape element by element is a constant too where all its elements are known, whatever the
@@ -42,13 +45,13 @@ def fold_constants(function: Function, evaluate: Evaluate) -> Function:
     and an If or a Loop that is decided by then is inlined (see `inline_constant_control_flow`).
     Each such node is handed to ``evaluate`` as a Function without inputs. A node stays where it is random, of a domain
     that onnx does not describe, part of a control edge, not known beforehand to give tensors of at most `LARGEST_BYTES`,
-    or where the evaluation fails. Nodes with bodies are folded where all they capture is constant; otherwise the
-    bodies are folded inside. Constants that only folded nodes have read are dropped. The function itself is
-    returned where nothing is folded. Infer shapes first: it says how large the results are; and last,
-    for what goes around in the bodies that are left; other types are inferred here. Linear.
+    a DequantizeLinear of which ``is_kept`` says so, or where the evaluation fails. Nodes with bodies are folded where
+    all they capture is constant; otherwise the bodies are folded inside. Constants that only folded nodes have read are
+    dropped. The function itself is returned where nothing is folded. Infer shapes first: it says how large the results
+    are; and last, for what goes around in the bodies that are left; other types are inferred here. Linear.
     """
     with pause_gc(function.size):
-        return _Folding(evaluate, BodyNames(function)).function(function, None)
+        return _Folding(evaluate, BodyNames(function), is_kept).function(function, None)
 
 
 def find_constant(node: Node, function: Function) -> Constant | None:
@@ -80,6 +83,7 @@ class _Folding:
 
     evaluate: Evaluate
     names: BodyNames
+    is_kept: IsKept | None
 
     def function(self, function: Function, outer: Knowledge | None) -> Function:
         """Return the Function folded; ``outer`` is what is known around a body."""
@@ -115,6 +119,8 @@ class _Folding:
         if any(known.find_constant(name) is None for name in node.uses):
             return None
         if not is_deterministic(node, known.function):
+            return None
+        if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, known.function):
             return None
         if node.bodies:
             alone = infer_shapes(known.alone(node))

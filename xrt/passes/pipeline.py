@@ -15,7 +15,7 @@ from xrt.passes.shape_inference import infer_shapes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-    from xrt.passes.constant_folding import Evaluate
+    from xrt.passes.constant_folding import Evaluate, IsKept
 
 __all__ = [
     "PASSES",
@@ -94,9 +94,11 @@ class FoldConstants(Pass):
     name: ClassVar[str] = "fold-constants"
     evaluate: Evaluate
     """Computes a one-node Function without inputs."""
+    is_kept: IsKept | None = None
+    """Which DequantizeLinear of constants stay; None for none."""
 
     def run(self, function: Function) -> Function:
-        while (folded := fold_constants(function, self.evaluate)) is not function:
+        while (folded := fold_constants(function, self.evaluate, self.is_kept)) is not function:
             if not any(node.bodies for node in folded.nodes):
                 return folded
             function = infer_shapes(folded)
@@ -148,7 +150,8 @@ class Pipeline:
             if name not in PASSES:
                 raise OptionError(f"there is no pass {name!r}.{did_you_mean(name, PASSES)} There is: {', '.join(PASSES)}")
             kind = PASSES[name]
-            made.append(kind(**{field.name: evaluate for field in dataclasses.fields(kind)}))
+            wants = any(field.name == "evaluate" for field in dataclasses.fields(kind))
+            made.append(kind(evaluate) if wants else kind())  # type: ignore[call-arg]  # of the class that has the field
         return cls(tuple(made))
 
     def __iter__(self) -> Iterator[Pass]:
@@ -161,7 +164,7 @@ class Pipeline:
         return ", ".join(map(str, self.passes))
 
 
-def make_pipeline(evaluate: Evaluate | None) -> Pipeline:
+def make_pipeline(evaluate: Evaluate | None, is_kept: IsKept | None = None) -> Pipeline:
     """Return the pipeline of a module; without ``evaluate`` it folds no constants. The Function's types are inferred already."""
-    folding = (FoldConstants(evaluate),) if evaluate is not None else ()
+    folding = (FoldConstants(evaluate, is_kept),) if evaluate is not None else ()
     return Pipeline((ExpandGradientNodes(), InlineConstantControlFlow(), *folding, DropDeadNodes()))

@@ -131,7 +131,7 @@ def _all_of(
         reason: str | None = status.cause
         if status.state == "ready":
             engine = LazyEngine(status)
-            reason = _not_there(engine, context, devices) or engine.unsupported_options(context)
+            reason = _not_there(engine, context, devices) or engine.unsupported_options(context.in_full_precision())
             found += [] if reason else [engine]
         elif status.state == "broken" and strict:
             registry.create(status.name)

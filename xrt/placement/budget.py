@@ -29,6 +29,8 @@ class TuningBudget:
     """Seconds of a budget below which the plan by the list is called in this process first: workers take long to start."""
     quick: float = 0.6
     """Share of such a budget that this may take."""
+    calm: float = 0.7
+    """Share of a larger budget: if less is left once engines were measured on the whole, they race before mixtures are sought."""
     truth: float = 0.6
     """Share of the time left in which the reference must have computed what is right."""
     hurry: float = 0.5

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines import GraphCompiler
 from xrt.graph import FrozenDict
 from xrt.runtime.devices.streams import Streams
 
 if TYPE_CHECKING:
-    from xrt.engines import CompileContext, GraphCompiler
-    from xrt.graph import Function
+    from xrt.engines import CompileContext
+    from xrt.graph import Function, Node
     from xrt.partition import Launch
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.request import PlacementRequest
 
-__all__ = ["AUTO", "EngineList", "is_auto"]
+__all__ = ["AUTO", "EngineList", "is_always_dynamic", "is_auto"]
 
 AUTO = "auto"
 """The word for placement by measurement in a list of engines."""
@@ -70,6 +71,10 @@ class EngineList:
         """Return the engine of a launch; None where it runs on a device, or is not among these."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
+    def fuse_dequantization(self, node: Node, function: Function) -> bool:
+        """Whether an engine that was named wants a DequantizeLinear of constants as it is."""
+        return any(one.fuses_dequantization(node, function) for one in self.engines if one.spec != self.implicit)
+
     def close(self) -> None:
         """End the workers of those that have one."""
         from xrt.worker.isolated_engine import IsolatedEngine
@@ -79,6 +84,17 @@ class EngineList:
                 engine.close()
 
     @property
-    def are_dynamic(self) -> bool:
-        """Whether one executable of any of them serves every size of a symbolic dimension; what is measured is of one size."""
+    def can_be_dynamic(self) -> bool:
+        """Whether all of them take symbolic dims; what is measured is of one size."""
         return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
+
+    @property
+    def are_dynamic(self) -> bool:
+        """Whether one executable of any of them serves every size, whatever the Function."""
+        always = (engine.spec == self.implicit or is_always_dynamic(engine) for engine in self.engines)
+        return self.can_be_dynamic and all(always)
+
+
+def is_always_dynamic(engine: GraphCompiler) -> bool:
+    """Whether an engine has no Function that is better compiled for each set of sizes."""
+    return engine.supports_dynamic_shapes and engine.implementation.why_not_dynamic is GraphCompiler.why_not_dynamic

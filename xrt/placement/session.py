@@ -87,7 +87,7 @@ class TuningSession(Racing):
         self._measure_wholes(survey)
         if not self._has_measured and self._left() < self.budget * self.bounds.hurry:
             self._measure_here(self.began + self.budget + self.bounds.grace)
-        if self.budget < self.bounds.small:
+        if self.budget < self.bounds.small or self._left() < self.budget * self.bounds.calm:
             self._race_wholes()
         while self._passes(survey):
             pass
@@ -104,7 +104,7 @@ class TuningSession(Racing):
         self.table = survey.table
 
     def _race_wholes(self) -> None:
-        """Let the plans of one engine that were measured race: under a small budget mixtures may leave no time for that."""
+        """Let the plans of one engine that were measured race: where little time is left, mixtures may leave none for that."""
         met = {make_partition_key(plan) for plan in self.proposals}
         measured = (plan for plan in self.candidates.wholes if isinstance(self._alone(plan), MeasuredCost))
         if fresh := [plan for plan in measured if make_partition_key(plan) not in met]:

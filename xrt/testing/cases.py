@@ -28,7 +28,7 @@ from xrt.testing.conditioning import Rounded, find_rounded_outputs
 from xrt.verify.discontinuities import find_ambiguity
 from xrt.verify.execution import expose_inner_values, run_alone
 
-__all__ = ["ConformanceCase", "Rerun", "matches", "node_cases", "read_value"]
+__all__ = ["ConformanceCase", "Rerun", "is_random", "is_unchanged", "matches", "node_cases", "read_value"]
 
 Rerun: TypeAlias = Callable[[Function], Sequence[Any]]
 """Runs another form of a case's function on the case's inputs."""
@@ -88,7 +88,7 @@ class ConformanceCase:
         Read from the schemas: an operator that is declared not deterministic and takes a seed, in the main graph or in a body; a
         Dropout only in its training form. (AffineGrid is declared so too, but is not random.)
         """
-        return any(_draws(function, node) for function, node in self.function.walk())
+        return is_random(self.function)
 
     def judge(self, results: Sequence[Any], *, admit_ties: bool = False, rerun: Rerun | None = None) -> Comparison:
         """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance.
@@ -145,6 +145,11 @@ _TRANSFORMS = frozenset({"DFT", "STFT"})
 
 def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
     return run_alone(registry.create(REFERENCE), function, inputs)
+
+
+def is_random(function: Function) -> bool:
+    """Whether a Function draws random numbers."""
+    return any(_draws(holder, node) for holder, node in function.walk())
 
 
 def _draws(function: Function, node: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from xrt import passes
+from xrt.comparison import Tolerance
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
@@ -25,9 +26,10 @@ from xrt.module.specialization import optimize
 from xrt.placement.engine_list import is_auto
 from xrt.testing.alternating import make_alternating_program
 from xrt.testing.auto_cases import engines_for, make_auto_program
-from xrt.testing.cases import ConformanceCase, is_unchanged
+from xrt.testing.cases import ConformanceCase, is_random, is_unchanged
 from xrt.testing.groups import group_cases
 from xrt.testing.known_failures import KnownFailure, settle
+from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
 from xrt.testing.remote import conform_remotely
 from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 from xrt.testing.running import make_module
@@ -44,6 +46,7 @@ __all__ = [
     "create_engines",
     "makers_for",
     "run_alternating",
+    "run_at_sizes",
     "run_auto",
     "run_case",
     "run_list",
@@ -52,6 +55,10 @@ __all__ = [
 ]
 
 Engine: TypeAlias = str | GraphCompiler
+
+
+NODE_TOLERANCE = Tolerance(1e-3, 1e-6)
+"""What the node tests of onnx grant, for the sizes that they do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def conform(
     *,
     groups: Sequence[str] = (),
     alternate: bool = False,
+    opening: Opening | None = None,
     shard: tuple[int, int] = (0, 1),
     reference: bool = False,
     isolate: bool = False,
@@ -86,17 +94,18 @@ def conform(
     ``gaps`` are known failures, with which the report is settled. With "auto" among the engines, a small search places every case
     over the others of the list, or over all that are ready; of the gaps only roundings then count, since the search compares its
     candidates with the reference. With ``alternate``, neighbouring nodes are kept on different engines
-    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``reference``,
+    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``opening``, extents of inputs become
+    symbolic dims, and one executable of each engine runs at several sizes. With ``reference``,
     ``onnx.reference.ReferenceEvaluator`` runs too. With ``isolate`` the cases run in a worker process: one that ends it has
     failed, and the rest runs in the next. To use several processes, run each with a shard and without gaps, then settle the
     `Report.joined` of all.
     """
     asked = [engines] if isinstance(engines, str | GraphCompiler) else list(engines)
     listed, automatic = create_engines(asked)
-    makers = makers_for(listed, alternate=alternate, auto=automatic)
+    makers = makers_for(listed, alternate=alternate, auto=automatic, opening=opening)
     tell = progress or (lambda done, count, outcome: None)
     if isolate:
-        what = {"pattern": pattern, "groups": list(groups), "alternate": alternate, "shard": shard}
+        what = {"pattern": pattern, "groups": list(groups), "alternate": alternate, "shard": shard, "opening": opening}
         outcomes, of_reference = conform_remotely(asked, what, reference, tell)
     else:
         outcomes, of_reference = _run_here(makers, group_cases(groups, pattern, shard=shard), reference, tell)
@@ -129,7 +138,9 @@ def _run_here(makers: Sequence[Maker], cases: Sequence[ConformanceCase], referen
     return outcomes, [run_reference(case) for case in cases] if reference else []
 
 
-def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, auto: bool = False) -> tuple[Maker, ...]:
+def makers_for(
+    engines: Sequence[GraphCompiler], *, alternate: bool = False, auto: bool = False, opening: Opening | None = None
+) -> tuple[Maker, ...]:
     """Return how to compile for those engines, in every way that a case is to run.
 
     One engine runs by the contract alone, several as a module makes a plan of them; or they alternate, each beginning once;
@@ -143,6 +154,8 @@ def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, aut
         raise OptionError("nodes alternate between two engines or more; list another")
     if alternate:
         return tuple(run_alternating(engines, first) for first in range(len(engines)))
+    if opening is not None:
+        return tuple(run_at_sizes(engine, opening) for engine in engines)
     return (run_single(engines[0]) if len(engines) == 1 else run_list(engines),)
 
 
@@ -160,6 +173,27 @@ def run_single(engine: GraphCompiler) -> Maker:
                 executable.close()
 
         return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in prepared.nodes})))
+
+    return make
+
+
+def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
+    """Return a maker whose one executable, for all sizes, must be right at other sizes before it runs at the case's own."""
+
+    def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
+        opened = open_dims(function, inputs, opening)
+        executable = compile_for_all_sizes(engine, _prepared(opened))
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            try:
+                for sized in () if is_random(function) else list_other_sizes(opened, values):
+                    if not (found := sized.compare(executable, NODE_TOLERANCE)):
+                        raise AssertionError(found.message)
+                return executable.run(values)
+            finally:
+                executable.close()
+
+        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in function.nodes})))
 
     return make
 

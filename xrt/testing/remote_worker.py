@@ -49,7 +49,7 @@ def _engine(asked: Mapping[str, str]) -> GraphCompiler:
 def _conform(message: Message) -> tuple[Answers, Message]:
     """Return the answers of a conformance run, and its cases."""
     listed, is_auto = create_engines(_engines(message["engines"]))
-    makers = makers_for(listed, alternate=message["alternate"], auto=is_auto)
+    makers = makers_for(listed, alternate=message["alternate"], auto=is_auto, opening=message["opening"])
     cases = group_cases(message["groups"], message["pattern"], shard=tuple(message["shard"]))
 
     def run(asked: Message, buffer: SharedBuffer) -> Message:

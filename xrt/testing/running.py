@@ -34,5 +34,6 @@ def as_planned(function: Function) -> Function:
 
 def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
     """Return the function with types inferred, and with the inputs' shapes where one of the engines wants them fixed."""
-    wants_shapes = [engine for engine in engines if not engine.supports_dynamic_shapes]
+    whole = infer_shapes(function)
+    wants_shapes = [engine for engine in engines if engine.why_not_dynamic(whole) is not None]
     return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])

@@ -11,30 +11,29 @@ failure; what it accepts and gets wrong is, unless `gaps` knows it. This module 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from xrt.testing.conformance import conform
 from xrt.testing.contract import Contract
+from xrt.testing.dynamic import DynamicShapes
 from xrt.testing.laws import Laws
 from xrt.testing.report import ResultWord
 from xrt.testing.suite_base import FORM, bounded
 from xrt.worker.isolated_engine import why_not_isolated
 
-if TYPE_CHECKING:
-    from xrt.testing.known_failures import KnownFailure
-
 __all__ = ["FORM", "EngineSuite", "bounded"]
 
 
-class EngineSuite(Contract, Laws):
-    """The contract, the laws and the node tests for one engine; see the module's text, and `SuiteBase` for what one declares."""
+class EngineSuite(Contract, Laws, DynamicShapes):
+    """The contract, the laws, executables for all sizes and the node tests for one engine.
+
+    `SuiteBase` has what one declares.
+    """
 
     passes_at_least: ClassVar[int] = 0
     """How many of the node tests must pass."""
-    conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
-    """Node tests that the engine fails, and why. One that passes again is a failure."""
 
     @pytest.mark.slow
     def test_conformance(self) -> None:

@@ -61,6 +61,8 @@ class SuiteBase:
     processors, so that a test cannot ask that each be lost."""
     gaps: ClassVar[tuple[KnownFailure, ...]] = ()
     """Entries of the corpus that the engine gets wrong, and why. One that it gets right again is a failure."""
+    conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
+    """Node tests that the engine fails, and why. One that passes again is a failure."""
     form: ClassVar[Form] = FORM
     """What generated Functions may look like: narrow it where the engine's library is known to go wrong."""
     tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")

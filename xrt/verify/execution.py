@@ -51,8 +51,10 @@ def compile_alone(
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
     """Return the function with types inferred, and with the inputs' shapes where the engine wants them fixed."""
-    if engine.supports_dynamic_shapes or all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs):
-        return passes.infer_shapes(function)
+    whole = passes.infer_shapes(function)
+    is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
+    if is_static or engine.why_not_dynamic(whole) is None:
+        return whole
     pairs = zip(function.inputs, inputs, strict=True)
     return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 

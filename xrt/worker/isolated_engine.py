@@ -123,6 +123,12 @@ class IsolatedEngine(GraphCompiler):
     def why_not(self, node: Node, function: Function) -> str | None:
         return self.inner.why_not(node, function)
 
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        return self.inner.fuses_dequantization(node, function)
+
+    def why_not_dynamic(self, function: Function) -> str | None:
+        return self.inner.why_not_dynamic(function)
+
     def version(self) -> str:
         """Return the engine's version. If executables run in a worker, it names the worker, so that they are not shared."""
         version = self.library_version()

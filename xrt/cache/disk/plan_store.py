@@ -20,12 +20,25 @@ from xrt.graph.dtypes import DType
 from xrt.graph.types import TensorType, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from xrt.cache.disk.store import Store
     from xrt.cache.signature import Signature
 
-__all__ = ["PlanStore", "StoredLaunch", "StoredModel", "StoredPlan", "StoredWeight", "merge", "parse"]
+__all__ = [
+    "OWN",
+    "PlanStore",
+    "StoredLaunch",
+    "StoredModel",
+    "StoredPlan",
+    "StoredWeight",
+    "dump_plan",
+    "dump_values",
+    "merge",
+    "parse",
+    "parse_plan",
+    "parse_values",
+]
 
 KIND = "model plans"
 FORMAT = 1
@@ -200,23 +213,25 @@ def read_section(data: Any, digest: str) -> Buffer:
 def _dump(model: StoredModel) -> dict[str, Any]:
     return {
         "files": model.files,
-        "inputs": [_dump_value(value) for value in model.inputs],
-        "outputs": [_dump_value(value) for value in model.outputs],
-        "plans": [
-            {
-                "key": plan.key,
-                "inputs": [_dump_value(value) for value in plan.inputs],
-                "outputs": [_dump_value(value) for value in plan.outputs],
-                "launches": [_dump_launch(launch) for launch in plan.launches],
-            }
-            for plan in model.plans
-        ],
+        "inputs": dump_values(model.inputs),
+        "outputs": dump_values(model.outputs),
+        "plans": [dump_plan(plan) for plan in model.plans],
     }
 
 
+def dump_plan(plan: StoredPlan) -> dict[str, Any]:
+    """Return the plan as values of JSON, which `parse_plan` reads."""
+    ends = {"inputs": dump_values(plan.inputs), "outputs": dump_values(plan.outputs)}
+    return {"key": plan.key, **ends, "launches": [_dump_launch(launch) for launch in plan.launches]}
+
+
 def _dump_launch(launch: StoredLaunch) -> list[Any]:
-    values = ([_dump_value(value) for value in side] for side in (launch.inputs, launch.outputs))
-    return [*launch[:6], *values, launch.computed, launch.weights]
+    return [*launch[:6], dump_values(launch.inputs), dump_values(launch.outputs), launch.computed, launch.weights]
+
+
+def dump_values(values: Iterable[Value]) -> list[Any]:
+    """Return names and types as values of JSON, which `parse_values` reads; what is no tensor has no type there."""
+    return [_dump_value(value) for value in values]
 
 
 def _dump_value(value: Value) -> list[Any]:
@@ -246,20 +261,24 @@ def parse(data: bytes, ingredients: list[list[str]] | None) -> StoredModel | Non
 
 def _model(facts: Any) -> StoredModel:
     files = tuple((_text(path), tuple(_number(one) for one in stamp)) for path, stamp in _list(facts["files"]))
-    plans = tuple(_plan(one, len(files)) for one in _list(facts["plans"]))
+    plans = tuple(parse_plan(one, len(files)) for one in _list(facts["plans"]))
     if not files or len(plans) > MOST_PLANS:
         raise ValueError("it names no file, or has too many plans")
-    model = StoredModel(files, _values(facts["inputs"]), _values(facts["outputs"]), plans)
+    model = StoredModel(files, parse_values(facts["inputs"]), parse_values(facts["outputs"]), plans)
     _check_ends(model)
     return model
 
 
-def _plan(facts: Any, files: int) -> StoredPlan:
+def parse_plan(facts: Any, files: int) -> StoredPlan:
+    """Return the plan that `dump_plan` wrote, of a model in so many files.
+
+    Raises ValueError, TypeError or KeyError for something else.
+    """
     launches = tuple(_launch(one, files) for one in _list(facts["launches"]))
     key = facts["key"]
     if key is not None:
         key = tuple(None if shape is None else tuple(_number(one) for one in shape) for shape in _list(key))
-    plan = StoredPlan(key, _values(facts["inputs"]), _values(facts["outputs"]), launches)
+    plan = StoredPlan(key, parse_values(facts["inputs"]), parse_values(facts["outputs"]), launches)
     _check_order(plan)
     return plan
 
@@ -310,7 +329,7 @@ def _launch(facts: Any, files: int) -> StoredLaunch:
     name, engine, nodes, control, function, fingerprint, inputs, outputs, computed, weights = _list(facts)
     found = tuple(_weight(one, files) for one in _list(weights))
     names = _texts(nodes), _texts(control), _text(function), _text(fingerprint)
-    return StoredLaunch(_text(name), _text(engine), *names, _values(inputs), _values(outputs), _texts(computed), found)
+    return StoredLaunch(_text(name), _text(engine), *names, parse_values(inputs), parse_values(outputs), _texts(computed), found)
 
 
 def _weight(facts: Any, files: int) -> StoredWeight:
@@ -321,7 +340,8 @@ def _weight(facts: Any, files: int) -> StoredWeight:
     return StoredWeight(digest, file, _number(offset), _number(size))
 
 
-def _values(facts: Any) -> tuple[Value, ...]:
+def parse_values(facts: Any) -> tuple[Value, ...]:
+    """Return the values that `dump_values` wrote; raises ValueError or TypeError for something else."""
     return tuple(_value(*_list(one)) for one in _list(facts))
 
 

@@ -132,7 +132,8 @@ class GraphCompiler(abc.ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
-    """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    """Whether the engine is given Functions with symbolic dims, of which one executable serves every size. False is conservative:
+    one is compiled per shape. `why_not_dynamic` answers for one Function."""
     compiles_in_parallel: ClassVar[bool] = True
     """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
     loses_nan: ClassVar[tuple[str, ...]] = ()
@@ -162,6 +163,15 @@ class GraphCompiler(abc.ABC):
         elsewhere. Any other exception is reported as CompileFailed, and the nodes are placed elsewhere too.
         """
 
+    def why_not_dynamic(self, function: Function) -> str | None:
+        """Return why the Function is better compiled for each set of sizes than once for all; None where once will do.
+
+        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow: the
+        executable may be asked for all the same while nothing else is ready. What the library gets wrong in a node with symbolic
+        dims, `why_not` declines. The default is the answer of `supports_dynamic_shapes`.
+        """
+        return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
+
     def version(self) -> str:
         """Return the versions of the engine and of the libraries it loads; part of the signature.
 
@@ -188,6 +198,13 @@ class GraphCompiler(abc.ABC):
     def available_devices(self) -> tuple[str, ...]:
         """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
         return self.devices
+
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        """Whether a DequantizeLinear of constants is to stay, since the engine computes what reads it in integers.
+
+        Asked before the model is placed, of each such node; otherwise XRT computes it once. Pure and cheap. The default is no.
+        """
+        return False
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""

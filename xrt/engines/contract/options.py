@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -87,3 +87,9 @@ class CompileContext:
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)
     """Whether `save` follows the compile: an engine may then share work between the two."""
+
+    def in_full_precision(self) -> CompileContext:
+        """Return the context for an engine that lowers no precision, which strict types do not allow."""
+        if self.options.strict_types or self.options.precision == "fp32":
+            return self
+        return replace(self, options=replace(self.options, precision="fp32"))

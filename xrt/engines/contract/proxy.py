@@ -49,6 +49,9 @@ class LazyEngine(GraphCompiler):
     def why_not(self, node: Node, function: Function) -> str | None:
         return self.inner.why_not(node, function)
 
+    def why_not_dynamic(self, function: Function) -> str | None:
+        return self.inner.why_not_dynamic(function)
+
     def version(self) -> str:
         return self.inner.version()
 
@@ -57,6 +60,9 @@ class LazyEngine(GraphCompiler):
 
     def missing_features(self) -> str:
         return self.status.lacks
+
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        return self.inner.fuses_dequantization(node, function)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         return self.inner.remarks(function)

@@ -107,7 +107,7 @@ SUPPORT: Mapping[str, DTypeSupport] = dict(
 """What was tried and agreed, of OpenVINO 2026.4."""
 
 
-NATIVE = frozenset({"QLinearConv", "QLinearMatMul"})
+NATIVE = frozenset({"QLinearConv", "QLinearMatMul", "QuantizeLinear"})
 """Operators that the library computes by a rule of its own: it rounds ties up, and ONNX to even."""
 
 

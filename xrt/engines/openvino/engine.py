@@ -17,7 +17,9 @@ from xrt.engines.openvino.requests import CompiledModel
 from xrt.engines.openvino.serialization import export_model, load_model
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
+from xrt.engines.toolkit.quantized_operands import has_quantized_readers
 from xrt.errors import CompileRefused, OptionError
+from xrt.graph import TensorType
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["OpenVino"]
 
 DEVICE = "CPU"
+KERNELS_KEPT = 2048
+"""Kernels for sizes of symbolic dims that an executable keeps, some 80 kB each; the library's own limit is 5,000."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class OpenVino(GraphCompiler):
     loses_nan: ClassVar[tuple[str, ...]] = ("Attention", "Clip", "LogSoftmax", "MaxPool", "Relu", "Softmax")
     loses_infinity: ClassVar[tuple[str, ...]] = ("Gelu", "MaxPool")
     flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16",)
+    supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = 1
     """How many calls of one executable compute at once, each with its share of the threads; others wait."""
@@ -69,6 +74,23 @@ class OpenVino(GraphCompiler):
 
         return why_not(node, function, self._terms)
 
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        return self.arithmetic == "native" and has_quantized_readers(node, function) and self.why_not(node, function) is None
+
+    def why_not_dynamic(self, function: Function) -> str | None:
+        """Return which node is declined, or that integers are not known to fit; else one executable serves all sizes."""
+        for value in function.inputs:
+            if isinstance(value.type, TensorType) and value.type.shape is None:
+                return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
+        for node in function.nodes:
+            if reason := self.why_not(node, function):
+                return f"{node.name!r} ({node.op}): {reason}"
+        try:
+            self._limits(self._said(function))
+        except CompileRefused as refusal:
+            return str(refusal)
+        return None
+
     @property
     def _terms(self) -> Terms:
         from xrt.engines.openvino.support import Terms
@@ -86,7 +108,7 @@ class OpenVino(GraphCompiler):
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = export_function(said, keeps_halves=self.arithmetic == "exact" and context.options.precision == "fp32")
-                model = core().compile_model(imported.model, DEVICE, self._settings(context))
+                model = core().compile_model(imported.model, DEVICE, self._settings(context, function))
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
@@ -102,7 +124,7 @@ class OpenVino(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with AllocationTracker(len(data)) as growth:
-            compiled, limits, inplace = load_model(data, DEVICE, self._settings(context))
+            compiled, limits, inplace = load_model(data, DEVICE, self._settings(context, function))
         executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth), inplace)
         executable.saved = data
         return executable
@@ -146,7 +168,8 @@ class OpenVino(GraphCompiler):
             raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
         return limits
 
-    def _settings(self, context: CompileContext) -> dict[str, Any]:
+    def _settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
+        is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         lowered = context.options.precision == "bf16"
         # With one thread no streams: each call computes in the thread that makes it, and the library starts none.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
@@ -156,6 +179,7 @@ class OpenVino(GraphCompiler):
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
+            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT}),
         }
 
 

@@ -72,6 +72,9 @@ class OpenVinoExecutable(Executable):
         names = [value.name for value in list_computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
         """Per output, which of the model's it is."""
+        self._open = [_trace_dims(value, function) for value in list_computed_outputs(function)]
+        """Per output of the model, where its extents are among those of the inputs; None where it is fixed, or they are not."""
+        self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
         self.inplace = (find_inplace_outputs(function) if compiled is not None else {}) if inplace is None else inplace
@@ -94,11 +97,20 @@ class OpenVinoExecutable(Executable):
             if self._limits:
                 self._check_magnitudes(inputs)
             frame = self._taken()
-            results = frame.run(inputs, buffers)
+            results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
         return results
+
+    def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
+        """Return the shapes of the outputs of open shape, as far as the inputs tell them; nothing where all are fixed."""
+        if not self._has_open:
+            return ()
+        return [
+            None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
+            for dims in self._open
+        ]
 
     def _check_magnitudes(self, inputs: Sequence[Any]) -> None:
         """Raise OverflowError for an integer with which the library would compute something else."""
@@ -213,6 +225,17 @@ def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
                 f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
                 f"{due}{list(value.type.shape or ())}; give one just like it, or None"
             )
+
+
+def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:
+    """Return the extents of an output of open shape, each a number or an input with an axis; None where one is neither."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None or type_.is_static:
+        return None
+    inputs = [(place, given.type) for place, given in enumerate(function.inputs) if isinstance(given.type, TensorType)]
+    known = {dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)}
+    found = [dim if isinstance(dim, int) else known.get(dim or "") for dim in type_.shape]
+    return None if None in found else tuple(found)  # type: ignore[arg-type]  # none is None
 
 
 def _is_large(value: Value, least: int | None) -> bool:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from xrt.engines.contract.graph_compiler import fill
 from xrt.engines.openvino.library import openvino
 from xrt.engines.openvino.values import Array, copy_out, empty, in_order, to_tensor, type_from
 
@@ -35,14 +38,16 @@ class CompiledModel:
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     fixed: tuple[bool, ...]
-    """Per output, whether a tensor may be set for it: where it is an input's own value, that would set the input."""
+    """Per output, whether a tensor may be set for it once and for all: its shape is fixed, and it is no input's own value."""
+    passed: tuple[bool, ...]
+    """Per output, whether it is the very value of an input or a constant: to set a tensor for it would set the input."""
 
     @classmethod
     def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
         """Raises TypeError for an element type that cannot cross."""
         inputs, outputs = (tuple(map(_type_of, ports)) for ports in (model.inputs, model.outputs))
         fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
-        return cls(model, used, inputs, outputs, tuple(fixed))
+        return cls(model, used, inputs, outputs, tuple(fixed), tuple(passed))
 
     @property
     def idle_threads(self) -> int:
@@ -71,6 +76,7 @@ class RequestFrame:
         self._request = compiled.model.create_infer_request()
         self._compiled = compiled
         self._set: dict[tuple[str, int], object] = {}
+        self._open = [not type_.is_static for type_ in compiled.inputs]
         if empty:
             return
         self._outputs = [
@@ -97,14 +103,22 @@ class RequestFrame:
             _Request.set_output_tensor(self._request, place, tensor)
         self._set[side, place] = array, tensor
 
-    def run(self, inputs: Sequence[Array], buffers: Sequence[Array | None]) -> list[Array]:
-        """Return one array per output: the buffer where one is given, which nothing else may overlap, or a fresh one."""
+    def run(
+        self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None] = ()
+    ) -> list[Array]:
+        """Return one array per output: the buffer where one is given, which nothing else may overlap, or a fresh one.
+
+        ``shapes`` are those of outputs of open shape, None where they are not known; the same ones in each run.
+        """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
-                self.give("input", place, in_order(inputs[source]), self._compiled.inputs[place].dtype)
+                array = in_order(inputs[source])
+                if self._open[place] and not array.size:
+                    raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
+                self.give("input", place, array, self._compiled.inputs[place].dtype)
             else:
                 fixed[...] = inputs[source]
-        targets = [self._target(place, buffer) for place, buffer in enumerate(buffers)]
+        targets = [self._target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
         self.infer()
         return [self._result(*three) for three in zip(range(len(targets)), targets, buffers, strict=True)]
 
@@ -112,9 +126,13 @@ class RequestFrame:
         """Compute with what is set; the interpreter's lock is free meanwhile."""
         _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
 
-    def _target(self, place: int, buffer: Array | None) -> Array | None:
+    def _target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
         """Return the array that the request shall write to; None where it writes to memory of its own or to a fixed array."""
         type_ = self._compiled.outputs[place]
+        if shape is not None and not self._compiled.passed[place]:
+            target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
+            self.give("output", place, target, type_.dtype)
+            return target
         if self._outputs[place] is not None or not self._compiled.fixed[place] or not type_.nbytes:
             return None
         target = empty(type_) if buffer is None else buffer
@@ -122,16 +140,18 @@ class RequestFrame:
         return target
 
     def _result(self, place: int, target: Array | None, buffer: Array | None) -> Array:
-        if target is not None:
-            return target
         fixed = self._outputs[place]
+        if target is not None:
+            if self._compiled.fixed[place] or tuple(_Request.get_output_tensor(self._request, place).shape) == target.shape:
+                return target
+            fixed = None  # the library has put another shape in place of it
         if fixed is None:
             result = copy_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
         else:
             result = fixed.copy() if buffer is None else fixed
         if buffer is None:
             return result
-        buffer[...] = result
+        fill(buffer, result)
         return buffer
 
 

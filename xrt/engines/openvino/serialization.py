@@ -30,8 +30,7 @@ def export_model(compiled: CompiledModel, limits: Mapping[int, int], inplace: Ma
     """
     stream = compiled.model.export_model()
     size = len(stream.getbuffer())
-    passed = [not may for may in compiled.fixed]
-    header = {"used": compiled.used, "passed": passed, "blob": size, "limits": list(limits.items())}
+    header = {"used": compiled.used, "passed": compiled.passed, "blob": size, "limits": list(limits.items())}
     text = json.dumps({**header, "inplace": list(inplace.items())}).encode()
     stream.seek(size)
     stream.write(text + len(text).to_bytes(8, "little"))

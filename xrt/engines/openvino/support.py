@@ -12,6 +12,7 @@ from xrt.engines.openvino.half_precision import find_growing_halves
 from xrt.engines.openvino.integer_ranges import input_limits, is_wide_integer
 from xrt.engines.openvino.known_issues import find_known_issue, transform_error
 from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.open_issues import find_open_issue
 from xrt.engines.openvino.operator_definitions import decompose, find_decomposition
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.toolkit.node_rewrite import as_function
@@ -36,6 +37,8 @@ def why_not(node: Node, function: Function, terms: Terms) -> str | None:
 
     A node that is unsupported in its own form is accepted if its decomposition into other nodes (`meaning`) is supported.
     """
+    if (reason := find_open_issue(node, function)) is not None:
+        return reason
     if has_codes(node, function):
         return _why_not_on_codes(node, function, terms)
     reason = _why_not_as_it_stands(node, function, terms)
@@ -96,7 +99,11 @@ def _why_not_inside(node: Node, function: Function, terms: Terms) -> str | None:
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
-            reason = _why_not_as_it_stands(inner, closed, terms) or (None if terms.native else _why_not_rounded(inner, closed))
+            reason = (
+                find_open_issue(inner, closed)
+                or _why_not_as_it_stands(inner, closed, terms)
+                or (None if terms.native else _why_not_rounded(inner, closed))
+            )
             if (
                 reason is None
                 and not terms.native

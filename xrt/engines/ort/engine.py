@@ -88,7 +88,8 @@ class Ort(GraphCompiler):
     """Whether kernels must give the same bits on every run."""
     arithmetic: Literal["exact", "native"] = "exact"
     """``native`` lets the CPU provider compute a chain of float16 operators, and of casts to float16, in float32 as its optimiser
-    likes: quicker, but nothing between is rounded and nothing overflows. ``exact`` rounds where the model says so."""
+    likes, so that nothing between is rounded and nothing overflows, and round what is multiplied with weights of 4 bits to bytes:
+    quicker, but not what the model says. ``exact`` rounds where the model says so."""
     float_tolerance: float = 1e-4
     """The largest error that the library's rounding may leave, as a share of the largest element of a result; an operator that
     is known to leave more is declined. It concerns DFT and STFT of float32: a length of 1,000 leaves 2e-4, one of 1,024 6e-7."""
@@ -119,6 +120,11 @@ class Ort(GraphCompiler):
             return why_not(node, function, self.providers, self.float_tolerance)
         reason = why_not_on_device(node, function, self.on_device)
         return reason or why_not(replace(node, device=""), function, _CPU, self.float_tolerance)
+
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
+        from xrt.engines.ort.quantized import is_fused
+
+        return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Return a session over the Function; its large constants stay where they are and are not copied.
@@ -276,7 +282,8 @@ class Ort(GraphCompiler):
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
-        for key, value in {**own, **self.config}.items():
+        exact = _EXACT_CONFIG if self.arithmetic == "exact" else {}
+        for key, value in {**own, **exact, **self.config}.items():
             options.add_session_config_entry(key, value)
         return options
 
@@ -292,6 +299,9 @@ _DISABLED = "optimization.disable_specified_optimizers"
 _CONFIG = {"session.force_spinning_stop": "1", _DISABLED: "WeightBiasQuantization"}
 """Threads that spin after a run slow down whatever runs next, another engine's region or another session, up to eight times.
 ONNX Runtime 1.31.1 quantizes the float weights of a Conv or Gemm between quantized activations, and so rounds them."""
+
+_EXACT_CONFIG = {"session.qdq_matmulnbits_accuracy_level": "1"}
+"""It computes products with weights of 4 bits in float32; by default ONNX Runtime 1.31.1 rounds the other operand to bytes."""
 
 _CPU_CONFIG = {**_CONFIG, _DISABLED: f"{_CONFIG[_DISABLED]};SkipLayerNormFusion"}
 """The CPU provider's kernel of the fused SkipLayerNormalization is slower than the Add and the LayerNormalization that it

@@ -180,6 +180,23 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (f32(-4, -0.5, 0, 3.5),),
     ),
     CorpusEntry(
+        "product_with_four_bits",
+        "weights of 4 bits in blocks are dequantized; the other operand of their product is not rounded for it",
+        graph(
+            {"x": "float32[1,32]"},
+            {"y": "float32[1,2]"},
+            node("DequantizeLinear", "w scale", "d", axis=0, block_size=16),
+            node("MatMul", "x d", "y"),
+            constants={
+                "w": np.array([[1, 1], [1, -2]] * 16).astype(ml_dtypes.int4),
+                "scale": np.array([[0.5, 0.25], [1, 2]], np.float32),
+            },
+            opset=21,
+        ),
+        (np.array([[1000, *[1] * 31]], np.float32),),
+        (np.array([[523.5, 231.75]], np.float32),),
+    ),
+    CorpusEntry(
         "quantize_saturates",
         "what does not fit becomes the nearest number that does; halves go to even",
         graph(

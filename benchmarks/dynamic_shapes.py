@@ -1,0 +1,146 @@
+"""What does one program for all sizes cost against a program for each size?
+
+Each model runs as two modules of one engine: ``dynamic="always"``, one program for all sizes, and ``dynamic="never"``, one for
+each. (1) The ratio of their calls at sizes that both have met, in turns: above 1, the program for all sizes is slower. (2) The
+first call of a new size: with the one program, and with the compile of another. Results are compared. An engine that declines a
+node with symbolic dims is left out for that model.
+
+    python benchmarks/dynamic_shapes.py [--json] [--engines ort,openvino,iree,...] [--models chain,...] [--sizes 4,16,64]
+        [--rounds N] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from sizes import transformer
+
+import xrt
+from xrt.bench import machine
+from xrt.cache import CompileCache
+from xrt.errors import OptionError, PlanError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.measure.statistics import compute_round_ratio
+
+ENGINES = ("ort", "openvino", "tvm", "iree")
+NEW = 3
+"""Sizes that are met for the first time, of each of which the first call is timed."""
+
+
+def chain() -> Function:
+    """Return 24 operators of one element at a time, on rows of 1024."""
+    ops = ("Tanh", "Relu", "Sigmoid", "Abs", "Exp", "Neg") * 4
+    names = ["x", *(f"v{place}" for place in range(len(ops)))]
+    nodes = tuple(Node(op, (names[i],), (names[i + 1],)) for i, op in enumerate(ops))
+    type_ = TensorType(DType.FLOAT32, ("s", 1024))
+    return Function((Value("x", type_),), (Value(names[-1], type_),), nodes, opsets={"": 17}, name="chain")
+
+
+def perceptron() -> Function:
+    """Return four dense layers of width 512 for a batch of any size."""
+    rng = np.random.default_rng(0)
+    constants = {f"w{i}": Constant((rng.standard_normal((512, 512)) / 23).astype("float32")) for i in range(4)}
+    nodes, x = [], "x"
+    for i in range(4):
+        nodes += [Node("MatMul", (x, f"w{i}"), (f"m{i}",)), Node("Relu", (f"m{i}",), (f"r{i}",))]
+        x = f"r{i}"
+    type_ = TensorType(DType.FLOAT32, ("s", 512))
+    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="perceptron")
+
+
+def convolutions() -> Function:
+    """Return four convolutions of 32 channels for a batch of any size."""
+    rng = np.random.default_rng(0)
+    constants = {f"w{i}": Constant((rng.standard_normal((32, 32, 3, 3)) * 0.06).astype("float32")) for i in range(4)}
+    pads, nodes, x = read_attributes({"pads": [1, 1, 1, 1]}), [], "x"
+    for i in range(4):
+        nodes += [Node("Conv", (x, f"w{i}"), (f"c{i}",), pads), Node("Relu", (f"c{i}",), (f"r{i}",))]
+        x = f"r{i}"
+    type_ = TensorType(DType.FLOAT32, ("s", 32, 28, 28))
+    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="convolutions")
+
+
+MODELS: dict[str, Callable[[], Function]] = {
+    "chain": chain,
+    "perceptron": perceptron,
+    "convolutions": convolutions,
+    "transformer": lambda: transformer(4, 128),
+}
+
+
+def make_input(function: Function, size: int) -> Any:
+    """Return random numbers for the model's input at a size of its symbolic dim."""
+    (value,) = function.inputs
+    shape = [dim if isinstance(dim, int) else size for dim in value.type.shape]  # type: ignore[union-attr]  # a tensor
+    return np.random.default_rng(size).standard_normal(shape).astype("float32")
+
+
+def measure(engine: str, name: str, asked: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what both ways take, None where the engine does not take the model with symbolic dims."""
+    function, sizes = MODELS[name](), [int(size) for size in asked.sizes.split(",")]
+    ways: list[Any] = ["always", "never"]
+    terms: dict[str, Any] = {"threads": asked.threads, "strict": True, "progress": False}
+    try:
+        modules = [xrt.XRTModule(function, engine, dynamic=way, cache=CompileCache(), **terms) for way in ways]
+        modules[0](make_input(function, max(sizes)))
+    except (OptionError, PlanError) as error:
+        print(f"{engine} {name}: {str(error).splitlines()[0]}")
+        return None
+    inputs = {size: make_input(function, size) for size in sizes}
+    rows = []
+    for size, x in inputs.items():
+        results = [module(x) for module in modules]
+        difference = float(np.abs(results[0] - results[1]).max() / np.abs(results[1]).max())
+        times: list[list[float]] = [[], []]
+        for turn in range(asked.rounds):
+            for place in (0, 1) if turn % 2 else (1, 0):
+                began = perf_counter()
+                modules[place](x)
+                times[place].append(perf_counter() - began)
+        found = compute_round_ratio(*times)
+        row = {"size": size, "ratio": found.median, "low": found.low, "high": found.high, "difference": difference}
+        rows.append({**row, "ms": 1e3 * float(np.median(times[1]))})
+    firsts: list[list[float]] = [[], []]
+    for size in range(max(sizes) + 1, max(sizes) + 1 + NEW):
+        x = make_input(function, size)
+        for place, module in enumerate(modules):
+            began = perf_counter()
+            module(x)
+            firsts[place].append(1e3 * (perf_counter() - began))
+    first = {f"first_call_{way}_ms": float(np.median(one)) for way, one in zip(ways, firsts, strict=True)}
+    for module in modules:
+        module.close()
+    return {"engine": engine, "model": name, "sizes": rows, **first}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--sizes", default="4,16,64")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int)
+    asked = parser.parse_args()
+    pairs = [(engine, name) for engine in asked.engines.split(",") for name in asked.models.split(",")]
+    found = [row for engine, name in pairs if (row := measure(engine, name, asked)) is not None]
+    if asked.json:
+        print(json.dumps({"machine": machine(), "load": os.getloadavg()[0], "results": found}, indent=1))
+        return
+    print(f"calls of one program for all sizes / of a program for the size; load {os.getloadavg()[0]:.1f}")
+    for row in found:
+        ratios = "  ".join(f"{one['size']}: {one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in row["sizes"])
+        first = f"{row['first_call_always_ms']:.1f} / {row['first_call_never_ms']:.1f} ms"
+        worst = max(one["difference"] for one in row["sizes"])
+        print(f"{row['engine']:10} {row['model']:13} {ratios}; first call of a size {first}; difference {worst:.0e}")
+
+
+if __name__ == "__main__":
+    main()

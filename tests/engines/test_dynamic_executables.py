@@ -1,0 +1,121 @@
+"""Executables of compilers that serve all sizes of symbolic dims: sizes, buffers, threads, files, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines.contract import registry
+from xrt.errors import RunFailed
+from xrt.graph import Function
+from xrt.passes import infer_shapes
+from xrt.testing.corpus.entry import graph, i64, node
+
+ENGINES = ["openvino"]
+CONTEXT = CompileContext(threads=2)
+PAIR = graph(
+    {"x": "float32[N,4]", "z": "float32[N,4]"},
+    {"y": "float32[N,4]", "s": "float32[N,1]"},
+    node("Tanh", "x", "a"),
+    node("Mul", "a z", "y"),
+    node("ReduceSum", "y k", "s"),
+    constants={"k": i64([1])},
+)
+SIZES = (5, 1, 300, 5, 17)
+
+
+def make(rows: int, seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """Return inputs of so many rows, and what must come out."""
+    x, z = np.random.default_rng(seed).standard_normal((2, rows, 4)).astype("float32")
+    y = np.tanh(x) * z
+    return [x, z], [y, y.sum(1, keepdims=True)]
+
+
+def check(results: Any, expected: list[Any]) -> None:
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5)
+
+
+def compiled(name: str, function: Function = PAIR) -> Executable:
+    engine, ready = registry.create(name), infer_shapes(function)
+    assert engine.supports_dynamic_shapes
+    assert [engine.why_not(n, ready) for n in ready.nodes] == [None] * len(ready.nodes)
+    executable = engine.compile(ready, CONTEXT)
+    executable.prepare()
+    return executable
+
+
+@pytest.fixture(params=ENGINES)
+def executable(request: pytest.FixtureRequest) -> Executable:
+    return compiled(request.param)
+
+
+def test_every_size_is_served(executable: Executable) -> None:
+    calls: list[Callable[..., Any]] = [lambda *inputs: executable.run(inputs), executable.fast_call()]
+    for rows in SIZES:
+        inputs, expected = make(rows, rows)
+        for call in calls:
+            check(call(*inputs), expected)
+        check(executable.run([np.asfortranarray(value) for value in inputs]), expected)
+
+
+def test_results_stay_when_another_size_runs(executable: Executable) -> None:
+    first = executable.run(make(5)[0])
+    executable.run(make(300)[0])
+    check(first, make(5)[1])
+
+
+def test_given_buffers_are_filled_and_must_fit(executable: Executable) -> None:
+    for rows in SIZES:
+        inputs, expected = make(rows, rows)
+        buffers = [np.empty_like(value) for value in expected]
+        results = executable.run(inputs, RunOptions(out=tuple(buffers)))
+        assert all(result is buffer for result, buffer in zip(results, buffers, strict=True))
+        check(buffers, expected)
+        for buffer in buffers:
+            buffer[...] = 0
+        executable.bind(inputs, buffers)()
+        check(buffers, expected)
+    inputs, _ = make(1)
+    with pytest.raises(RunFailed):
+        executable.run(inputs, RunOptions(out=(np.empty((5, 4), "float32"), np.empty((5, 1), "float32"))))
+
+
+def test_inputs_of_two_sizes_for_one_name_are_refused(executable: Executable) -> None:
+    x, _ = make(5)[0]
+    with pytest.raises(RunFailed):
+        executable.run([x, make(6)[0][1]])
+    check(executable.run(make(5)[0]), make(5)[1])
+
+
+def test_threads_run_different_sizes(executable: Executable) -> None:
+    def work(seed: int) -> None:
+        for rows in (seed + 1, 40, 3 * seed + 1):
+            inputs, expected = make(rows, seed)
+            check(executable.run(inputs), expected)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(16)))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
+    engine, ready = registry.create(name), infer_shapes(PAIR)
+    context = replace(CONTEXT, workdir=tmp_path)
+    loaded = engine.load(memoryview(bytes(engine.save(compiled(name), context))), ready, context)
+    loaded.prepare()
+    for rows in SIZES:
+        check(loaded.run(make(rows)[0]), make(rows)[1])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_has_no_elements_is_refused(name: str) -> None:
+    with pytest.raises(RunFailed, match="elements"):
+        compiled(name).run(make(0)[0])

@@ -1,0 +1,128 @@
+"""Quantized models: weights reach a library quantized where it computes with them so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import xrt
+from xrt.engines.ort import quantized
+from xrt.testing.corpus.entry import graph, node
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+RNG = np.random.default_rng(0)
+
+
+def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul") -> Function:
+    """Return a product, or a convolution, of dequantized operands; what is last reads its result."""
+    shape = (4, 8) if op == "MatMul" else (8, 4, 1, 1)
+    x, y = ("float32[3,4]", "float32[3,8]") if op == "MatMul" else ("float32[1,4,2,2]", "float32[1,8,2,2]")
+    to_bytes = [node("QuantizeLinear", "r sy zx", "qy"), node("DequantizeLinear", "qy sy zx", "y")]
+    return graph(
+        {"x": x},
+        {"y": y},
+        node("QuantizeLinear", "x sx zx", "qx"),
+        node("DequantizeLinear", "qx sx zx", "dx"),
+        node("DequantizeLinear", "w sw zw" if zero else "w sw", "dw"),
+        node(op, "dx dw", "p"),
+        node("Relu", "p", "r"),
+        *(to_bytes if last == "QuantizeLinear" else [node(last, "r", "y")]),
+        constants={
+            "w": RNG.integers(-127, 128, shape).astype(np.int8),
+            "sx": np.float32(1 / 8),
+            "sw": np.float32(1 / 64),
+            "sy": np.float32(2),
+            "zx": np.uint8(128),
+            "zw": np.int8(0),
+        },
+        opset=21,
+    )
+
+
+def list_dequantized_weights(module: xrt.XRTModule, x: Any) -> list[str]:
+    plan = module.plan_for(x)
+    return [node.name for launch in plan.launches for node in launch.function.nodes if node.outputs[0] == "dw"]
+
+
+def x_of(function: Function) -> Any:
+    return RNG.standard_normal(function.inputs[0].type.shape).astype(np.float32) * 8  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("terms", "engine", "are_kept"),
+    [
+        ({}, "ort", True),
+        ({}, "auto", True),
+        ({}, "toy", False),
+        ({}, "ort{optimization=none}", False),
+        ({"op": "Conv"}, "ort", True),
+        ({"op": "Conv", "last": "Sigmoid"}, "ort", False),
+        ({"last": "Sigmoid"}, "ort", True),
+        ({"zero": False}, "ort", False),
+        ({}, "openvino", False),
+        ({}, "openvino{arithmetic=native}", True),
+    ],
+    ids=[
+        "product",
+        "auto",
+        "toy",
+        "unoptimized",
+        "convolution",
+        "convolution_to_floats",
+        "product_to_floats",
+        "declined",
+        "exact",
+        "native",
+    ],
+)
+def test_weights_are_kept_quantized_where_the_library_fuses_them(
+    terms: dict[str, Any], engine: str, are_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "sums_bytes_exactly", lambda: True)
+    function = quantized_model(**terms)
+    x = x_of(function)
+    with xrt.XRTModule(function, engine=engine, **({"budget": 1.0} if engine == "auto" else {})) as m:
+        assert bool(list_dequantized_weights(m, x)) is are_kept
+
+
+def test_weights_are_folded_where_the_processor_stops_sums_at_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "sums_bytes_exactly", lambda: False)
+    function = quantized_model()
+    with xrt.XRTModule(function, engine="ort") as m:
+        assert list_dequantized_weights(m, x_of(function)) == []
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+@pytest.mark.parametrize("engine", ["ort", "openvino{arithmetic=native}"])
+def test_a_quantized_model_is_a_step_off_the_reference_at_most(op: str, engine: str) -> None:
+    function = quantized_model(op=op)
+    x = x_of(function)
+    with xrt.XRTModule(function, engine=engine, strict=True) as m, xrt.XRTModule(function, engine="toy{native=off}") as reference:
+        steps = (np.asarray(m(x)) - np.asarray(reference(x))) / 2
+    assert np.array_equal(steps, np.round(steps))
+    assert np.abs(steps).max() <= 1
+    assert np.count_nonzero(steps) <= steps.size // 8  # only where a quotient is as near to both
+
+
+def test_weights_of_4_bits_stay_so_and_their_products_are_of_floats() -> None:
+    weights = RNG.integers(-8, 8, (64, 16)).astype(ml_dtypes.int4)
+    scale = RNG.uniform(0.1, 1, (4, 16)).astype(np.float32)
+    function = graph(
+        {"x": "float32[2,64]"},
+        {"y": "float32[2,16]"},
+        node("DequantizeLinear", "w scale", "dw", axis=0, block_size=16),
+        node("MatMul", "x dw", "y"),
+        constants={"w": weights, "scale": scale},
+        opset=21,
+    )
+    x = RNG.standard_normal((2, 64)).astype(np.float32)
+    x[:, 0] = 1000  # what rounding the row to bytes would measure by
+    with xrt.XRTModule(function, engine="ort", strict=True) as m:
+        assert list_dequantized_weights(m, x) != []
+        due = x.astype(np.float64) @ (weights.astype(np.float64) * np.repeat(scale, 16, 0))
+        np.testing.assert_allclose(m(x), due, rtol=1e-5, atol=1e-3)

@@ -1,0 +1,237 @@
+"""One program for all sizes, or one for each: who decides, what is said, and what a later module finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt.cache import CompileCache, open_disk_tier
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import InputError, OptionError
+from xrt.formats import onnx
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.module.options import REFERENCE
+from xrt.partition.explicit import map_nodes_to_engines
+
+OPEN = TensorType(DType.FLOAT32, ("N", 3))
+NODES = (Node("Relu", ("x",), ("a",), name="relu"), Node("Neg", ("a",), ("y",), name="neg"))
+MODEL = Function((Value("x", OPEN),), (Value("y", OPEN),), NODES, opsets={"": 20}, name="model")
+
+
+@dataclass(frozen=True)
+class Flexible(GraphCompiler):
+    """The reference; it can do with symbolic dims, as far as it is told."""
+
+    name: ClassVar[str] = "flexible"
+    supports_dynamic_shapes: ClassVar[bool] = True
+    compiled: ClassVar[list[Function]] = []
+
+    slow: bool = False
+    """Whether sizes are worth a compile."""
+    declines: str = ""
+    """An operator that it needs sizes for."""
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        is_open = not all(getattr(function.get_type(name), "is_static", False) for name in node.inputs)
+        if node.op == self.declines and is_open:
+            return f"it needs sizes for {node.op}"
+        return registry.create(REFERENCE).why_not(node, function)
+
+    def why_not_dynamic(self, function: Function) -> str | None:
+        return "it is twice as quick at fixed sizes" if self.slow else None
+
+    def version(self) -> str:
+        return "1"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.compiled.append(function)
+        return registry.create(REFERENCE).compile(function, context)
+
+
+@dataclass(frozen=True)
+class Rigid(Flexible):
+    """An engine that needs sizes."""
+
+    name: ClassVar[str] = "rigid"
+    supports_dynamic_shapes: ClassVar[bool] = False
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
+    """Return the Functions that are compiled."""
+    found: list[Function] = []
+    monkeypatch.setattr(Flexible, "compiled", found)
+    return found
+
+
+def call(module: xrt.XRTModule, rows: int) -> dict[str, str]:
+    """Call the module, and return which engine each node was on."""
+    values = np.arange(rows * 3, dtype="float32").reshape(rows, 3) - 7
+    np.testing.assert_array_equal(module(values), -np.maximum(values, 0))
+    return map_nodes_to_engines(module.plan)
+
+
+def make(*engines: Any, **options: Any) -> xrt.XRTModule:
+    return xrt.XRTModule(MODEL, list(engines), **{"cache": CompileCache(), **options})
+
+
+ALL = "one program for each set of sizes: "
+
+
+def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: list[Function]) -> None:
+    with make(Flexible()) as module:
+        assert {engine for rows in (5, 1, 700) for engine in call(module, rows).values()} == {"flexible"}
+        assert ALL not in str(module.explain())
+    assert [function.inputs[0].type for function in compiled] == [OPEN]
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "compiles", "reason"),
+    [
+        (Flexible(slow=True), {}, 3, "it is twice as quick at fixed sizes"),
+        (Flexible(slow=True), {"dynamic": "always"}, 1, None),
+        (Flexible(), {"dynamic": "never"}, 3, None),
+        (Flexible(declines="Neg"), {}, 3, "'neg' (Neg) is not on flexible{declines=Neg}: it needs sizes for Neg"),
+        (Flexible(declines="Neg"), {"strict": True}, 3, "no engine of the list"),
+        (Flexible(declines="Neg"), {"dynamic": "always"}, 1, None),
+        (Rigid(), {}, 3, None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
+def test_what_speaks_against_it(
+    engine: Flexible, options: Any, compiles: int, reason: str | None, compiled: list[Function]
+) -> None:
+    with make(engine, **options) as module:
+        for rows in (5, 1, 700, 5):
+            placed = call(module, rows)
+        said = [line for line in str(module.explain()).splitlines() if line.startswith(ALL)]
+        assert [line.partition(reason or ALL)[1] for line in said] == ([reason] if reason else [])
+        assert placed["neg"] == ("toy" if options == {"dynamic": "always"} and engine.declines else engine.spec)
+    assert len(compiled) == compiles
+
+
+def test_what_an_engine_of_the_list_takes_in_its_stead_stays_with_all_sizes(compiled: list[Function]) -> None:
+    engine = Flexible(declines="Neg")
+    with make(engine, "ort") as module:
+        assert [call(module, rows) for rows in (5, 6)] == [{"relu": engine.spec, "neg": "ort"}] * 2
+        assert f"not on {engine.spec}: it needs sizes for Neg" in str(module.explain())
+    assert len(compiled) == 1
+
+
+def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function]) -> None:
+    with make(Flexible(declines="Neg"), "toy") as module:
+        assert {*call(module, 5).values(), *call(module, 6).values()} == {"flexible{declines=Neg}"}
+    assert len(compiled) == 2
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
+def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
+    taken = MODEL.replace(
+        nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
+    )
+    with xrt.XRTModule(taken, [NoNonZero()], cache=CompileCache()) as module:
+        for rows in (5, 6):
+            module(np.ones((rows, 3), "float32"))
+    assert len(compiled) == 1
+
+
+@dataclass(frozen=True)
+class NoNonZero(Flexible):
+    """An engine that has no NonZero."""
+
+    name: ClassVar[str] = "no_non_zero"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return "it has none" if node.op == "NonZero" else super().why_not(node, function)
+
+
+def test_its_program_for_all_sizes_serves_until_that_of_a_size_is_ready(compiled: list[Function]) -> None:
+    with make(Flexible(slow=True), first="quickest") as module:
+        assert {engine for rows in (5, 6, 6) for engine in call(module, rows).values()} == {"flexible{slow=true}"}
+        assert "served by a program for all sizes on flexible{slow=true}" in str(module.explain())
+        module.settle(60)
+        assert [function.inputs[0].type for function in compiled].count(OPEN) == 1
+        assert len(compiled) == 3  # that of 5, which was met first, and that of 6
+        call(module, 6)
+        assert module.profile().stand_in_calls == 3
+    with make(Flexible(), first="quickest") as module:
+        call(module, 5)
+        assert module.profile().stand_in_calls == 0
+
+
+def test_a_compile_without_examples() -> None:
+    with make(Flexible()) as module:
+        assert module.compile().launches[0].engine == "flexible"
+    for engine, reason in ((Flexible(slow=True), "it is twice as quick at fixed sizes"), (Rigid(), "engine 'rigid' needs every")):
+        with (
+            make(engine) as module,
+            pytest.raises(InputError, match=rf"^compile\(\) needs example inputs: {reason}.*pass m.compile"),
+        ):
+            module.compile()
+
+
+def test_an_interpreter_of_fixed_sizes_is_what_never_asks_for(compiled: list[Function]) -> None:
+    with make("ort", dynamic="never") as module:
+        call(module, 5)
+        assert module.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (5, 3))
+        call(module, 6)
+        assert module.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (6, 3))
+
+
+@pytest.mark.parametrize(
+    ("engines", "options", "text"),
+    [
+        (["toy"], {"dynamic": "sometimes"}, "^dynamic must be 'auto', 'always' or 'never'; got 'sometimes'$"),
+        (
+            [Rigid()],
+            {"dynamic": "always"},
+            "^dynamic='always': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$",
+        ),
+        (["toy", "auto"], {"dynamic": "always"}, "^dynamic='always': engine 'auto' compiles for fixed sizes"),
+    ],
+)
+def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        make(*engines, **options)
+
+
+# ---------------------------------------------------------------------- kept
+
+
+def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("cache.disk.weight_hashes", "formats.file_mapping"):
+        monkeypatch.setattr(f"xrt.{place}.SETTLED", -(10**12))  # files count as settled that were written just now
+    onnx.save(MODEL, tmp_path / "model.onnx")
+    for round_ in range(2):
+        with xrt.XRTModule(
+            tmp_path / "model.onnx", "openvino", cache=CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        ) as module:
+            assert {*call(module, 5 + round_).values(), *call(module, 9).values()} == {"openvino"}
+            assert module._stored is not None
+            assert module._stored.has(None) == bool(round_)
+        monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
+
+
+def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make("openvino") as module:
+        call(module, 5)
+        module.save(tmp_path / "model.xrt")
+    monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
+    with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
+        assert {*call(module, 5).values(), *call(module, 8).values()} == {"openvino"}
+
+
+def test_a_bundle_keeps_programs_for_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make("openvino", dynamic="never") as module:
+        call(module, 5)
+        call(module, 6)
+        module.save(tmp_path / "model.xrt")
+    monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
+    with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
+        assert {*call(module, 5).values(), *call(module, 6).values()} == {"openvino"}

@@ -1,0 +1,139 @@
+"""The index of a bundle: what a load needs of the manifest, as text.
+
+With it neither protobuf nor ONNX is imported and no node is read, unless a region must be compiled again, or a caller asks for
+the plan's nodes and reasons. It is no second truth: what it leaves out is read from the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.cache.disk.plan_store import OWN, StoredPlan, StoredWeight, dump_plan, dump_values, parse_plan, parse_values
+from xrt.formats import bundle
+from xrt.graph.function import Function
+from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
+from xrt.partition.options import read_options
+from xrt.partition.plan import Plan
+
+if TYPE_CHECKING:
+    from xrt.formats.bundle import BundleFile
+
+__all__ = ["SECTION", "defer_plan", "make_index", "read_index"]
+
+SECTION = "index"
+_ASKED: Mapping[str, type] = {"writer": str, "device": str, "strict": bool, "fold_constants": bool, "model": str}
+"""What of the manifest is one text or truth value."""
+
+
+def make_index(manifest: Mapping[str, Any], plans: Sequence[Plan]) -> bytes | None:
+    """Return the index for a manifest and the plans of its programs; None where a plan cannot do without its nodes."""
+    if not all(is_deferrable(plan) for plan in plans):
+        return None
+    programs = [
+        {
+            "function": program["function"],
+            "fetch": program["fetch"],
+            "engines": plan.engines,
+            "implicit": plan.implicit,
+            "plan": dump_plan(_store(plan)),
+            "regions": [_dump_region(region) for region in program["regions"]],
+        }
+        for program, plan in zip(manifest["programs"], plans, strict=True)
+    ]
+    facts = {
+        "format": bundle.FORMAT,
+        **{name: manifest[name] for name in (*_ASKED, "engines", "clustering", "execution")},
+        "inputs": dump_values(manifest["inputs"]),
+        "outputs": dump_values(manifest["outputs"]),
+        "programs": programs,
+    }
+    return json.dumps(facts, separators=(",", ":")).encode()
+
+
+def _store(plan: Plan) -> StoredPlan:
+    launches = [
+        store_launch(one, (StoredWeight(c.digest.hex(), OWN, 0, c.nbytes) for c in list_large_constants(one.function).values()))
+        for one in plan.launches
+    ]
+    return StoredPlan(None, plan.function.inputs, plan.function.outputs, tuple(launches))
+
+
+def _dump_region(region: Mapping[str, Any]) -> list[Any]:
+    return [region["section"], [(one["name"], one["value"]) for one in region["ingredients"]], region["reason"]]
+
+
+def read_index(file: BundleFile) -> dict[str, Any] | None:
+    """Return the manifest with a StoredPlan in place of each plan.
+
+    None where the bundle has no index, or one of another form: then the manifest is read. Raises BundleError for a damaged one.
+    """
+    data = file.find_section(SECTION)
+    if data is None:
+        return None
+    try:
+        facts: Any = json.loads(bytes(data))
+        return _parse(facts) if facts["format"] == bundle.FORMAT else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _parse(facts: Any) -> dict[str, Any]:
+    found = {name: _check(facts[name], kind) for name, kind in _ASKED.items()}
+    found["engines"] = [{name: _check(one[name], str) for name in ("spec", "version")} for one in _check(facts["engines"], list)]
+    for name in ("clustering", "execution"):
+        found[name] = _check(facts[name], dict)
+    read_options(found["clustering"])
+    found |= {"inputs": parse_values(facts["inputs"]), "outputs": parse_values(facts["outputs"])}
+    return {**found, "programs": tuple(_parse_program(one) for one in _check(facts["programs"], list))}
+
+
+def _parse_program(facts: Any) -> dict[str, Any]:
+    return {
+        "function": _check(facts["function"], str),
+        "fetch": _check_texts(facts["fetch"]),
+        "engines": _check_texts(facts["engines"]),
+        "implicit": None if facts["implicit"] is None else _check(facts["implicit"], str),
+        "plan": parse_plan(facts["plan"], 0),
+        "regions": tuple(_parse_region(*one) for one in _check(facts["regions"], list)),
+    }
+
+
+def _parse_region(section: Any, ingredients: Any, reason: Any) -> dict[str, Any]:
+    pairs = [_check_texts(pair) for pair in _check(ingredients, list)]
+    named = [{"name": name, "value": value} for name, value in pairs]
+    return {"section": _check(section, str), "ingredients": named, "reason": _check(reason, str)}
+
+
+def _check(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__} is expected, not {type(value).__name__}")
+    return value
+
+
+def _check_texts(values: Any) -> tuple[str, ...]:
+    return tuple(_check(one, str) for one in _check(values, list))
+
+
+def defer_plan(file: BundleFile, facts: Mapping[str, Any], program: Mapping[str, Any], read: Callable[[], Plan]) -> Plan:
+    """Return the plan of a program in the index; ``read`` returns the one of the manifest, which has its nodes and reasons."""
+    stored: StoredPlan = program["plan"]
+    nodes = tuple(
+        defer_launch(launch, {bytes.fromhex(one.digest): partial(_read_weight, file, one) for one in launch.weights}, get)
+        for number, launch in enumerate(stored.launches)
+        for get in [partial(_read_region, read, number)]
+    )
+    function = Function(stored.inputs, stored.outputs, nodes)
+    return Plan(function, program["engines"], (), read_options(facts["clustering"]), program["implicit"])
+
+
+def _read_weight(file: BundleFile, weight: StoredWeight) -> Any:
+    return np.frombuffer(file.read_weight(weight.digest), np.uint8)
+
+
+def _read_region(read: Callable[[], Plan], number: int) -> Function:
+    return read().launches[number].function

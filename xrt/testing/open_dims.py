@@ -1,0 +1,164 @@
+"""One executable for all sizes: a case whose inputs get symbolic dims in place of sizes, run at its own sizes and at others.
+
+The reference engine, on the Function with the sizes as numbers, says which other sizes are possible and what must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from xrt import passes
+from xrt.comparison import Comparison, Tolerance, compare_all
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
+from xrt.engines.toolkit.open_shapes import EVERY, why_not_at_every_size
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import Function, TensorType, Value
+from xrt.module.options import REFERENCE
+from xrt.placement.size_ranges import read_sizes, resize_values
+from xrt.runtime import available_cores
+from xrt.verify.execution import copy_values, run_alone
+
+if TYPE_CHECKING:
+    from xrt.engines import Executable, GraphCompiler
+
+__all__ = ["OPENINGS", "Opening", "SizedInputs", "compare_at_sizes", "compile_for_all_sizes", "list_other_sizes", "open_dims"]
+
+Opening: TypeAlias = Literal["every", "equal", "first"]
+"""Which extents of the inputs become symbolic dims: each one of its own, all but those of 1 with one dim for equal sizes, or the
+first extent of each input, with one dim for equal sizes."""
+OPENINGS: tuple[Opening, ...] = ("every", "equal", "first")
+
+
+@dataclass(frozen=True)
+class SizedInputs:
+    """Inputs of one set of sizes, and what must come out."""
+
+    values: list[Any]
+    expected: list[Any]
+
+    may_be_refused: bool
+    """Whether a run may refuse such sizes: the reference takes some that ONNX does not allow, such as parts of a Split that are
+    fewer elements than there are."""
+
+    def compare(self, executable: Executable, tolerance: Tolerance | None = None) -> Comparison:
+        """Run an executable, and compare the results, within the tolerance of one operator; a failure says at which sizes."""
+        try:
+            results = executable.run([copy_values(value) for value in self.values])
+        except RunFailed as error:
+            found = Comparison("" if self.may_be_refused else f"RunFailed: {error}")
+        else:
+            found = compare_all(list(results), self.expected, tolerance)
+        shapes = ", ".join(str(list(value.shape)) for value in self.values if isinstance(value, np.ndarray))
+        return found if found else Comparison(f"at {shapes}: {found.message}")
+
+
+def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
+    """Return the Function with symbolic dims in place of extents of its inputs, all other types inferred again.
+
+    Raises CompileRefused where no input has an extent.
+    """
+    if any(isinstance(array, np.ndarray) and not array.size for array in inputs):
+        raise CompileRefused("an input has no elements, which an executable for all sizes may refuse when it runs")
+    if any(_has_extents(body) for node in function.nodes for body in node.bodies):
+        raise CompileRefused("a body declares the extents of its values")
+    opened = tuple(_open(value, array, opening) for value, array in zip(function.inputs, inputs, strict=True))
+    if opened == function.inputs:
+        raise CompileRefused("no input has an extent that can be a symbolic dim")
+    return passes.infer_shapes(
+        function.replace(
+            inputs=opened,
+            outputs=tuple(Value(v.name) if isinstance(v.type, TensorType) else v for v in function.outputs),
+            types={name: type_ for name, type_ in function.types.items() if not isinstance(type_, TensorType)},
+            aliases=(),
+        )
+    )
+
+
+def _open(value: Value, array: Any, opening: Opening) -> Value:
+    if not isinstance(array, np.ndarray) or not isinstance(value.type, TensorType) or not value.type.shape:
+        return value
+    dims = list(value.type.shape)
+    for axis, size in enumerate(array.shape):
+        if opening == "every":
+            dims[axis] = f"{value.name}_{axis}"
+        elif (axis == 0 and opening == "first") or (size != 1 and opening == "equal"):
+            dims[axis] = f"n{size}"
+    return Value(value.name, value.type.with_shape(tuple(dims)))
+
+
+def _has_extents(body: Function) -> bool:
+    types = [*(value.type for value in (*body.inputs, *body.outputs)), *body.types.values()]
+    return any(isinstance(type_, TensorType) and type_.shape for type_ in types)
+
+
+def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executable:
+    """Return one prepared executable for a Function with symbolic dims; raises CompileRefused where the engine declines."""
+    ready = passes.inline_constant_control_flow(function)
+    if not engine.supports_dynamic_shapes:
+        raise CompileRefused(f"engine {engine.spec!r} compiles for fixed sizes")
+    for node in ready.nodes:
+        if (reason := engine.why_not(node, ready)) is not None:
+            raise CompileRefused(f"{node.op}: {reason}")
+    executable = engine.compile(ready, CompileContext(threads=available_cores()))
+    executable.prepare()
+    return executable
+
+
+_CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: 1)
+"""Sizes to try in place of a size."""
+
+
+def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
+    """Return inputs of larger sizes and of size 1, as far as the reference engine takes some such.
+
+    All symbolic dims change, or else those of equal size, or else the first one.
+    """
+    sizes = read_sizes(function.inputs, inputs)
+    names = list(sizes)
+    equal = [name for name in names if sizes[name] == sizes[names[0]]]
+    found = []
+    for change in _CHANGES:
+        for chosen in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
+            other = {**sizes, **{name: change(sizes[name]) for name in chosen}}
+            if other != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, other))) is not None:
+                found.append(sized)
+                break
+    return found
+
+
+def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
+    """Return the values with what the reference makes of them; None where it cannot."""
+    shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
+    try:
+        fixed = passes.specialize(function, shapes)
+        expected = run_alone(registry.create(REFERENCE), fixed, [copy_values(value) for value in values])
+    except Exception:  # noqa: BLE001  # whatever it raises: there are no such sizes
+        return None
+    may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
+    return SizedInputs(values, expected, may_be_refused)
+
+
+def compare_at_sizes(
+    engine: GraphCompiler,
+    function: Function,
+    inputs: Sequence[Any],
+    judge: Callable[[Sequence[Any]], Comparison],
+    opening: Opening,
+) -> Iterator[Comparison]:
+    """Yield what comes of one executable at the sizes of the inputs, by ``judge``, and at others, by the reference engine.
+
+    Raises CompileRefused where the engine declines.
+    """
+    opened = open_dims(function, inputs, opening)
+    executable = compile_for_all_sizes(engine, opened)
+    try:
+        for sized in list_other_sizes(opened, inputs):
+            yield sized.compare(executable)
+        yield judge(executable.run([copy_values(value) for value in inputs]))
+    finally:
+        executable.close()
