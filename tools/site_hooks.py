@@ -33,6 +33,7 @@ PACKAGES = (
     "xrt.placement",
     "xrt.module",
     "xrt.models",
+    "xrt.training",
     "xrt.bench",
     "xrt.testing",
     "xrt.testing.suite",
@@ -42,7 +43,7 @@ PACKAGES = (
     "xrt.comparison",
 )
 """Packages and modules whose names are public, as the site lists them."""
-_NOT_DOCUMENTED = frozenset({"__version__", "errors", "ops"})
+_NOT_DOCUMENTED = frozenset({"__version__", "errors", "ops", "training"})
 """Names of `xrt` that have a page of their own, or need none."""
 
 

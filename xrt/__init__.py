@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xrt import errors as errors
+    from xrt import training as training
     from xrt.builder import ops as ops
     from xrt.builder.graph import Graph as Graph
     from xrt.engines import CompileContext as CompileContext
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
     from xrt.passes.gradient import gradient as gradient
+    from xrt.training import TrainModule as TrainModule
 
 from xrt.logging import follow
 
@@ -62,6 +64,7 @@ _HOMES = {
     "OpTable": "xrt.engines",
     "Plan": "xrt.partition",
     "RunOptions": "xrt.engines",
+    "TrainModule": "xrt.training",
     "Value": "xrt.graph",
     "XRTError": "xrt.errors",
     "XRTModule": "xrt.module",
@@ -73,7 +76,7 @@ _HOMES = {
     "stateful": "xrt.module",
     "to_torch": "xrt.frontends.torch",
 }
-_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops"}
+_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops", "training": "xrt.training"}
 
 __all__ = [*_HOMES, *_MODULES, "__version__", "load_onnx"]
 

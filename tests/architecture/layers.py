@@ -35,6 +35,7 @@ LINE = (
     ("placement",),
     ("module",),
     ("frontends",),
+    ("training",),
     ("bench", "testing"),
     ("cli",),
 )

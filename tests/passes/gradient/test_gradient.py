@@ -123,6 +123,18 @@ def test_no_gradient_passes_through_integers_and_steps() -> None:
     np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], np.floor(X))
 
 
+def test_dropout_in_training_passes_the_gradient_of_what_is_kept() -> None:
+    x = np.abs(X) + 1
+    for flag in (np.asarray(True), np.asarray(False)):
+        function = make_function(lambda x, on: ops.Dropout(x, np.asarray(0.25), on, seed=3, outputs=1)[0], (x, flag))
+        y, gradient = run(xrt.gradient(function), (x, flag))
+        np.testing.assert_allclose(gradient, y / x)
+    fixed = make_function(lambda x: ops.Dropout(x, np.asarray(0.25), np.asarray(True), seed=3, outputs=1)[0], (x,))
+    y, gradient = run(xrt.gradient(fixed), (x,))
+    assert 0 < np.count_nonzero(y == 0) < y.size
+    np.testing.assert_allclose(gradient, y / x)
+
+
 def test_an_older_opset_is_brought_to_a_newer_one() -> None:
     text = """<ir_version: 8, opset_import: ["" : 11]>
     main (double[2,3] x) => (double[2] y) { z = Unsqueeze <axes=[0]> (x)  y0 = ReduceSum <axes=[2], keepdims=0> (z)

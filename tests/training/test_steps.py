@@ -1,0 +1,215 @@
+"""Training steps beside PyTorch's, and the state that they keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import xrt
+from xrt import ops, training
+from xrt.errors import InputError, ModelError
+
+DRAW = np.random.default_rng(2)
+X = DRAW.standard_normal((6, 4))
+LABELS = DRAW.integers(0, 3, 6)
+
+
+class Layers(xrt.Graph):
+    """Two layers whose weights are arrays."""
+
+    def __init__(self, dtype: Any = np.float64) -> None:
+        draw = np.random.default_rng(1)
+        self.w1, self.w2 = (draw.standard_normal(shape).astype(dtype) for shape in ((4, 5), (5, 3)))
+        self.b1, self.b2 = (draw.standard_normal(size).astype(dtype) for size in (5, 3))
+
+    def build(self, x: Any) -> Any:
+        return {"scores": ops.Tanh(x @ self.w1 + self.b1) @ self.w2 + self.b2}
+
+
+NAMES = ("w1", "b1", "w2", "b2")
+
+
+def make_function(dtype: Any = np.float64) -> xrt.Function:
+    return Layers(dtype).trace(X.astype(dtype))
+
+
+def make_torch() -> tuple[nn.Module, list[nn.Parameter]]:
+    layers, source = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double(), Layers()
+    with torch.no_grad():
+        for layer, w, b in ((layers[0], source.w1, source.b1), (layers[2], source.w2, source.b2)):
+            layer.weight.copy_(torch.from_numpy(w.T))
+            layer.bias.copy_(torch.from_numpy(b))
+    return layers, list(layers.parameters())
+
+
+OPTIMIZERS = {
+    "sgd": (training.SGD(), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (training.SGD(momentum=0.9, weight_decay=0.01), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01)),
+    "nesterov": (training.SGD(momentum=0.8, nesterov=True), lambda p: torch.optim.SGD(p, 0.1, 0.8, nesterov=True)),
+    "adam": (training.Adam(weight_decay=0.02), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.02)),
+    "adamw": (training.AdamW(), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.01)),
+    "adagrad": (training.Adagrad(rate_decay=0.1), lambda p: torch.optim.Adagrad(p, 0.1, 0.1)),
+}
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_twenty_steps_are_those_of_torch(name: str, clip: float | None) -> None:
+    ours, theirs = OPTIMIZERS[name]
+    module, parameters = make_torch()
+    optimizer = theirs(parameters)
+    losses = []
+    with training.TrainModule(
+        make_function(), loss=training.CrossEntropy(), optimizer=ours, clip_norm=clip, learning_rate=0.1
+    ) as trained:
+        for _ in range(20):
+            found = trained(X, LABELS)[0]
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(LABELS))
+            loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            losses.append((float(found), float(loss.detach())))
+        np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-6)
+        weights = trained.parameters
+        assert set(weights) == set(NAMES)
+        for key, parameter in zip(NAMES, parameters, strict=True):
+            wanted = parameter.detach().numpy()
+            np.testing.assert_allclose(weights[key], wanted.T, rtol=1e-5, atol=1e-7)
+        assert trained.steps == 20
+
+
+def lamb(w: Any, g: Any, m: Any, v: Any, t: int) -> tuple[Any, Any, Any]:
+    """The formula of the paper."""
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    r = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6) + 0.01 * w
+    return w - 0.1 * np.linalg.norm(w) / np.linalg.norm(r) * r, m, v
+
+
+def test_lamb_is_the_formula_of_the_paper() -> None:
+    function = make_function()
+    module, parameters = make_torch()
+    with (
+        training.TrainModule(
+            function, loss=training.MeanSquaredError(), optimizer=training.LAMB(weight_decay=0.01), learning_rate=0.1
+        ) as trained,
+    ):
+        target = DRAW.standard_normal((6, 3))
+        weights = {name: (value, 0 * value, 0 * value) for name, value in trained.parameters.items()}
+        for t in range(1, 4):
+            with torch.no_grad():
+                for name, parameter in zip(NAMES, parameters, strict=True):
+                    parameter.copy_(torch.from_numpy(weights[name][0].T))
+            loss = functional.mse_loss(module(torch.from_numpy(X)), torch.from_numpy(target))
+            trained(X, target)
+            for name, g in zip(NAMES, torch.autograd.grad(loss, parameters), strict=True):
+                weights[name] = lamb(weights[name][0], g.numpy().T, *weights[name][1:], t)
+        for name, value in trained.parameters.items():
+            np.testing.assert_allclose(value, weights[name][0], rtol=1e-6)
+
+
+def test_a_step_is_a_function_with_state() -> None:
+    function = training.step(make_function(), loss=training.CrossEntropy(), optimizer=training.SGD(momentum=0.9))
+    assert [value.name for value in function.inputs[:2]] == ["x", "target"]
+    states = [state.input for state in xrt.graph.list_states(function)]
+    assert sorted(states) == sorted(["optimizer.step", *NAMES, *(f"{name}.momentum" for name in NAMES)])
+    assert function.outputs[0].name == "loss"
+
+
+def test_the_parameters_stay_in_their_arrays() -> None:
+    with training.TrainModule(make_function(np.float32), loss=training.CrossEntropy(), learning_rate=0.1) as trained:
+        trained(X.astype("float32"), LABELS)
+        places = {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
+        for _ in range(50):
+            trained(X.astype("float32"), LABELS)
+        assert places == {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
+
+
+def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
+    function = make_function()
+    before = {name: function.constants[name].array.copy() for name in NAMES}
+    with (
+        training.TrainModule(function, loss=training.CrossEntropy(), learning_rate=0.5) as one,
+        training.TrainModule(function, loss=training.CrossEntropy(), learning_rate=0.5) as other,
+    ):
+        one(X, LABELS)
+        assert not np.array_equal(one.parameters["w1"], before["w1"])
+        np.testing.assert_array_equal(other.parameters["w1"], before["w1"])
+    for name, array in before.items():
+        np.testing.assert_array_equal(function.constants[name].array, array)
+
+
+def test_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.Adam(), "learning_rate": 0.05}
+    with training.TrainModule(make_function(), **options) as one, training.TrainModule(make_function(), **options) as other:
+        for _ in range(3):
+            one(X, LABELS)
+        one.save(tmp_path / "checkpoint")
+        other.restore(tmp_path / "checkpoint")
+        for _ in range(3):
+            np.testing.assert_array_equal(one(X, LABELS)[0], other(X, LABELS)[0])
+        third = one.state_dict()
+        other.load_state_dict(third)
+        np.testing.assert_array_equal(one(X, LABELS)[0], other(X, LABELS)[0])
+        with pytest.raises(InputError, match=r"^the state has other names: 'b1' is missing\.$"):
+            other.load_state_dict({name: value for name, value in third.items() if name != "b1"})
+
+
+def test_parameters_by_pattern_leave_the_others_as_they_are() -> None:
+    function = make_function()
+    with training.TrainModule(function, loss=training.CrossEntropy(), parameters=["w*", "b1"], learning_rate=0.1) as trained:
+        trained(X, LABELS)
+        assert set(trained.parameters) == {"w1", "w2", "b1"}
+        exported = trained.export()
+    np.testing.assert_array_equal(exported.constants["b2"].array, function.constants["b2"].array)
+    np.testing.assert_array_equal(exported.constants["w1"].array, trained.parameters["w1"])
+    assert exported.outputs == function.outputs
+
+
+def test_the_learning_rate_is_an_input() -> None:
+    with training.TrainModule(make_function(), loss=training.CrossEntropy(), learning_rate=0.0) as trained:
+        before = trained.parameters
+        trained(X, LABELS)
+        np.testing.assert_array_equal(trained.parameters["w1"], before["w1"])
+        trained.learning_rate = 0.1
+        trained(X, LABELS)
+        assert not np.array_equal(trained.parameters["w1"], before["w1"])
+
+
+def test_an_unknown_parameter_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"^the model has no parameter 'w3'"):
+        training.step(make_function(), loss=training.CrossEntropy(), parameters="w3")
+    with pytest.raises(ModelError, match=r"^no parameter of the model matches 'z\*'; xrt.training.list_parameters"):
+        training.step(make_function(), loss=training.CrossEntropy(), parameters="z*")
+
+
+def test_state_of_the_model_stays_state() -> None:
+    class Averaged(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            average = self.state("average", xrt.graph.TensorType(xrt.DType.FLOAT64, (4,)))
+            self.update(average, average * 0.9 + ops.ReduceMean(x, [0], keepdims=0) * 0.1)
+            return ops.ReduceSum(x @ average.builder.constant(Layers().w1, "w1"), keepdims=0)
+
+    with training.TrainModule(Averaged().trace(X), learning_rate=0.1) as trained:
+        trained(X)
+        np.testing.assert_allclose(trained.state_dict()["average"], 0.1 * X.mean(0))
+
+
+@pytest.mark.parametrize("engine", ["ort", ["ort", "toy"]], ids=str)
+def test_other_engines_train_alike(engine: Any) -> None:
+    options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.AdamW(), "learning_rate": 0.05}
+    x = X.astype("float32")
+    pins = ["*Tanh=toy"] if engine != "ort" else []
+    with (
+        training.TrainModule(make_function(np.float32), **options) as reference,
+        training.TrainModule(make_function(np.float32), engine, pins=pins, **options) as trained,
+    ):
+        for _ in range(20):
+            np.testing.assert_allclose(trained(x, LABELS)[0], reference(x, LABELS)[0], rtol=1e-4)

@@ -1,0 +1,113 @@
+"""TrainModule: a model, its parameters and an optimizer, trained step by step on a list of engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import InputError, did_you_mean
+from xrt.graph import Function
+from xrt.module.model_source import make_source
+from xrt.module.module import XRTModule
+from xrt.training.steps import RATE, STEP, list_parameters, step
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from xrt.training.losses import Loss
+    from xrt.training.optimizers import Optimizer
+
+__all__ = ["TrainModule"]
+
+
+class TrainModule:
+    """A model in training: each call is one step, which returns the loss.
+
+    ``loss``, ``optimizer``, ``parameters`` and ``clip_norm`` are those of `xrt.training.step`, other options those of
+    `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this module; the model's own
+    constants stay as they are. Raises what `step` and `XRTModule` do.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engine: Any = "toy",
+        *,
+        loss: str | Loss | None = None,
+        optimizer: Optimizer | None = None,
+        parameters: str | Sequence[str] = "*",
+        clip_norm: float | None = None,
+        learning_rate: float = 1e-3,
+        **options: Any,
+    ) -> None:
+        self.learning_rate = learning_rate
+        """What the next step uses; set it between steps for a schedule."""
+        self._model = make_source(model).get_declared_function()
+        self._initial = list_parameters(self._model, parameters)
+        function = step(self._model, loss=loss, optimizer=optimizer, parameters=parameters, clip_norm=clip_norm)
+        self.module = XRTModule(function, engine, **options)
+        """The XRTModule of the step: its plan, explanation and profile."""
+        self.session = self.module.new_session()
+        """The session that owns the state."""
+        for name, constant in self._initial.items():
+            self.session.state[name] = constant.array
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Make one step and return the outputs of the model, the loss first where a `Loss` makes it."""
+        import numpy as np
+
+        return self.session(*args, **named, **{RATE: np.float32(self.learning_rate)})
+
+    # ------------------------------------------------------------------ parameters
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies of the parameters as they are now."""
+        return {name: self.session.state[name] for name in self._initial}
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return int(self.session.state[STEP])
+
+    def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return copies of all state: parameters, what the optimizer remembers, and the number of steps."""
+        return dict(self.session.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state of `state_dict`; raises InputError, and takes nothing, unless it has the same names."""
+        known = list(self.session.state)
+        for name in (*known, *state):
+            if name not in known or name not in state:
+                where = f"is none of the module's.{did_you_mean(name, known)}" if name not in known else "is missing."
+                raise InputError(f"the state has other names: {name!r} {where}")
+        self.session.state.update(state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: all of the state, at once or not at all."""
+        self.session.save(path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Take the state of a checkpoint; the next steps give the numbers that they would have given there."""
+        self.session.restore(path)
+
+    def export(self) -> Function:
+        """Return the model with the parameters as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`."""
+        from xrt.graph import Constant
+
+        trained = {name: Constant(array) for name, array in self.parameters.items()}
+        return self._model.replace(constants={**self._model.constants, **trained})
+
+    def close(self) -> None:
+        """Release the executables."""
+        self.module.close()
+
+    def __enter__(self) -> TrainModule:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TrainModule of {self._model.name!r}: {len(self._initial)} parameters, {self.module!r}>"

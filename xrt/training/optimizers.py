@@ -1,0 +1,161 @@
+"""Optimizers: how a parameter and what is remembered of it change by a gradient.
+
+Each is a frozen value whose formula is that of PyTorch's optimizer of the same name, so that a training run can be compared step
+by step. The formulas are recorded as arithmetic, which every engine supports; ONNX's preview operators add epsilon elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from xrt.builder.record_op import emit
+from xrt.graph import DType
+
+if TYPE_CHECKING:
+    from xrt.builder.tensor import Tensor
+
+__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "StepContext"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """What the update of every parameter reads."""
+
+    rate: Tensor
+    """The learning rate: a scalar of float32."""
+    count: Tensor
+    """The number of this step, from 1 on: a scalar of int64."""
+
+    def rate_for(self, parameter: Tensor) -> Tensor:
+        """Return the learning rate in the parameter's element type."""
+        return self.rate.astype(parameter.dtype)
+
+    def one_minus_power(self, base: float, like: Tensor) -> Tensor:
+        """Return 1 - base^count, computed in float64: in float32 the first steps lose digits."""
+        count = self.count.astype(DType.FLOAT64)
+        return (1 - emit("Pow", np.asarray(base, np.float64), count)).astype(like.dtype)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How parameters change. Derive from it for one of your own."""
+
+    weight_decay: float = 0.0
+    """Adds this multiple of the parameter to its gradient, unless the optimizer says otherwise."""
+    slots: ClassVar[tuple[str, ...]] = ()
+    """What is remembered of each parameter, in its type and shape, zeros at first."""
+
+    def list_slots(self) -> tuple[str, ...]:
+        """Return the slots that these options need."""
+        return self.slots
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the next value of the parameter and of each slot."""
+        raise NotImplementedError(f"{type(self).__name__} has no update()")
+
+    def decay(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient with the weight decay."""
+        return gradient + parameter * self.weight_decay if self.weight_decay else gradient
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent, with momentum; Sutskever et al. (2013) for Nesterov's."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def list_slots(self) -> tuple[str, ...]:
+        return self.slots if self.momentum else ()
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        gradient = self.decay(parameter, gradient)
+        if not self.momentum:
+            return parameter - at.rate_for(parameter) * gradient, {}
+        velocity = slots["momentum"] * self.momentum + gradient
+        direction = gradient + velocity * self.momentum if self.nesterov else velocity
+        return parameter - at.rate_for(parameter) * direction, {"momentum": velocity}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba, arXiv:1412.6980."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        direction, moments = self.find_direction(at, self.decay(parameter, gradient), slots)
+        return parameter - at.rate_for(parameter) * direction, moments
+
+    def find_direction(self, at: StepContext, gradient: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the ratio of the moments, both without their bias, and the next moments."""
+        first = slots["first_moment"] * self.beta_1 + gradient * (1 - self.beta_1)
+        second = slots["second_moment"] * self.beta_2 + gradient * gradient * (1 - self.beta_2)
+        root = emit("Sqrt", second / at.one_minus_power(self.beta_2, gradient))
+        mean = first / at.one_minus_power(self.beta_1, gradient)
+        return mean / (root + self.epsilon), {"first_moment": first, "second_moment": second}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the parameter itself; Loshchilov and Hutter, arXiv:1711.05101."""
+
+    weight_decay: float = 0.01
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        direction, moments = self.find_direction(at, gradient, slots)
+        rate = at.rate_for(parameter)
+        return parameter * (1 - rate * self.weight_decay) - rate * direction, moments
+
+
+@dataclass(frozen=True)
+class LAMB(Adam):
+    """Adam with the step of each parameter in proportion to its norm; You et al., arXiv:1904.00962."""
+
+    epsilon: float = 1e-6
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        direction, moments = self.find_direction(at, gradient, slots)
+        direction = self.decay(parameter, direction)
+        norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
+        zero, one = (np.asarray(value, parameter.dtype.numpy) for value in (0, 1))
+        known = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))
+        trust = emit("Where", known, norms[0] / emit("Where", known, norms[1], one), one)
+        return parameter - at.rate_for(parameter) * trust * direction, moments
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Duchi et al. (2011)."""
+
+    rate_decay: float = 0.0
+    epsilon: float = 1e-10
+    slots: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
+
+    def update(
+        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        gradient = self.decay(parameter, gradient)
+        total = slots["sum_of_squares"] + gradient * gradient
+        rate = at.rate_for(parameter)
+        if self.rate_decay:
+            rate = rate / ((at.count - 1).astype(parameter.dtype) * self.rate_decay + 1)
+        return parameter - rate * (gradient / (emit("Sqrt", total) + self.epsilon)), {"sum_of_squares": total}
