@@ -144,6 +144,8 @@ class Capacity:
     axis: int
     size: int
     """The most that the state holds."""
+    dim: str = ""
+    """The named extent of states that a session enlarges as they fill; empty where all have their size."""
 
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:
@@ -171,4 +173,4 @@ def find_capacity(function: Function) -> Capacity | None:
 
 
 def _are_ends(function: Function, capacity: Capacity) -> bool:
-    return {capacity.length, capacity.input} <= {value.name for value in function.inputs}
+    return {capacity.length, capacity.input} <= {value.name for value in function.inputs} and isinstance(capacity.dim, str)

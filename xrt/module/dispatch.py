@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
 
-__all__ = ["NOTHING", "NO_MATCH", "FastPath", "make_fast_path", "make_signature_key", "retry_on_failure", "unpack_outputs"]
+__all__ = [
+    "NOTHING",
+    "NO_MATCH",
+    "FastPath",
+    "make_fast_path",
+    "make_fitting",
+    "make_named",
+    "make_signature_key",
+    "retry_on_failure",
+    "unpack_outputs",
+]
 
 NO_MATCH: Final = object()
 """What a prepared call returns for inputs of another signature."""
@@ -59,12 +69,13 @@ NOTHING: Final = FastPath()
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
     """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
-    fits = _fitting(expected)
+    fits = make_fitting(expected)
     positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
-    return FastPath(positional, _by_name([value.name for value in build.function.inputs], positional), fits, build, program)
+    return FastPath(positional, make_named([value.name for value in build.function.inputs], positional), fits, build, program)
 
 
-def _fitting(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+def make_fitting(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+    """Return what says whether inputs have those types, element types and shapes."""
     count = len(expected)
 
     def fits(args: tuple[Any, ...]) -> bool:
@@ -119,7 +130,8 @@ def unpack_outputs(function: Function) -> Callable[[Sequence[Any]], Any]:
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
-def _by_name(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
+def make_named(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the call with inputs by their names."""
     pick = itemgetter(*names) if len(names) > 1 else lambda named: tuple(named[name] for name in names)
     count = len(names)
 

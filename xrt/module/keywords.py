@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import Precision
@@ -58,6 +58,7 @@ class ModuleKeywords(TypedDict, total=False):
     max_specialization_bytes: int
     sizes: Mapping[str, int | Sequence[int]] | None
     background: bool
+    buckets: Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None
     first: First
     dynamic: Dynamic
     dump_subgraph_dir: str | os.PathLike[str] | Path | None

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import FallbackWarning, InputError, warn
+from xrt.errors import BundleError, FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
@@ -84,6 +84,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         self._stored = find_stored_plans(model, self._cache, self._settings, self._engines)
         self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
+        self._buckets, self._bucket_remarks = self._make_buckets()
         self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
@@ -162,6 +163,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             placement=[
                 *str(build.tuned or "").splitlines(),
                 *self._engines.left_out,
+                *self._bucket_remarks,
                 *(self._tiers.remarks(build) if self._tiers else ()),
                 *([f"one program for each set of sizes: {self._why_sizes}"] if self._why_sizes else []),
             ],
@@ -214,6 +216,8 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         from xrt.module.saving import save_module
 
         self._check_open()
+        if self._buckets is not None:
+            raise BundleError("a bundle holds no buckets; save a module without buckets=")
         if examples or named or not any(build.is_compiled for build in self._specializations):
             self.compile(*examples, **named)
         save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict())
@@ -251,10 +255,13 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         """
         from xrt.module.io_binding import bind_io, check_bindable
 
-        values = self._check_inputs(args, named)
-        check_bindable(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)
+        values = self._check_inputs(args, named, pads=False)
+        given = inputs.bind(self._source.inputs, args, named)
+        check_bindable(self._source.inputs, given, values[: len(given)])
         build = self._specialize(values)
-        return bind_io(self._program(build), build.function, values, out)
+        bound = bind_io(self._program(build), build.function, values, out)
+        bound.inputs = bound.inputs[: len(given)]  # without the sizes that a padded form takes
+        return bound
 
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
@@ -266,10 +273,12 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             build, program = quick.build, quick.program
             call = Call.of(args, options, out, build.function, device)
         else:
-            values = self._check_inputs(args, named)
+            values = self._check_inputs(args, named, pads=fetch is None and out is None and getattr(options, "out", None) is None)
             build, program = self._choose(values, list_value_names(fetch))
             call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
         results = self._run_with_fallback(build, call, program)
+        if self._buckets is not None:
+            results = list(self._buckets.cut(results, call.inputs))
         if plain and not self._checks.sees_every_call and not (self._tiers and self._tiers.is_stand_in(build)):
             self._cache_fast_path(call.inputs, build)
         if fetch is None:
@@ -300,15 +309,15 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         if self._closed:
             raise InputError("the module is closed; make a new XRTModule")
 
-    def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
-        """Bind, normalise and check the values of a call."""
+    def _check_inputs(self, args: Sequence[Any], named: Any, *, pads: bool = True) -> list[Any]:
+        """Bind, normalise, check and pad the values of a call."""
         self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
         device = self._engines.context.device
         values = [inputs.normalize(value, given, device) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values, self._settings.execution.max_batch_size)
-        return values
+        return values if self._buckets is None else self._buckets.pad(values, exact=not pads)
 
     def _cache_fast_path(self, values: Sequence[Any], build: Specialization) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
@@ -316,6 +325,8 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             return
         program = build.program()
         call = make_fast_path(build, program, values, partial(retry_on_failure, weakref.ref(self), build, program))
+        if self._buckets is not None:
+            values, call = self._buckets.make_path(call, values)
         with self._lock:
             if not self._closed:
                 self._fast_path = call

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IMPLICIT",
     "REFERENCE",
+    "BucketOption",
     "Check",
     "Dynamic",
     "First",
@@ -40,6 +41,7 @@ __all__ = [
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
 First: TypeAlias = Literal["wanted", "quickest"] | None
+BucketOption: TypeAlias = str | Mapping[str, tuple[int, ...]] | None
 Dynamic: TypeAlias = Literal["auto", "always", "never"]
 IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
@@ -81,13 +83,17 @@ class ModuleOptions:
     background: bool = False
     """With ``engine="auto"`` and symbolic dims: whether further ranges of sizes are measured in the background when they are met,
     an octave each or those of ``sizes``, one at a time, within ``budget`` and ``threads`` each. Programs change between calls."""
+    buckets: BucketOption = None
+    """Sizes of symbolic dims are rounded up to a few, inputs padded and results cut, where that provably changes no result:
+    ``"auto"`` where an engine compiles for each size and padding is possible, ``"require"`` with an OptionError where it is not,
+    ``{"s": [16, 64]}`` to those sizes (larger ones are not padded). None pads nothing."""
     first: First = None
     """What serves a call whose program is not compiled yet: ``"wanted"`` waits for it; ``"quickest"`` computes with one program
     for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
     size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
     dynamic: Dynamic = "auto"
-    """Whether one program serves all sizes of symbolic dims: ``"auto"`` where every engine of the list supports it and calls it
-    quick enough for the model, ``"always"`` where they support it, ``"never"``; else each set of sizes has a program."""
+    """Whether one program serves all sizes of symbolic dims: ``"auto"``, all but the first call's, where every engine of the list
+    supports it and has no reason against it; ``"always"``, where they support it; ``"never"``, a program for each set."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None
@@ -150,6 +156,10 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         from xrt.placement.size_ranges import parse_sizes
 
         own["sizes"] = parse_sizes(own["sizes"])
+    if own.get("buckets") is not None:
+        from xrt.module.buckets import parse_buckets
+
+        own["buckets"] = parse_buckets(own["buckets"])
     if own.get("first") not in (None, "wanted", "quickest"):
         raise OptionError(f"first must be 'wanted', 'quickest' or None; got {own['first']!r}")
     if own.get("dynamic", "auto") not in get_args(Dynamic):

@@ -83,7 +83,9 @@ class Session:
     def _step(self, of: StatefulFunction, given: Mapping[str, Any]) -> Any:
         held = {name: self._make(of, name, given) for name in of.states}
         if of.capacity is not None:
-            of.check_capacity({name: one.array for name, one in held.items()}, given)
+            arrays = {name: one.array for name, one in held.items()}
+            of.check_capacity(arrays, given)
+            held |= {name: _Held(array, self) for name, array in of.enlarge(arrays, given).items()}
         self._held = held = {name: one.own(self) if name in of.fixed else one for name, one in held.items()}
         values = [held[v.name].array if v.name in held else given[v.name] for v in of.function.inputs]
         try:

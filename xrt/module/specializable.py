@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xrt.cache import CompileCache
+    from xrt.module.buckets import Buckets
     from xrt.module.model_source import ModelSource
     from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
@@ -35,6 +36,7 @@ class Specializable:
     _cache: CompileCache
     _engines: EngineList
     _source: ModelSource
+    _buckets: Buckets | None
     _stored: StoredPlans | None
     _specializations: SpecializationCache
     _tiers: Tiers | None
@@ -46,6 +48,8 @@ class Specializable:
     _closed: bool
     _why_sizes: str | None = None
     """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
+    _first_sizes: object = None
+    """The shapes of the first call, where they have a program of their own and others share one."""
 
     def _make_tiers(self) -> Tiers | None:
         """Return what serves calls before their programs are ready; None where none is asked for."""
@@ -54,7 +58,20 @@ class Specializable:
             return None
         from xrt.module.tiers import make_tiers  # for those alone who have open sizes
 
-        return make_tiers(self, settings, self._source, self._engines)
+        return make_tiers(self, settings, self._served, self._engines)
+
+    def _make_buckets(self) -> tuple[Buckets | None, tuple[str, ...]]:
+        """Return what pads the inputs of calls, None where nothing does, and what there is to say of it."""
+        if self._settings.buckets is None:
+            return None, ()
+        from xrt.module.buckets import make_buckets  # for those alone who ask
+
+        return make_buckets(self._source, self._settings, self._engines)
+
+    @property
+    def _served(self) -> ModelSource:
+        """What is compiled: the model, or its padded form."""
+        return self._source if self._buckets is None else self._buckets.source
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait until nothing is measured or compiled in the background, so many seconds at most; raises TimeoutError then."""
@@ -73,7 +90,7 @@ class Specializable:
     def _automatic(self) -> AutoPlacement:
         made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
         if self._tiers is not None:
-            made.ranged = self._tiers.make_ranged_placement(self._source, self._settings, self._engines)
+            made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines)
         return made
 
     def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
@@ -91,8 +108,12 @@ class Specializable:
         Where an engine must be asked about the model, the first call decides for all.
         """
         engines, source = self._engines, self._source
+        if self._buckets is not None:
+            return "buckets= pads to a few of them"
         if self._settings.dynamic == "never" or not engines.can_be_dynamic:
             return "an engine needs every extent fixed" if self._settings.dynamic != "never" else "dynamic='never'"
+        if self._settings.first == "quickest" and self._settings.dynamic == "auto" and not engines.are_dynamic:
+            return "the program for all sizes serves until that of the sizes is ready"
         if self._why_sizes is None:
             if engines.are_dynamic:
                 return ""
@@ -108,10 +129,22 @@ class Specializable:
                     self._why_sizes = found
         return self._why_sizes
 
+    def _is_first_size(self, sizes: object) -> bool:
+        """Whether these sizes are those of the first call, whose own program may be quicker than one for all sizes."""
+        engines, stored = self._engines, self._stored
+        if self._settings.dynamic != "auto" or engines.are_dynamic or not engines.can_be_dynamic:
+            return False
+        is_kept = stored is not None and stored.has(None) and not stored.has(sizes)
+        if self._first_sizes is None and self._why_sizes is None and not is_kept:
+            self._first_sizes = sizes
+        return sizes == self._first_sizes
+
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
-        if values is None and not self._source.is_traced:
+        if values is None and not self._served.is_traced:
             return None, fetch
-        return self._source.key(values or [], not self._find_reason_for_sizes(values)), fetch
+        sizes = self._served.key(values or [], False)
+        has_own = sizes is None or self._is_first_size(sizes) or self._find_reason_for_sizes(values)
+        return sizes if has_own else self._served.key(values or [], True), fetch
 
     def _specialize(
         self,
@@ -155,13 +188,13 @@ class Specializable:
         fetch = key[1]
         base = self._specialize(values) if fetch and self._engines.is_auto else None
         began = self._automatic.clock() if self._engines.is_auto else 0.0
-        declared = values is None or (key[0] is None and not self._source.is_traced)
-        function = self._source.get_declared_function() if declared else self._source.function(values, False)
+        declared = values is None or (key[0] is None and not self._served.is_traced)
+        function = self._served.get_declared_function() if declared else self._served.function(values, False)
         function = add_outputs(function, fetch)
         simple = optimize(function, fold=self._settings.fold_constants, engines=self._engines)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
-            sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else sizes
+            sizes = self._tiers.read_sizes(self._served.inputs, values) if self._tiers and values is not None else sizes
             terms = base.tuned if base else None, place, began, sizes, progress
             self._engines, place = self._automatic.choose(simple, values, *terms)
         build = Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
+from xrt.errors import DeviceError, InputError, ModelError, OptionError, did_you_mean
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
 from xrt.graph.state import Capacity, find_capacity
 from xrt.module.model_source import StaticModel, TracedModel, make_source
@@ -31,6 +31,9 @@ __all__ = ["StatefulFunction", "StatefulModule", "stateful"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+FIRST_CAPACITY = 16
+"""What a state that a session enlarges holds at first."""
+
 _log = logging.getLogger(__name__)
 
 _PAST, _PRESENT = re.compile(r"past(_key_values)?(?=[._])"), re.compile(r"present(_key_values)?(?=[._])")
@@ -38,17 +41,31 @@ _PAST, _PRESENT = re.compile(r"past(_key_values)?(?=[._])"), re.compile(r"presen
 ``past_0``."""
 
 
-def stateful(model: Any, pairs: Mapping[str, str] | None = None) -> Function:
+def stateful(model: Any, pairs: Mapping[str, str] | None = None, *, capacity: int | Literal["double"] | None = None) -> Function:
     """Return the model as a Function with state, for ``XRTModule(...).new_session()``.
 
     ``pairs`` maps inputs to the outputs that are their next values. Without it, inputs and outputs are paired by the names that
     exporters give them: ``past_key_values.*`` or ``past*`` with ``present*``. The pairs are logged, and ``xrt.graph.list_states``
-    gives them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto. Raises ModelError
-    where a name has no partner, there is no state, or two types differ.
+    gives them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
+
+    With ``capacity``, caches that a Concat makes longer are kept in buffers of that size, in which a call writes what is new;
+    ``"double"`` lets a session enlarge them as they fill. What attention reads behind their length has no weight.
+
+    Raises ModelError where a name has no partner, there is no state, two types differ, or with ``capacity`` where it cannot be
+    shown that results stay the same.
     """
+    if capacity is not None and capacity != "double" and (type(capacity) is not int or capacity < 1):
+        raise OptionError(f"capacity must be a positive integer, 'double' or None; got {capacity!r}")
     function = make_source(model).get_declared_function()
     states = tuple(State(*pair) for pair in pairs.items()) if pairs is not None else tuple(_pair_by_name(function))
-    declared = declare_states(function, states)
+    if capacity is not None:
+        from xrt.module.specialization import optimize
+        from xrt.passes.padding.caches import make_static_caches
+
+        simple = optimize(function, fold=True)
+        declared = make_static_caches(simple, states, None if capacity == "double" else capacity)
+    else:
+        declared = declare_states(function, states)
     _log.info("state of %s: %s", function.name, "; ".join(map(str, list_states(declared))))
     return declared
 
@@ -109,13 +126,35 @@ class StatefulFunction:
         capacity = self.capacity
         if capacity is None or capacity.length not in held:
             return
-        before, shape = int(held[capacity.length].max(initial=0)), getattr(given.get(capacity.input), "shape", ())
-        added = shape[capacity.axis] if capacity.axis < len(shape) else 0
-        if before + added > capacity.size:
+        after, before = self._count(capacity, held, given), int(held[capacity.length].max(initial=0))
+        if after > capacity.size:
             raise InputError(
-                f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
+                f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {after - before:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
+
+    def enlarge(self, held: Mapping[str, Array], given: Mapping[str, Any]) -> dict[str, Array]:
+        """Return larger arrays for the states that cannot hold what the call adds: twice as large, or as large as it takes."""
+        capacity = self.capacity
+        if capacity is None or not capacity.dim or capacity.length not in held:
+            return {}
+        needed = self._count(capacity, held, given)
+        found = {}
+        for name, array in held.items():
+            dims = _dims(Value(name, self._type(name)), every=True)
+            have = array.shape[dims.index(capacity.dim)] if capacity.dim in dims else needed
+            if have < needed:
+                size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
+                shape = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
+                found[name] = np.full(shape, self.states[name].fill, array.dtype)
+                found[name][tuple(map(slice, array.shape))] = array
+        return found
+
+    @staticmethod
+    def _count(capacity: Capacity, held: Mapping[str, Array], given: Mapping[str, Any]) -> int:
+        """Return how much the state would hold after a call."""
+        shape = getattr(given.get(capacity.input), "shape", ())
+        return int(held[capacity.length].max(initial=0)) + (shape[capacity.axis] if capacity.axis < len(shape) else 0)
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise InputError for the size of an extent that no input has, or that is no size."""
@@ -133,6 +172,8 @@ class StatefulFunction:
         """
         type_ = self._type(name)
         known = {**_read_sizes(self.others, given or {}), **sizes}
+        if self.capacity is not None and self.capacity.dim:
+            known.setdefault(self.capacity.dim, FIRST_CAPACITY)
         shape = tuple(self._extent(name, dim, known, given is None) for dim in type_.shape or ())
         return np.full(shape, self.states[name].fill, type_.dtype.numpy)
 
@@ -164,10 +205,10 @@ class StatefulFunction:
         return type_
 
 
-def _dims(value: Value) -> tuple[str, ...]:
-    """Return the named extents of a tensor."""
+def _dims(value: Value, *, every: bool = False) -> tuple[Any, ...]:
+    """Return the named extents of a tensor; ``every``: all of them."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return tuple(dim for dim in shape or () if isinstance(dim, str))
+    return tuple(dim for dim in shape or () if every or isinstance(dim, str))
 
 
 def _read_sizes(declared: Sequence[Value], given: Mapping[str, Any]) -> dict[str, int]:

@@ -209,7 +209,7 @@ def _make_stand_in(module: XRTModule) -> Specialization | None:
     if not dynamic and not implicit:
         return None
     chosen = replace(engines, engines=(*dynamic, *implicit), is_auto=False)
-    function = module._source.get_declared_function()
+    function = module._served.get_declared_function()
     simple = optimize(function, fold=settings.fold_constants, engines=chosen)
     clustering = replace(settings.clustering, pins=tuple(p for p in settings.clustering.pins if p.engine in _names(dynamic)))
     made = Specialization(simple, chosen, replace(settings, clustering=clustering), module._cache, original=function)

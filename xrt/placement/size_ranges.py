@@ -21,6 +21,7 @@ __all__ = [
     "SizeRanges",
     "Sizes",
     "format_sizes",
+    "list_open_axes",
     "parse_sizes",
     "read_sizes",
     "resize_values",
@@ -34,19 +35,19 @@ MOST_COMBINATIONS = 64
 """Sets of sizes at which a placement may be asked for."""
 
 
-def parse_sizes(asked: Any) -> Mapping[str, tuple[int, ...]]:
-    """Return the option ``sizes``: by symbolic dim the sizes to measure at, ascending. Raises OptionError for another value."""
+def parse_sizes(asked: Any, option: str = "sizes") -> Mapping[str, tuple[int, ...]]:
+    """Return an option of sizes: by symbolic dim, ascending. Raises OptionError for another value."""
     if asked is None:
         return FrozenDict()
     if not isinstance(asked, Mapping):
-        raise OptionError(f'sizes must map symbolic dims to sizes, such as sizes={{"s": [16, 128]}}; got {asked!r}')
+        raise OptionError(f'{option} must map symbolic dims to sizes, such as {option}={{"s": [16, 128]}}; got {asked!r}')
     found = {}
     for name, given in asked.items():
         several = list(given) if isinstance(given, list | tuple | range) else [given]
         if not several or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in several):
-            raise OptionError(f"sizes[{name!r}] must be a positive integer or several; got {given!r}")
+            raise OptionError(f"{option}[{name!r}] must be a positive integer or several; got {given!r}")
         found[str(name)] = tuple(sorted(set(several)))
-    if (count := math.prod(map(len, found.values()))) > MOST_COMBINATIONS:
+    if option == "sizes" and (count := math.prod(map(len, found.values()))) > MOST_COMBINATIONS:
         raise OptionError(f"sizes gives {count} combinations, each of which is measured; at most {MOST_COMBINATIONS} can be")
     return FrozenDict(found)
 
@@ -60,7 +61,7 @@ def format_sizes(sizes: Sizes) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
+def list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
     """Yield input, axis and name of each extent that is not a number."""
     for place, value in enumerate(inputs):
         if isinstance(value.type, TensorType):
@@ -71,18 +72,18 @@ def _list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
 
 def name_open_axes(inputs: Sequence[Value]) -> list[str]:
     """Return the name of each extent of the inputs that is not a number, in their order; a name may occur repeatedly."""
-    return [name for _, _, name in _list_open_axes(inputs)]
+    return [name for _, _, name in list_open_axes(inputs)]
 
 
 def read_sizes(inputs: Sequence[Value], values: Sequence[Any]) -> Sizes:
     """Return the sizes that the values of a call give to the symbolic dims of these inputs."""
-    return FrozenDict({name: values[place].shape[axis] for place, axis, name in _list_open_axes(inputs)})
+    return FrozenDict({name: values[place].shape[axis] for place, axis, name in list_open_axes(inputs)})
 
 
 def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) -> list[Any]:
     """Return the values of a call cut or repeated to other sizes of the symbolic dims, so that they stay plausible."""
     found = list(values)
-    for place, axis, name in _list_open_axes(inputs):
+    for place, axis, name in list_open_axes(inputs):
         have, want = found[place].shape[axis], sizes[name]
         if have != want:
             found[place] = (

@@ -19,7 +19,8 @@ __all__ = ["add_torch_engine", "check_sizes_closed", "choose_default_engines"]
 
 def check_sizes_closed(settings: ModuleOptions) -> None:
     """Raise OptionError for options by which a module of PyTorch would be measured or compiled between its calls."""
-    given = {"sizes": settings.sizes, "background": settings.background, "first": settings.first == "quickest"}
+    given = {"sizes": settings.sizes, "background": settings.background, "buckets": settings.buckets is not None}
+    given["first"] = settings.first == "quickest"
     for name, is_given in given.items():
         if is_given:
             raise OptionError(

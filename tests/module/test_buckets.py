@@ -1,0 +1,258 @@
+"""Buckets: a few programs serve all sizes, with the results of each size's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.small_models import relu
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import BundleError, OptionError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.module.buckets import round_up
+from xrt.module.options import REFERENCE
+
+
+@dataclass(frozen=True)
+class Static(GraphCompiler):
+    """The reference, for one size at a time; it counts the sizes that it compiles for."""
+
+    name: ClassVar[str] = "static"
+    compiled: ClassVar[list[Any]] = []
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return registry.create(REFERENCE).why_not(node, function)
+
+    def version(self) -> str:
+        return "1"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.compiled.append(max((value.type.shape for value in function.inputs), key=len))
+        return registry.create(REFERENCE).compile(function, context)
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> list[Any]:
+    Static.compiled.clear()
+    return Static.compiled
+
+
+def value(name: str, *shape: Any, dtype: DType = DType.FLOAT32) -> Value:
+    return Value(name, TensorType(dtype, shape))
+
+
+def softmax(shape: tuple[Any, ...] = ("s", 3)) -> Function:
+    return Function(
+        (value("x", *shape),), (Value("y"),), (Node("Softmax", ("x",), ("y",)).with_attributes(axis=0),), opsets={"": 20}
+    )
+
+
+REFUSED = Function((value("x", "s"),), (Value("y"),), (Node("NonZero", ("x",), ("y",), name="places"),), opsets={"": 20})
+
+
+def make(model: Any, buckets: Any = "auto", engine: Any = Static(), **options: Any) -> xrt.XRTModule:
+    return xrt.XRTModule(model, engine, buckets=buckets, **{"cache": CompileCache(), "progress": False, **options})
+
+
+def check(module: xrt.XRTModule, model: Function, *sizes: int) -> None:
+    """Compare calls of those sizes, twice each, with the model without padding."""
+    exact = xrt.XRTModule(model)
+    for size in sizes:
+        x = np.random.default_rng(size).integers(-9, 9, (size, 3)).astype("float32")
+        for found in (module(x), module(x=x), module(x, options=xrt.RunOptions(profile=True))):
+            wanted = exact(x)
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def test_a_bucket_is_less_than_half_as_large_again() -> None:
+    buckets = [round_up(size) for size in range(1, 10_000)]
+    assert all(size <= bucket < 1.5 * size for size, bucket in enumerate(buckets, 1))
+    assert all(one <= other for one, other in pairwise(buckets))
+    assert [round_up(bucket) for bucket in buckets] == buckets
+    assert round_up(0) == 0
+
+
+def test_512_sizes_take_18_compiles(compiled: list[Any]) -> None:
+    with make(relu(("s", 3))) as module:
+        for size in range(1, 513):
+            assert module(np.ones((size, 3), "float32")).shape == (size, 3)
+    assert len(compiled) == 18
+    assert compiled[:8] == [(size, 3) for size in (1, 2, 3, 4, 6, 8, 12, 16)]
+
+
+@pytest.mark.parametrize("model", [relu(("s", 3)), softmax()], ids=["relu", "softmax"])
+def test_results_are_those_of_each_size(model: Function, compiled: list[Any]) -> None:
+    with make(model) as module:
+        check(module, model, 5, 6, 5, 7, 1, 8, 5)
+    assert [shape[0] for shape in compiled] == [6, 8, 1]
+
+
+def test_asked_sizes(compiled: list[Any]) -> None:
+    with make(softmax(), {"s": [16, 4]}) as module:
+        check(module, softmax(), 3, 4, 9, 20)
+        assert "buckets: sizes of 's' are rounded up to 4, 16, and masked" in str(module.explain())
+    assert [shape[0] for shape in compiled] == [4, 16, 20]
+
+
+def test_a_size_beyond_the_tables_of_the_model_is_cut_down(compiled: list[Any]) -> None:
+    nodes = (
+        Node("Shape", ("x",), ("n",)).with_attributes(start=0, end=1),
+        Node("Slice", ("table", "zero", "n", "zero"), ("rows",)),
+        Node("Add", ("x", "rows"), ("y",)),
+    )
+    constants = {"table": Constant(np.ones((10, 3), "float32")), "zero": Constant(np.array([0]))}
+    model = Function((value("x", "s", 3),), (Value("y"),), nodes, constants, opsets={"": 20})
+    with make(model) as module:
+        check(module, model, 7, 9, 10)
+    assert [shape[0] for shape in compiled] == [8, 10]
+
+
+# ---------------------------------------------------------------------- what it says
+
+
+def test_explain_has_the_buckets_or_the_reason() -> None:
+    with make(softmax()) as module:
+        module(np.ones((5, 3), "float32"))
+        assert (
+            "buckets: sizes of 's' are rounded up to powers of two, or half way between, and masked where an operator would "
+            "read what is behind" in str(module.explain()).splitlines()
+        )
+    with make(REFUSED) as module:
+        assert module(np.ones(3, "float32")).shape == (1, 3)
+        assert "no buckets for 's': node 'places' (NonZero): there is no rule for its operator" in str(module.explain())
+    with make(relu(("s", 3)), engine="toy") as module:
+        assert "no buckets: the engines can serve all sizes by one program" in str(module.explain())
+
+
+@pytest.mark.parametrize(
+    ("model", "buckets", "message"),
+    [
+        (REFUSED, "require", "sizes of 's' cannot be padded .* node 'places' \\(NonZero\\): there is no rule"),
+        (REFUSED, {"s": 4}, "node 'places'"),
+        (relu(("s", 3)), {"t": 4}, "buckets names 't', which is no symbolic dim"),
+        (relu((2, 3)), "require", "the inputs of the model have none"),
+        (relu(("s", 3)), "always", "buckets must be 'auto', 'require', None or sizes"),
+        (relu(("s", 3)), {"s": [0]}, "buckets\\['s'\\] must be a positive integer"),
+    ],
+)
+def test_bad_use_is_one_error(model: Function, buckets: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(model, buckets)
+
+
+def test_a_graph_that_is_traced_has_no_buckets() -> None:
+    class Twice(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            return x + x
+
+    with pytest.raises(OptionError, match=r"is an xrt\.Graph; pass graph\.trace"):
+        make(Twice(), "auto", "toy")
+
+
+def test_a_bundle_is_refused(tmp_path: Path) -> None:
+    with make(softmax()) as module, pytest.raises(BundleError, match="without buckets="):
+        module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
+
+
+# ---------------------------------------------------------------------- other calls
+
+
+def test_calls_with_arrays_of_the_caller_are_not_padded(compiled: list[Any]) -> None:
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    wanted = xrt.XRTModule(softmax())(x)
+    with make(softmax()) as module:
+        out = np.empty((5, 3), "float32")
+        assert module(x, out=out) is out
+        np.testing.assert_allclose(out, wanted, rtol=1e-6)
+        np.testing.assert_allclose(module(x, fetch=["y"])["y"], wanted, rtol=1e-6)
+        bound = module.bind(x)
+        np.testing.assert_allclose(bound(), wanted, rtol=1e-6)
+        assert [one.shape for one in bound.inputs] == [(5, 3)]
+        assert module.inputs == module._source.inputs
+        assert module.verify(x)
+    assert {shape[0] for shape in compiled} >= {5}
+
+
+def test_results_are_arrays_of_their_own() -> None:
+    model = Function((value("x", "s", 3),), (Value("x"), Value("y")), relu(("s", 3)).nodes, opsets={"": 20})
+    x = np.ones((5, 3), "float32")
+    with make(model) as module:
+        for _ in range(2):
+            same, positive = module(x)
+            same[...] = positive[...] = 7
+    assert x.max() == 1
+
+
+@pytest.mark.parametrize("buckets", ["require", {"s": [4, 8]}])
+def test_engines_that_keep_dims_are_padded_where_it_is_required(buckets: Any) -> None:
+    with make(softmax(), buckets, "toy") as module:
+        check(module, softmax(), 3, 4, 5)
+        assert module.plan.function.inputs[0].type.shape in ((6, 3), (8, 3))
+
+
+def test_two_dims() -> None:
+    nodes = (
+        Node("Transpose", ("x",), ("turned",)).with_attributes(perm=[1, 0]),
+        Node("MatMul", ("turned", "x"), ("y",)),
+    )
+    model = Function((value("x", "a", "b"),), (Value("y"),), nodes, opsets={"": 20})
+    exact = xrt.XRTModule(model)
+    with make(model, "require") as module:
+        for shape in ((5, 7), (7, 5), (1, 9), (6, 8)):
+            x = np.arange(shape[0] * shape[1], dtype="float32").reshape(shape)
+            np.testing.assert_array_equal(module(x), exact(x))
+
+
+def test_texts() -> None:
+    node = Node("StringNormalizer", ("x",), ("y",)).with_attributes(case_change_action="UPPER")
+    model = Function((value("x", "s", dtype=DType.STRING),), (Value("y"),), (node,), opsets={"": 20})
+    with make(model) as module:
+        assert module(np.array(["a", "b", "c"], object)).tolist() == ["A", "B", "C"]
+    node = Node("Identity", ("x",), ("y",))
+    with make(model.replace(nodes=(node,)), "require", "toy") as module:
+        assert module(np.array(["a", "b", "c", "d", "e"], object)).tolist() == list("abcde")
+
+
+def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
+    nodes = (
+        Node("ReduceSum", ("x", "axes"), ("sum",)).with_attributes(keepdims=0),
+        Node("Add", ("total", "sum"), ("next",)),
+        Node("Add", ("x", "next"), ("y",)),
+    )
+    ends = (value("x", "s", 3), value("total", 3)), (Value("y"), value("next", 3))
+    model = Function(*ends, nodes, {"axes": Constant(np.array([0]))}, opsets={"": 20}, aliases=(("total", "next"),))
+    with make(model, "require") as module:
+        session, total = module.new_session(), np.zeros(3)
+        for size in (5, 6, 2, 5):
+            x = np.arange(size * 3, dtype="float32").reshape(size, 3)
+            total += x.sum(0)
+            np.testing.assert_array_equal(session(x), x + total.astype("float32"))
+    assert len(compiled) == 2
+
+
+def test_calls_before_the_program_is_ready_are_padded_too() -> None:
+    with make(softmax(), "auto", [Static(), "toy"], first="quickest", strict=False) as module:
+        check(module, softmax(), 5)
+        module.settle(60)
+        check(module, softmax(), 5, 6, 9)
+        assert module.profile().stand_in_calls >= 1
+
+
+def test_a_copy_has_buckets() -> None:
+    import copy
+
+    with make(softmax(), {"s": [8]}, "toy", cache=None) as module, copy.deepcopy(module) as other:
+        check(other, softmax(), 3, 5)
+        assert other.plan.function.inputs[0].type.shape == (8, 3)

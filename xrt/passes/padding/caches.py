@@ -1,0 +1,229 @@
+"""Growing caches made static: buffers of a capacity, of which a length is valid, in place of a Concat with what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from xrt.errors import ModelError
+from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
+from xrt.graph.state import Capacity, declare_capacity
+from xrt.graph.types import LARGEST_EXTENT
+from xrt.passes.padding.extents import Extent, multiply
+from xrt.passes.padding.function import walk
+from xrt.passes.padding.padder import Padder
+from xrt.passes.padding.states import SIZE, Padded, PaddingRefusal, Refused
+from xrt.passes.shape_inference import infer_shapes
+
+__all__ = ["CAPACITY", "LENGTH", "make_static_caches"]
+
+LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
+"""The state that counts what the caches hold."""
+CAPACITY = "capacity"
+"""How the extent is named that grows."""
+SCATTER_OPSET = 24
+"""TensorScatter came with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A state that a Concat makes longer."""
+
+    state: State
+    node: Node
+    axis: int
+    dim: str
+    """The extent that grows."""
+
+    @property
+    def new(self) -> str:
+        """What a call adds."""
+        return self.node.inputs[1]
+
+
+class _CachePadder(Padder):
+    """A Function whose past is a buffer: what is added by a call is written behind what is valid of it."""
+
+    def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
+        super().__init__(function, frozenset({caches[0].dim}))
+        (self._dim,) = self.dims
+        self.added = added
+        self.fed[self._dim] = LENGTH
+        self._room = Extent.of(capacity) - added
+        self._sources[CAPACITY] = (caches[0].state.output, caches[0].axis)  # a reader of the input would keep it from an update
+        self.rules.update({cache.node.name: _write(cache) for cache in caches})
+
+    def shape_operand(self, name: str) -> str:
+        """Return sizes that count a whole buffer where the model has what is valid of it."""
+        found = self._contents[name]
+        if any(one is None for one in found.flat):
+            return name
+        sizes = [one.substitute(lambda atom: self._room if atom == self._dim else None) for one in found.flat]
+        made = self.node("Reshape", self.vector(sizes), self.constant(np.array(found.shape, np.int64)))
+        made = made if (dtype := self.dtype(name)) is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
+        self._types[made] = TensorType(dtype, found.shape)
+        self._contents[made], self.states[made] = found, SIZE
+        return made
+
+
+def _write(cache: _Cache) -> Callable[[Padder, Node], Node]:
+    """Return the rule of a Concat that becomes a write behind what is valid; what is behind that stays zero."""
+
+    def rule(p: Padder, node: Node) -> Node:
+        past, new = node.inputs
+        axes = p.axes(new)
+        total = (*axes[: cache.axis], (axes[cache.axis][0] + Extent.of(cache.dim),), *axes[cache.axis + 1 :])
+        p.set(node.outputs[0], total, {cache.axis})
+        start = p.value(Extent.of(cache.dim))
+        if p.function.opsets.get("", 0) >= SCATTER_OPSET:
+            starts = p.node("Expand", start, p.node("Reshape", p.length(new, 0), p.constant(np.array([1], np.int64))))
+            return replace(node, op_type="TensorScatter", inputs=(past, new, starts), attributes=()).with_attributes(
+                axis=cache.axis
+            )
+        shape = [1] * len(axes)
+        shape[cache.axis] = -1
+        places = p.node("Reshape", p.positions(Extent.of(cache.dim), axes[cache.axis][0]), p.constant(np.array(shape, np.int64)))
+        places = p.node("Expand", places, p.node("Shape", new))
+        return replace(node, op_type="ScatterElements", inputs=(past, places, new), attributes=()).with_attributes(
+            axis=cache.axis
+        )
+
+    return rule
+
+
+def make_static_caches(function: Function, states: Iterable[State], capacity: int | None) -> Function:
+    """Return the Function with caches in buffers of a capacity, the length of which is a further state.
+
+    ``capacity`` is what they hold; None makes it the named extent `CAPACITY`, which a session enlarges. What attention reads
+    behind the length has no weight: it is masked as padding is. Raises ModelError where no state grows by a Concat, and where
+    that cannot be shown, with the node and the reason.
+    """
+    chosen = tuple(states)
+    caches = [cache for state in chosen if (cache := _find_cache(function, state)) is not None]
+    if not caches:
+        raise ModelError(f"no state of {function.name!r} grows by a Concat of what was and what is new")
+    if strange := sorted({cache.dim for cache in caches} - {caches[0].dim}):
+        raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(strange)}); give them one")
+    added = _find_added(function, caches)
+    p = _CachePadder(function, caches, added, CAPACITY if capacity is None else capacity)
+    walk(p)
+    _check_outputs(p, caches)
+    return _finish(p, chosen, caches, capacity)
+
+
+def _find_cache(function: Function, state: State) -> _Cache | None:
+    """Return the cache that a state is; None where it does not grow. Raises ModelError where it grows in another way."""
+    before = function.get_type(state.input)
+    node = function.producer(state.output)
+    if node is None or node.op != "Concat" or not isinstance(before, TensorType) or before.shape is None:
+        return None
+    if len(node.inputs) != 2 or node.inputs[0] != state.input:
+        return None
+    axis = node.attr("axis") % len(before.shape)
+    dim = before.shape[axis]
+    if not isinstance(dim, str):
+        raise ModelError(f"state {state.input!r} is {before}; the extent that grows must have a name")
+    for use in function.users(state.input):
+        if use.node.name != node.name and use.node.op != "Shape":
+            raise ModelError(
+                f"state {state.input!r} is read by node {use.node.name!r} ({use.node.op}), not only by the Concat "
+                f"{node.name!r}; a buffer has other elements behind its length"
+            )
+    return _Cache(state, node, axis, dim)
+
+
+def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
+    """Return how much a call adds, which must be the same for all caches; raises ModelError where it is not known."""
+    p = Padder(function, frozenset())
+    walk(p)
+    try:
+        found = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
+    except Refused as error:
+        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not known: {error.reason}") from None
+    if len(found) != 1 or not p.is_known(next(iter(found))):
+        shown = ", ".join(sorted(map(str, found)))
+        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}")
+    return found.pop()
+
+
+def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
+    own = {cache.state.output for cache in caches}
+    for value in p.function.outputs:
+        state = p.states.get(value.name)
+        if isinstance(state, PaddingRefusal):
+            raise ModelError(f"the caches of {p.function.name!r} cannot be made static: {state}")
+        if (isinstance(state, Padded) or state is SIZE) and value.name not in own:
+            raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; leave it out")
+    for cache in caches:
+        if not isinstance(p.states.get(cache.state.output), Padded):
+            raise ModelError(f"the Concat {cache.node.name!r} cannot be made a write to a buffer")
+
+
+def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], capacity: int | None) -> Function:
+    function = p.function
+    by_input = {cache.state.input: cache for cache in caches}
+    by_output = {cache.state.output: cache for cache in caches}
+    length = TensorType(DType.INT64, ())
+    next_length = Node("Add", (LENGTH, p.length(caches[0].new, caches[0].axis)), (NEXT_LENGTH,))
+    dim = CAPACITY if capacity is None else capacity
+    inputs = [_resize(value, by_input.get(value.name), function, dim) for value in function.inputs]
+    outputs = [_resize(value, by_output.get(value.name), function, dim) for value in function.outputs]
+    outputs = [value if value.name in by_output else _forget(value, p) for value in outputs]
+    made = function.replace(
+        inputs=(*inputs, Value(LENGTH, length)),
+        outputs=(*outputs, Value(NEXT_LENGTH, length)),
+        nodes=(*p.nodes, next_length),
+        constants={**function.constants, **p.constants},
+        types={},
+    )
+    source, axis = _find_source(function, p.added, by_input)
+    limit = _find_limit(p)
+    if capacity is not None and capacity > limit:
+        raise ModelError(f"capacity={capacity} is more than the {limit} entries that a table of {function.name!r} has")
+    limit = limit if capacity is None else capacity
+    declared = declare_states(infer_shapes(made), [*states, State(LENGTH, NEXT_LENGTH)])
+    return declare_capacity(declared, Capacity(LENGTH, source, axis, limit, CAPACITY if capacity is None else ""))
+
+
+def _find_limit(p: _CachePadder) -> int:
+    """Return the largest capacity with which the model reads no table beyond its end; raises ModelError where it is not known."""
+    limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
+    for condition in p.conditions:
+        whole = condition.substitute(lambda atom: room if atom in p.dims else None)
+        terms = dict(whole.terms)
+        factor = terms.pop((CAPACITY,), 0)
+        if factor < 0:
+            if set(terms) - {()}:
+                raise ModelError(f"the model needs {whole} not to be negative, which no capacity is known to fulfil")
+            limit = min(limit, terms.get((), 0) // -factor)
+    return limit
+
+
+def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
+    """Return a cache with its capacity, and other values as they are."""
+    if cache is None:
+        return value
+    type_ = function.get_type(cache.state.input)
+    assert isinstance(type_, TensorType)  # it is one of a known rank
+    assert type_.shape is not None
+    return Value(value.name, TensorType(type_.dtype, (*type_.shape[: cache.axis], dim, *type_.shape[cache.axis + 1 :])))
+
+
+def _forget(value: Value, p: Padder) -> Value:
+    """Return an output without extents that are named after what the caches held."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return value
+    return Value(value.name, type_.with_shape(tuple(None if dim in p.dims else dim for dim in type_.shape)))
+
+
+def _find_source(function: Function, added: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
+    """Return the input and the axis that tell how much a call adds."""
+    for value in function.inputs:
+        shape = value.type.shape if isinstance(value.type, TensorType) and value.name not in caches else None
+        for axis, dim in enumerate(shape or ()):
+            if dim is not None and Extent.of(dim) == added:
+                return value.name, axis
+    raise ModelError(f"no input of {function.name!r} has the extent {added} that a call adds to the caches")

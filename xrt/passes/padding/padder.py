@@ -1,0 +1,304 @@
+"""A walk over the nodes of a Function that pads some of its dims: what is known of each value, and the nodes that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.passes.padding.extents import Axis, Extent, Quotient
+from xrt.passes.padding.states import SIZE, Padded, Refused, State
+
+__all__ = ["SIZE_INPUT", "Contents", "Padder", "Rule"]
+
+Contents: TypeAlias = "np.ndarray[Any, Any]"
+"""The elements of a small tensor of integers: an Extent each, None where it is not known."""
+
+Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
+"""Takes note of the outputs of a node, and returns the node to use in its place; raises Refused where padding changes them."""
+
+SIZE_INPUT = "xrt.size."
+"""How the input is named that holds the size of a dim without padding."""
+MOST_ELEMENTS = 64
+"""Elements of a tensor whose contents are followed: those of shapes."""
+OPSET = 11
+"""Masks are made of operators of this opset."""
+
+
+class Padder:
+    """A Function while it is padded along some dims."""
+
+    def __init__(self, function: Function, dims: frozenset[str]) -> None:
+        self.function = function
+        self.dims = dims
+        self.states: dict[str, State] = {}
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Constant] = {}
+        self.rules: dict[str, Rule] = {}
+        """The rules of single nodes, by name."""
+        self.conditions: dict[Extent, None] = {}
+        """What must not be negative, with padding and without."""
+        self.fed: dict[str, str] = {}
+        """By dim: the input that holds its size without padding."""
+        self._contents: dict[str, Contents] = {}
+        self._made: dict[object, str] = {}
+        self._noted: dict[str, tuple[Axis, ...]] = {}
+        """The extents of values that padding does not change."""
+        self._types: dict[str, TensorType] = {}
+        """Of values that were added."""
+        self._taken = set(function.value_names())
+        self._known: set[str] = set()
+        """The open extents of inputs: those that are known before a call."""
+        self._sources: dict[str, tuple[str, int]] = {}
+        """Where the extent of a name that is not padded can be read: value and axis."""
+
+    # ------------------------------------------------------------------ what is known
+
+    def is_padded(self, axis: Axis | Extent) -> bool:
+        parts = axis if isinstance(axis, tuple) else (axis,)
+        return any(part.atoms & self.dims for part in parts)
+
+    def refuse(self, reason: str, *axes: Axis | Extent) -> Refused:
+        """Return the error for the dims of those axes."""
+        parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
+        return Refused(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
+
+    def open_input(self, value: Value) -> None:
+        """Take note of an input: the open extents that are padded, filled up with zeros."""
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            return
+        axes = self._declared(value.name, value.type)
+        for number, (extent,) in enumerate(axes):
+            for atom in extent.atoms:
+                self._sources.setdefault(atom, (value.name, number))
+                self._known.add(atom)
+        self._set(value.name, axes, frozenset(n for n, axis in enumerate(axes) if self.is_padded(axis)))
+
+    def _declared(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
+        return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
+
+    def axes(self, name: str) -> tuple[Axis, ...]:
+        """Return the extents of a value; raises Refused where its rank is not known."""
+        state = self.states.get(name)
+        if isinstance(state, Padded):
+            return state.axes
+        if name in self._noted:
+            return self._noted[name]
+        type_ = self._types.get(name) or self.function.get_type(name)
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            raise Refused(f"the rank of {name!r} is not known")
+        axes = self._declared(name, type_)
+        if any(self.is_padded(axis) for axis in axes):
+            raise self.refuse(f"{name!r} is {type_}, and does not come from a padded input", *axes)
+        for number, (extent,) in enumerate(axes):
+            if extent.number is None:
+                self._sources.setdefault(next(iter(extent.atoms)), (name, number))
+        return axes
+
+    def dtype(self, name: str) -> DType:
+        """Return the element type; raises Refused where it is not known."""
+        type_ = self._types.get(name) or self.function.get_type(name)
+        if not isinstance(type_, TensorType):
+            raise Refused(f"the element type of {name!r} is not known")
+        return type_.dtype
+
+    def zeros(self, name: str) -> frozenset[int]:
+        """Return the axes along which what was padded is zero."""
+        state = self.states.get(name)
+        return state.zeros if isinstance(state, Padded) else frozenset()
+
+    def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
+        """Take note of an output."""
+        if name:
+            self._set(name, tuple(axes), frozenset(zeros))
+
+    def _set(self, name: str, axes: tuple[Axis, ...], zeros: frozenset[int]) -> None:
+        type_ = self._types.get(name) or self.function.get_type(name)
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is not None and len(shape) == len(axes):
+            known = zip(axes, shape, strict=True)
+            axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in known)
+        if any(map(self.is_padded, axes)):
+            self.states[name] = Padded(axes, zeros)
+        else:
+            self._noted[name] = axes
+
+    def unknown(self, name: str, axis: int) -> Axis:
+        """Return an extent of an output that is not padded, and of which nothing is known."""
+        atom = f"{name}[{axis}]"
+        self._sources[atom] = (name, axis)
+        return (Extent.of(atom),)
+
+    def require(self, extent: Extent) -> None:
+        """Let sizes be padded only where that extent is not negative, before and after."""
+        if not self.is_padded(extent):
+            return  # it is the same with padding
+        if not self.is_known(extent):
+            raise self.refuse(f"the extent {extent} is known only in a call", extent)
+        self.conditions[extent] = None
+
+    def is_known(self, extent: Extent) -> bool:
+        """Whether the inputs of a call tell the extent before it is made."""
+        return extent.atoms <= self._known
+
+    # ------------------------------------------------------------------ contents
+
+    def contents(self, name: str) -> Contents | None:
+        """Return what is known of the elements of a tensor of integers; None for nothing."""
+        if name in self._contents:
+            return self._contents[name]
+        constant = self.function.constants.get(name)
+        if constant is None:
+            node = self.function.producer(name)
+            value = node.attr("value") if node is not None and node.op == "Constant" else None
+            constant = value if isinstance(value, Constant) else None
+        if constant is None or constant.array.size > MOST_ELEMENTS or constant.array.dtype.kind not in "iub":
+            return None
+        return self.set_contents(name, constant.array.tolist())
+
+    def set_contents(self, name: str, elements: Any) -> Contents:
+        """Take note of the elements of a tensor: numbers, extents, None for each unknown one."""
+        given = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
+        found = np.empty(given.shape, object)
+        for index in np.ndindex(given.shape):
+            found[index] = Extent.of(int(given[index])) if isinstance(given[index], int) else given[index]
+        self._contents[name] = found
+        if any(isinstance(one, Extent) and self.is_padded(one) for one in found.flat):
+            self.states[name] = SIZE
+        return found
+
+    def elements(self, name: str) -> list[Extent | None] | None:
+        """Return the elements of a vector or scalar; None where none are known."""
+        found = self.contents(name) if name else None
+        return None if found is None or found.ndim > 1 else list(found.reshape(-1))
+
+    def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
+        """Return the numbers in an attribute, or else in an input; None where there is neither.
+
+        Raises Refused where the input is not known.
+        """
+        given = node.attr(attribute) if attribute else None
+        if given is not None:
+            return list(given) if isinstance(given, list | tuple) else [given]
+        name = node.inputs[slot] if 0 <= slot < len(node.inputs) else ""
+        if not name:
+            return None
+        found = [None if one is None else one.number for one in self.elements(name) or [None]]
+        if None in found:
+            raise Refused(f"input {name!r} is no constant")
+        return [number for number in found if number is not None]
+
+    # ------------------------------------------------------------------ new nodes
+
+    def constant(self, value: Any) -> str:
+        """Return the name of a constant."""
+        constant = Constant(np.asarray(value))
+        key = (constant.dtype, constant.shape, constant.digest)
+        if key not in self._made:
+            self._made[key] = self._fresh("xrt.constant")
+            self.constants[self._made[key]] = constant
+        return self._made[key]
+
+    def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output, and return that; a node that was added before is not added again."""
+        key = (op_type, inputs, tuple(sorted(attributes.items())))
+        if key not in self._made:
+            self._made[key] = self._fresh(f"xrt.{op_type.lower()}")
+            self.nodes.append(Node(op_type, inputs, (self._made[key],), read_attributes(attributes)))
+        return self._made[key]
+
+    def _fresh(self, base: str) -> str:
+        count = 1
+        while (name := f"{base}.{count}") in self._taken:
+            count += 1
+        self._taken.add(name)
+        return name
+
+    def value(self, extent: Extent) -> str:
+        """Return the 0-d int64 that is the extent without padding."""
+        total = ""
+        for monomial, factor in extent.terms:
+            names = [self._atom(atom) for atom in monomial]
+            product = self.constant(np.int64(factor)) if factor != 1 or not names else names.pop()
+            for name in names:
+                product = self.node("Mul", product, name)
+            total = self.node("Add", total, product) if total else product
+        return total or self.constant(np.int64(0))
+
+    def _atom(self, atom: str | Quotient) -> str:
+        if isinstance(atom, Quotient):
+            return self.node("Div", self.value(atom.dividend), self.constant(np.int64(atom.divisor)))
+        if atom in self.dims:
+            return self.fed.setdefault(atom, SIZE_INPUT + atom)
+        if atom not in self._sources:
+            raise Refused(f"no value has the extent {atom!r}")
+        return self.length(*self._sources[atom])
+
+    def length(self, name: str, axis: int) -> str:
+        """Return the 0-d int64 that is the extent of a value with padding."""
+        return self.node("Gather", self.node("Shape", name), self.constant(np.int64(axis)), axis=0)
+
+    def vector(self, elements: Iterable[Extent]) -> str:
+        """Return the int64 vector of those extents without padding."""
+        parts = [self.node("Reshape", self.value(one), self.constant(np.array([1], np.int64))) for one in elements]
+        return self.node("Concat", *parts, axis=0)
+
+    def exact(self, name: str) -> str:
+        """Return what the value, integers that are sizes, is without padding."""
+        found, dtype = self._contents[name], self.dtype(name)
+        if any(one is None for one in found.flat):
+            raise Refused(f"{name!r} holds sizes that are known in part")
+        made = self.node("Reshape", self.vector(found.flat), self.constant(np.array(found.shape, np.int64)))
+        made = made if dtype is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
+        self._types[made] = TensorType(dtype, found.shape)
+        return made
+
+    def positions(self, start: Extent, count: Extent) -> str:
+        """Return the int64 vector of so many numbers from an extent without padding on; the count is not padded."""
+        numbers = self.node("Range", self.constant(np.int64(0)), self.value(count), self.constant(np.int64(1)))
+        return self.node("Add", numbers, self.value(start))
+
+    def shape_operand(self, name: str) -> str:
+        """Return the integers that say of an operator's result how large it is with padding: here what the model computes."""
+        return name
+
+    # ------------------------------------------------------------------ masks
+
+    def find_valid(self, name: str, axis: int) -> str:
+        """Return the vector of flags that is true before the padding of an axis."""
+        if (opset := self.function.opsets.get("", 0)) < OPSET:
+            raise Refused(f"a mask needs opset {OPSET}, and the model has {opset}")
+        parts = self.axes(name)[axis]
+        if len(parts) != 1:
+            raise self.refuse("the padded axis is merged with others", parts)
+        key = ("valid", parts)
+        if key not in self._made:
+            zero, one = self.constant(np.int64(0)), self.constant(np.int64(1))
+            positions = self.node("Range", zero, self.length(name, axis), one)
+            self._made[key] = self.node("Less", positions, self.value(parts[0]))
+        return self._made[key]
+
+    def mask(self, name: str, axis: int, fill: Any) -> str:
+        """Return the value with a number in place of what is behind the valid part of an axis."""
+        if fill == 0 and axis in self.zeros(name):
+            return name
+        shape = [1] * len(self.axes(name))
+        shape[axis] = -1
+        flags = self.node("Reshape", self.find_valid(name, axis), self.constant(np.array(shape, np.int64)))
+        number = self.constant(np.asarray(fill).astype(self.dtype(name).numpy))
+        masked = self.node("Where", flags, name, number)
+        state = self.states[name]
+        assert isinstance(state, Padded)  # its axis is padded
+        self.states[masked] = replace(state, zeros=state.zeros | {axis} if fill == 0 else state.zeros - {axis})
+        self._types[masked] = TensorType(self.dtype(name))
+        return masked
+
+    def mask_all(self, name: str, axes: Iterable[int], fill: Any) -> str:
+        """Return the value with a number behind the valid part of those of its axes that are padded."""
+        for axis in axes:
+            if self.is_padded(self.axes(name)[axis]):
+                name = self.mask(name, axis, fill)
+        return name
