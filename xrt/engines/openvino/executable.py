@@ -74,6 +74,8 @@ class OpenVinoExecutable(Executable):
         """Per output, which of the model's it is."""
         self._open = [_trace_dims(value, function) for value in list_computed_outputs(function)]
         """Per output of the model, where its extents are among those of the inputs; None where it is fixed, or they are not."""
+        self._sized = [place for place, value in enumerate(function.inputs) if _has_symbol(value)]
+        """The inputs with symbolic dims."""
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
@@ -96,6 +98,8 @@ class OpenVinoExecutable(Executable):
         try:
             if self._limits:
                 self._check_magnitudes(inputs)
+            if self._sized and not all(inputs[place].size for place in self._sized):
+                raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
             frame = self._taken()
             results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
@@ -225,6 +229,11 @@ def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
                 f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
                 f"{due}{list(value.type.shape or ())}; give one just like it, or None"
             )
+
+
+def _has_symbol(value: Value) -> bool:
+    type_ = value.type
+    return isinstance(type_, TensorType) and any(isinstance(dim, str) for dim in type_.shape or ())
 
 
 def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:

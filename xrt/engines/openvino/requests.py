@@ -76,7 +76,6 @@ class RequestFrame:
         self._request = compiled.model.create_infer_request()
         self._compiled = compiled
         self._set: dict[tuple[str, int], object] = {}
-        self._open = [not type_.is_static for type_ in compiled.inputs]
         if empty:
             return
         self._outputs = [
@@ -112,10 +111,7 @@ class RequestFrame:
         """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
-                array = in_order(inputs[source])
-                if self._open[place] and not array.size:
-                    raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
-                self.give("input", place, array, self._compiled.inputs[place].dtype)
+                self.give("input", place, in_order(inputs[source]), self._compiled.inputs[place].dtype)
             else:
                 fixed[...] = inputs[source]
         targets = [self._target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
