@@ -102,3 +102,22 @@ from xrt.testing.suite import EngineSuite
 class TestIt(EngineSuite):
     engine = {engine}
 """
+
+
+@pytest.mark.parametrize(
+    ("inputs", "made"),
+    [
+        ({"x": "2,1,5,5", "w": "1,1,3,3"}, node("Conv", "x w", "y", kernel_shape=[3, 3])),
+        ({"x": "2,3,4", "s": "3", "b": "3", "m": "3", "v": "3"}, node("BatchNormalization", "x s b m v", "y")),
+        ({"x": "2,3,4", "s": "3", "b": "3"}, node("InstanceNormalization", "x s b", "y")),
+    ],
+    ids=["window", "batch", "instance"],
+)
+def test_weights_keep_the_sizes_that_their_node_says(inputs: dict[str, str], made: Any) -> None:
+    function = graph({name: f"float32[{dims}]" for name, dims in inputs.items()}, {"y": "float32[?,?,?]"}, made)
+    values = [np.ones([int(size) for size in dims.split(",")], "float32") for dims in inputs.values()]
+    opened = open_dims(function, values, "every")
+    for sized in list_other_sizes(opened, values):
+        channels = sized.values[0].shape[1]
+        others = [value.shape for value in sized.values[1:]]
+        assert all(shape in ((channels,), (1, 1, 3, 3), (channels, 1, 3, 3), (2, 1, 3, 3)) for shape in others)

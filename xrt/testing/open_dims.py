@@ -18,7 +18,7 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.open_shapes import EVERY, why_not_at_every_size
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import Function, TensorType, Value
+from xrt.graph import Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.placement.size_ranges import read_sizes, resize_values
 from xrt.runtime import available_cores
@@ -146,11 +146,26 @@ def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
     shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
     try:
         fixed = passes.specialize(function, shapes)
+        if any(_contradicts(node, fixed) for node in fixed.nodes):
+            return None
         expected = run_alone(registry.create(REFERENCE), fixed, [copy_values(value) for value in values])
     except Exception:  # noqa: BLE001  # whatever it raises: there are no such sizes
         return None
     may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
     return SizedInputs(values, expected, may_be_refused)
+
+
+def _contradicts(node: Node, function: Function) -> bool:
+    """Whether weights of a window or of a normalization have other shapes than the node says, which the reference broadcasts."""
+    shapes = [type_.shape if isinstance(type_ := function.get_type(name), TensorType) else None for name in node.inputs if name]
+    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
+        return False
+    if (kernel := node.attr("kernel_shape")) is not None and node.op_type not in ("MaxUnpool", "QLinearConv"):
+        return tuple(kernel) != shapes[1][2:]
+    if node.op_type not in ("BatchNormalization", "GroupNormalization", "InstanceNormalization"):
+        return False
+    allowed = {shapes[0][1]} if node.op_type != "GroupNormalization" else {shapes[0][1], node.attr("num_groups")}
+    return any(shape is None or len(shape) != 1 or shape[0] not in allowed for shape in shapes[1:])
 
 
 def compare_at_sizes(
