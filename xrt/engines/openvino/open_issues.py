@@ -30,6 +30,16 @@ def _may_resize_channels(node: Node, function: Function) -> bool:
     return len(node.inputs) > 3 and bool(node.inputs[3]) and not all(isinstance(extent, int) for extent in shape[:2])
 
 
+def _scatters_extremes(node: Node, function: Function) -> bool:
+    return node.attr("reduction") in ("max", "min", b"max", b"min")
+
+
+def _has_many_scales(node: Node, function: Function) -> bool:
+    """Whether there is a scale for each part of an axis, or may be."""
+    type_ = function.get_type(node.inputs[1])
+    return not (isinstance(type_, TensorType) and type_.shape == ())
+
+
 OPEN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Div",),
@@ -60,6 +70,18 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
         _may_resize_channels,
         "fails when it runs a Resize to sizes whose scales are not known for images and channels",
         ("nearest_of_two_as_near of the corpus",),
+    ),
+    KnownIssue(
+        ("ScatterND",),
+        _scatters_extremes,
+        "fails when it runs a ScatterND that keeps the largest or the smallest element",
+        ("test_scatternd_max_with_element_indices", "test_scatternd_min_with_element_indices"),
+    ),
+    KnownIssue(
+        ("DequantizeLinear",),
+        _has_many_scales,
+        "fails when it runs a DequantizeLinear with several scales",
+        ("test_dequantizelinear_axis",),
     ),
 )
 """Every known defect with open extents."""
