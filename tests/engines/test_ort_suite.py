@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.proof("engine ort", share=12)
 class TestOrt(EngineSuite):
     engine = "ort"
+    conformance_gaps = (
+        KnownFailure(
+            "test_attention_4d_diff_heads_mask4d_padded_kv",
+            "not upstream",
+            "ONNX Runtime refuses in the run a mask that is shorter than the keys; with known extents it is declined",
+            "https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/llm/attention.cc",
+        ),
+    )
     test_conformance = None  # run in tests/conformance
