@@ -153,9 +153,19 @@ int32_t channels_why_not(const xrt_node *node, xrt_text why) {
   return statistics_in_float32(*node, why);
 }
 
+// Whether all inputs after the first have one element for each channel: with symbolic extents only a call tells.
+bool have_channels(const xrt_node &node, int64_t channels) {
+  for (int32_t i = 1; i < node.n_inputs; ++i)
+    if (is_given(node.inputs[i]) && shape_of(node.inputs[i]) != Shape{channels}) return false;
+  return true;
+}
+
+const char *const kChannels = "scale, bias and statistics must have one element for each channel";
+
 int32_t instance_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
   return prepared(node, plan, why, [&](const Shape &shape, State &state) {
     if (shape.size() < 2) return refuse(why, "the tensor has no channels");
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
     state.channels = shape[1];
     state.rows = shape[0] * shape[1];
     state.n = state.plane = product(shape, 2);
@@ -167,6 +177,7 @@ int32_t group_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
   return prepared(node, plan, why, [&](const Shape &shape, State &state) {
     const int64_t groups = int_of(*node, "num_groups", 0);
     if (shape.size() < 2 || groups < 1 || shape[1] % groups) return refuse(why, "num_groups does not divide the channels");
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
     state.channels = shape[1];
     state.rows = shape[0] * groups;
     state.plane = product(shape, 2);
@@ -203,6 +214,7 @@ int32_t batch_why_not(const xrt_node *node, xrt_text why) {
 int32_t batch_prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
   return prepared(node, plan, why, [&](const Shape &shape, State &state) {
     if (shape.size() < 2) return refuse(why, "the tensor has no channels");
+    if (!have_channels(*node, shape[1])) return refuse(why, kChannels);
     state.channels = shape[1];
     state.rows = shape[0] * shape[1];
     state.n = product(shape, 2);
