@@ -38,7 +38,7 @@ class DynamicShapes(SuiteBase):
             assert comparison, f"{name} with {opening} extent symbolic ({one.why}): {comparison.message}"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("opening", OPENINGS)
+    @pytest.mark.parametrize("opening", OPENINGS[:1])  # the others by `xrt conformance --opening`
     def test_node_tests_with_symbolic_dims(self, opening: Opening) -> None:
         engine = self.made()
         if not engine.supports_dynamic_shapes:
