@@ -140,7 +140,7 @@ GAPS: tuple[OrtKnownIssue, ...] = (
         ("Resize",),
         when.is_resized_to_unknown_rank,
         "takes scales and sizes of which the number is not known for none, and refuses the model",
-        ("test_resize_upsample_sizes_nearest with a symbolic dim in place of the number of sizes",),
+        ("refused by the session where the sizes are int64[N]: it counts none",),
     ),
     OrtKnownIssue(
         ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
