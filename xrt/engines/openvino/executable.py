@@ -74,8 +74,9 @@ class OpenVinoExecutable(Executable):
         """Per output, which of the model's it is."""
         self._open = [_trace_dims(value, function) for value in list_computed_outputs(function)]
         """Per output of the model, where its extents are among those of the inputs; None where it is fixed, or they are not."""
-        self._sized = [place for place, value in enumerate(function.inputs) if _has_symbol(value)]
-        """The inputs with symbolic dims."""
+        used = () if compiled is None else compiled.used
+        self._sized = [place for place in used if _has_symbol(function.inputs[place])]
+        """The inputs with symbolic dims that are read."""
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
