@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.testing.test_suite import failed_of
+from xrt.comparison import tolerance_for
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType
@@ -75,6 +76,17 @@ def test_other_sizes_are_those_that_the_reference_takes() -> None:
     assert [sized.expected[0].tolist() for sized in found] == [np.full((4, 4), 7).tolist(), [[2.0]]]
     reshaped = graph({"x": "float32[2,3]"}, {"y": "float32[3,2]"}, node("Reshape", "x k", "y"), constants={"k": i64([3, 2])})
     assert list_other_sizes(open_dims(reshaped, OPERANDS[:1], "every"), OPERANDS[:1]) == []
+
+
+def test_float64_that_passes_through_float32_is_held_to_float32() -> None:
+    scaled = graph({"x": "float64[2]"}, {"y": "float64[2]"}, node("Cast", "x", "t", to=1), node("Cast", "t", "y", to=11))
+    attended = node("FlexAttention", "x x x", "y", domain="ai.onnx.preview")  # its definition casts the scale to float32
+    attention = graph({"x": "float64[1,2,3,4]"}, {"y": "float64[1,2,3,4]"}, attended, opset=26)
+    attention = attention.replace(opsets={"": 26, "ai.onnx.preview": 1})
+    plain = graph({"x": "float64[2]"}, {"y": "float64[2]"}, node("Neg", "x", "y"))
+    for function, dtype in [(scaled, "float32"), (attention, "float32"), (plain, "float64")]:
+        inputs = [np.ones(value.type.shape) for value in function.inputs]
+        assert list_other_sizes(open_dims(function, inputs, "every"), inputs)[0].tolerances == [tolerance_for(dtype, "network")]
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from xrt import passes
-from xrt.comparison import Comparison, compare_all, tolerance_for
+from xrt.comparison import Comparison, Tolerance, compare_all
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.open_shapes import ELEMENTWISE, EVERY, why_not_at_every_size
-from xrt.errors import CompileRefused, RunFailed
+from xrt.errors import CompileRefused, ModelError, RunFailed
+from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.placement.size_ranges import read_sizes, resize_values
 from xrt.runtime import available_cores
+from xrt.verify.comparison import find_output_tolerance
 from xrt.verify.execution import copy_values, run_alone
 
 if TYPE_CHECKING:
@@ -41,26 +43,30 @@ class SizedInputs:
     values: list[Any]
     expected: list[Any]
 
+    tolerances: list[Tolerance]
+    """For each result, the tolerance of a network in the narrowest float that it was computed through."""
+
     may_be_refused: bool
     """Whether a run may refuse such sizes: the reference takes some that ONNX does not allow, such as parts of a Split that are
     fewer elements than there are."""
 
     def compare(self, executable: Executable) -> Comparison:
-        """Run an executable, and compare the results, within the tolerance of a network; a failure says at which sizes."""
+        """Run an executable, and compare the results; a failure says at which sizes."""
         try:
             results = executable.run([copy_values(value) for value in self.values])
         except RunFailed as error:
             found = Comparison("" if self.may_be_refused else f"RunFailed: {error}")
         else:
-            same_count = len(results) == len(self.expected)
-            parts = map(_compare, results, self.expected) if same_count else [compare_all(list(results), self.expected)]
-            found = next((part for part in parts if not part), Comparison())
+            found = self._compare(results)
         shapes = ", ".join(str(list(value.shape)) for value in self.values if isinstance(value, np.ndarray))
         return found if found else Comparison(f"at {shapes}: {found.message}")
 
-
-def _compare(result: Any, expected: Any) -> Comparison:
-    return compare_all([result], [expected], tolerance_for(expected.dtype, "network") if hasattr(expected, "dtype") else None)
+    def _compare(self, results: Sequence[Any]) -> Comparison:
+        if len(results) != len(self.expected):
+            return compare_all(results, self.expected)
+        triples = zip(results, self.expected, self.tolerances, strict=True)
+        parts = (compare_all([mine], [theirs], tolerance) for mine, theirs, tolerance in triples)
+        return next((part for part in parts if not part), Comparison())
 
 
 def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
@@ -161,7 +167,17 @@ def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
     except Exception:  # noqa: BLE001  # whatever it raises: there are no such sizes
         return None
     may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
-    return SizedInputs(values, expected, may_be_refused)
+    tolerances = _find_tolerances(fixed, expected)
+    return SizedInputs(values, expected, tolerances, may_be_refused)
+
+
+def _find_tolerances(function: Function, results: Sequence[Any]) -> list[Tolerance]:
+    """Return the tolerance of each result; the definition of a node may cast to a narrower float, as FlexAttention's does."""
+    try:
+        computed = (expand(function) if len(function.nodes) == 1 else None) or function
+    except ModelError:  # onnx cannot inline a definition of which an optional input is left out
+        computed = function
+    return [find_output_tolerance(computed, value.name, result) for value, result in zip(computed.outputs, results, strict=True)]
 
 
 def _contradicts(node: Node, function: Function) -> bool:

@@ -17,7 +17,7 @@ from xrt.verify.rounding_error import is_within_rounding_error
 if TYPE_CHECKING:
     from xrt.verify.execution import Run
 
-__all__ = ["CheckVerdict", "Verdict", "judge_outputs"]
+__all__ = ["CheckVerdict", "Verdict", "find_output_tolerance", "judge_outputs"]
 
 
 class Verdict(StrEnum):
@@ -63,12 +63,12 @@ def _differing(function: Function, results: Sequence[Any], expected: Sequence[An
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
     for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
-        if not (found := compare(mine, theirs, _tolerance(function, value.name, theirs), ties=tie, name=value.name)):
+        if not (found := compare(mine, theirs, find_output_tolerance(function, value.name, theirs), ties=tie, name=value.name)):
             return found.message
     return ""
 
 
-def _tolerance(function: Function, output: str, expected: Any) -> Tolerance:
+def find_output_tolerance(function: Function, output: str, expected: Any) -> Tolerance:
     """Return the tolerance of a network whose type is the narrowest float that the output was computed through.
 
     Engines may keep more digits than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and no
