@@ -39,7 +39,7 @@ _PYTORCH = """\
 control flow, updates in place, custom operators and nested inputs and outputs. Each is called with two sizes, as an
 `XRTModule` and by `torch.compile(backend="xrt")`, and compared with PyTorch. The engine `torch` is added where a module has
 operators without an ONNX form; `auto` has {budget:.0f} seconds for each search. Dynamo makes {graphs} graphs of the modules for a
-backend that does nothing, as it does for Inductor. `-`: no graph reaches the backend (recurrent layers run in PyTorch).
+backend that does nothing behind AOTAutograd, as for Inductor. `-`: no graph reaches the backend (recurrent layers run in PyTorch).
 
 """
 

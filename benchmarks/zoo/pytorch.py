@@ -142,15 +142,19 @@ def make_options(name: str) -> dict[str, Any]:
 
 
 def count_graphs(model: Any, calls: Iterable[Any]) -> int:
-    """Return how many graphs Dynamo makes of the calls for a backend that does nothing, as for Inductor."""
+    """Return how many graphs Dynamo makes of the calls for a backend that does nothing behind AOTAutograd, as for Inductor.
+
+    AOTAutograd counts: by what it finds about sizes Dynamo compiles code after a graph break again.
+    """
     import torch
+    from torch._dynamo.backends.debugging import aot_eager
 
     graphs = 0
 
     def count(graph: Any, inputs: Any) -> Any:
         nonlocal graphs
         graphs += 1
-        return graph.forward
+        return aot_eager(graph, inputs)
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=count)
