@@ -24,9 +24,9 @@ __all__ = ["TrainModule"]
 class TrainModule:
     """A model in training: each call is one step, which returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters`` and ``clip_norm`` are those of `xrt.training.step`, other options those of
-    `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this module; the model's own
-    constants stay as they are. Raises what `step` and `XRTModule` do.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of `xrt.training.step`,
+    other options those of `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this
+    module; the model's own constants stay as they are. Raises what `step` and `XRTModule` do.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class TrainModule:
         optimizer: Optimizer | None = None,
         parameters: str | Sequence[str] = "*",
         clip_norm: float | None = None,
+        accumulation_steps: int = 1,
+        seed: int = 0,
         learning_rate: float = 1e-3,
         **options: Any,
     ) -> None:
@@ -45,7 +47,15 @@ class TrainModule:
         """What the next step uses; set it between steps for a schedule."""
         self._model = make_source(model).get_declared_function()
         self._initial = list_parameters(self._model, parameters)
-        function = step(self._model, loss=loss, optimizer=optimizer, parameters=parameters, clip_norm=clip_norm)
+        function = step(
+            self._model,
+            loss=loss,
+            optimizer=optimizer,
+            parameters=parameters,
+            clip_norm=clip_norm,
+            accumulation_steps=accumulation_steps,
+            seed=seed,
+        )
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step: its plan, explanation and profile."""
         self.session = self.module.new_session()
@@ -68,7 +78,7 @@ class TrainModule:
 
     @property
     def steps(self) -> int:
-        """How many steps were made."""
+        """How often the parameters were changed: once in ``accumulation_steps`` calls."""
         return int(self.session.state[STEP])
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
