@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["CALLS", "SEED", "seed_dropout"]
+__all__ = ["CALLS", "SEED", "write_dropout"]
 
 SEED, CALLS = "dropout.seed", "dropout.calls"
 """Names of the states: the seed that the user gives, and how many calls were made."""
@@ -40,7 +40,7 @@ ROW = 4096
 _UINT32 = TensorType(DType.UINT32, ())
 
 
-def seed_dropout(function: Function, seed: int) -> tuple[Function, list[State]]:
+def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]:
     """Return the Function with each Dropout in training form written by a mask from a seed, and the states that this makes.
 
     Without such a Dropout the Function is returned as it is, and no states. A Dropout in the body of an If, a Loop or a Scan

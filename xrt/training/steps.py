@@ -16,7 +16,7 @@ from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.recording import continue_function
 from xrt.training.accumulation import StateRecorder, accumulate
-from xrt.training.dropout import seed_dropout
+from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
 from xrt.training.optimizers import SGD, Optimizer, StepContext
 
@@ -81,7 +81,7 @@ def step(
     chosen = list_parameters(model, parameters)
     if not chosen:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
-    seeded, drawn = seed_dropout(make_source(model).get_declared_function(), seed)
+    seeded, drawn = write_dropout(make_source(model).get_declared_function(), seed)
     promoted = promote(_with_loss(seeded, loss), chosen)
     name = _find_loss(promoted, loss, drawn)
     found = gradient(promoted, of=name, with_respect_to=tuple(chosen))
