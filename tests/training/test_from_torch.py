@@ -1,4 +1,4 @@
-"""Modules of PyTorch trained by XRT, beside PyTorch's own loop."""
+"""Modules of PyTorch trained by XRT, compared with PyTorch's own loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps beside PyTorch's, and the state that they keep."""
+"""Training steps compared with those of PyTorch, and the state that they keep."""
 
 from __future__ import annotations
 

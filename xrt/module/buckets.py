@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
-from xrt.module.dispatch import NO_MATCH, FastPath, make_fitting, make_named
+from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
 from xrt.module.model_source import StaticModel
 from xrt.module.specialization import optimize
 from xrt.passes.padding import PaddedFunction, pad_dims
@@ -123,9 +123,9 @@ class Buckets:
             return values, path
         kept = PaddedValues((), (), values.sizes, values.padded)  # of no arrays
         fill, cut = partial(self._fill, sizes=values.sizes, padded=values.padded), partial(self.cut, values=kept)
-        fits = make_fitting(tuple((type(value), value.dtype, value.shape) for value in values.given))
+        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.given))
         positional = _wrap(path, fits, fill, cut)
-        named = make_named([value.name for value in self._inputs], positional)
+        named = make_named_call([value.name for value in self._inputs], positional)
         return values.given, FastPath(positional, named, build=path.build, program=path.program)
 
     # ------------------------------------------------------------------ reports

@@ -24,8 +24,8 @@ __all__ = [
     "NO_MATCH",
     "FastPath",
     "make_fast_path",
-    "make_fitting",
-    "make_named",
+    "make_named_call",
+    "make_signature_check",
     "make_signature_key",
     "retry_on_failure",
     "unpack_outputs",
@@ -69,12 +69,13 @@ NOTHING: Final = FastPath()
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
     """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
-    fits = make_fitting(expected)
+    fits = make_signature_check(expected)
     positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
-    return FastPath(positional, make_named([value.name for value in build.function.inputs], positional), fits, build, program)
+    named = make_named_call([value.name for value in build.function.inputs], positional)
+    return FastPath(positional, named, fits, build, program)
 
 
-def make_fitting(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
     """Return what says whether inputs have those types, element types and shapes."""
     count = len(expected)
 
@@ -130,7 +131,7 @@ def unpack_outputs(function: Function) -> Callable[[Sequence[Any]], Any]:
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
-def make_named(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
+def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
     """Return the call with inputs by their names."""
     pick = itemgetter(*names) if len(names) > 1 else lambda named: tuple(named[name] for name in names)
     count = len(names)

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.toolkit.mean_variance import write_mean_variance
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, read_clip_bounds
-from xrt.graph import Attribute, DType, Function, Node, TensorType, read_attributes
+from xrt.graph import Attribute, DType, Function, Node, TensorType
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
@@ -31,8 +32,7 @@ LOSING = frozenset({"Clip", "PRelu", "ReduceLogSumExp", "ThresholdedRelu"})
 """What loses NaN or an infinity as TVM imports it; a Function of an older opset is brought to `OLDEST` for it."""
 
 SUM_TAKES_AXES = 13
-MEAN_TAKES_AXES = 18
-"""The first opsets in which ReduceSum and ReduceMean read their axes from an input."""
+"""The first opset in which ReduceSum reads its axes from an input."""
 
 FARTHEST = 16384
 """Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
@@ -174,29 +174,7 @@ def _sum_along(page: TvmWriter, summands: str) -> str:
 
 
 def _mean_variance(page: TvmWriter) -> str | None:
-    """Write it with what keeps rows of one number from a division by zero, which TVM leaves out; float16 cannot hold it.
-
-    The mean of the squares less the square of the mean may be rounded below zero, which has no root; and next to 1e-9 it
-    matters by how little rows of one number miss their mean.
-    """
-    if page.dtype(page.x) not in (DType.FLOAT32, DType.FLOAT64):
-        return None
-    axes = read_attributes({"axes": page.node.attr("axes", (0, 2, 3))})
-    centred = _centred(page, _centred(page, page.x, axes), axes)
-    variance = _mean_along(page, page.op("Mul", centred, centred), axes)
-    deviation = page.op("Add", page.op("Sqrt", variance), page.number(1e-9))
-    return page.op("Div", centred, deviation)
-
-
-def _centred(page: TvmWriter, x: str, axes: tuple[Attribute, ...]) -> str:
-    """Write the numbers less their mean. What the mean was rounded by stays in them, and goes when they are centred again."""
-    return page.op("Sub", x, _mean_along(page, x, axes))
-
-
-def _mean_along(page: TvmWriter, x: str, axes: tuple[Attribute, ...]) -> str:
-    if page.function.opset() < MEAN_TAKES_AXES:
-        return page.op("ReduceMean", x, attributes=axes)
-    return page.op("ReduceMean", x, page.constant(np.array(axes[0].value)))
+    return write_mean_variance(page, page.opset)
 
 
 def _without(node: Node, name: str) -> tuple[Attribute, ...]:

@@ -35,6 +35,13 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     _norm("unit_length_of_halves", "LpNormalization", "x", _f16(300, 400), _f16(0.6, 0.8)),
     _norm("pool_of_lengths_of_halves", "LpPool", "x", _f16(300, 400)[None], _f16(500)[None], kernel_shape=[2]),
     CorpusEntry(
+        "equal_elements_normalized",
+        "a row of one number has the deviation 0, to which the definition adds 1e-9; without it, the result is NaN",
+        graph({"x": "float32[1,2,1,3]"}, {"y": "float32[1,2,1,3]"}, node("MeanVarianceNormalization", "x", "y")),
+        (f32(2, 2, 2, 2, 2, 2).reshape(1, 2, 1, 3),),
+        (np.zeros((1, 2, 1, 3), np.float32),),
+    ),
+    CorpusEntry(
         "truth_value_times_nan",
         "NaN times zero is NaN, where the zero was a truth value too; a compiler takes the product for a choice of zero",
         graph(
