@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from benchmarks.zoo.pytorch import BUDGET, LISTS, WAYS, get_share
@@ -35,11 +35,14 @@ Made with {versions} on {machine}. {note}
 
 _WAYS = {"module": "`XRTModule(module)`", "compile": "`torch.compile`"}
 _PYTORCH = """\
-`python -m benchmarks.zoo.pytorch` runs {count} modules without files: those of the architectures above, and modules with
+`python -m benchmarks.zoo.pytorch` runs modules without files: those of the architectures above, and modules with
 control flow, updates in place, custom operators and nested inputs and outputs. Each is called with two sizes, as an
 `XRTModule` and by `torch.compile(backend="xrt")`, and compared with PyTorch. The engine `torch` is added where a module has
 operators without an ONNX form; `auto` has {budget:.0f} seconds for each search. Dynamo makes {graphs} graphs of the modules for a
-backend that does nothing, as it does for Inductor. `-`: no graph reaches the backend (recurrent layers run in PyTorch).
+backend that does nothing behind AOTAutograd, as for Inductor. `-`: no graph reaches the backend (recurrent layers run in
+PyTorch).
+
+Of {total} modules {count} were run. Not run: {left}.
 
 """
 
@@ -52,11 +55,11 @@ def make_page(record: Mapping[str, Any]) -> str:
     parts += ["\n## Engines\n\n", _summarize(models), "\n## Placement by measurement\n\n", _describe_auto(models)]
     parts += ["\n## Beside ONNX Runtime\n\n", _describe_speed(models), "\n## Why nodes are on toy\n\n", _list_reasons(models)]
     parts += ["\n## Not right\n\n", _list_faults(models), "\n## Models\n\n", _list_models(models)]
-    parts += ["\n## Modules of PyTorch\n\n", _describe_pytorch(record.get("pytorch", {}))]
+    parts += ["\n## Modules of PyTorch\n\n", _describe_pytorch(record.get("pytorch", {}), record.get("pytorch_modules", ()))]
     return "".join(parts)
 
 
-def _describe_pytorch(modules: Mapping[str, Any]) -> str:
+def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str:
     if not modules:
         return "Not run.\n"
     rows, gaps = [], [found["graphs"] for found in modules.values() if "graphs" in found]
@@ -84,7 +87,9 @@ def _describe_pytorch(modules: Mapping[str, Any]) -> str:
         (name, one.get("family", ""), one.get("graphs", ""), *(_describe_shares(one.get(each, {})) for each in LISTS))
         for name, one in sorted(modules.items())
     ]
-    parts = [_PYTORCH.format(count=len(modules), graphs=sum(gaps), budget=BUDGET), summary, "\n"]
+    left = ", ".join(sorted(set(every) - set(modules))) or "none"
+    top = _PYTORCH.format(count=len(modules), total=len(every), left=left, graphs=sum(gaps), budget=BUDGET)
+    parts = [top, summary, "\n"]
     parts.append(f"{', '.join(more) or 'No module'} has more graphs with `xrt` than for the other backend.\n\n")
     if faults:
         parts += [table(("module", "engines", "by", "verdict", "reason"), faults), "\n"]

@@ -142,15 +142,19 @@ def make_options(name: str) -> dict[str, Any]:
 
 
 def count_graphs(model: Any, calls: Iterable[Any]) -> int:
-    """Return how many graphs Dynamo makes of the calls for a backend that does nothing, as for Inductor."""
+    """Return how many graphs Dynamo makes of the calls for a backend that does nothing behind AOTAutograd, as for Inductor.
+
+    AOTAutograd counts: by what it finds about sizes Dynamo compiles code after a graph break again.
+    """
     import torch
+    from torch._dynamo.backends.debugging import aot_eager
 
     graphs = 0
 
     def count(graph: Any, inputs: Any) -> Any:
         nonlocal graphs
         graphs += 1
-        return graph.forward
+        return aot_eager(graph, inputs)
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=count)
@@ -195,7 +199,8 @@ def main(arguments: Sequence[str]) -> None:
     if asked.child is not None:
         try_modules(lists, asked.child)
         return
-    names = [name for name in asked.models.split(",") if name] or [one.name for one in list_modules()]
+    every = [one.name for one in list_modules()]
+    names = [name for name in asked.models.split(",") if name] or every
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", asked.lists, "--child"]
     for outcome in try_all(command, names, asked.limit):
         name, lost, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
@@ -204,6 +209,7 @@ def main(arguments: Sequence[str]) -> None:
             found.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
         with changed_record() as record:
             record.setdefault("pytorch", {}).setdefault(name, {}).update(found)
+            record["pytorch_modules"] = sorted(every)
         print(name, *(f"{each}: {', '.join(describe(found[each][way]) for way in WAYS)};" for each in lists), flush=True)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from xrt.cache import CompileCache, Signature
 from xrt.cache.closing import wait_until_closed
 from xrt.engines import Executable, RunOptions
 from xrt.errors import CompileRefused, OptionError
+
+ROOT = Path(__file__).parents[2]
 
 
 class Counting(Executable):
@@ -106,3 +111,12 @@ def test_eviction_closes_the_least_recently_used_once_nobody_holds_it() -> None:
 def test_a_cache_of_no_capacity_is_refused() -> None:
     with pytest.raises(OptionError, match="the capacity of a cache must be at least 1; got 0"):
         CompileCache(0)
+
+
+def test_a_lease_that_lives_to_the_end_of_the_process_is_left_alone() -> None:
+    code = (
+        "import string, sys; from tests.cache.test_memory import Counting, signature; from xrt.cache import memory; "
+        "string.lease = memory.CompileCache().lease(signature('a'), Counting); sys.kept = string, memory"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.module.test_faults import X, chain
+from tests.module.test_faults import T, X, chain
 from tests.placement.uneven import Uneven
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
 from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
-from xrt.graph import DType, Function, TensorType, Value
+from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.partition.explicit import map_nodes_to_engines
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
@@ -114,6 +114,18 @@ def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None
         assert m.tuned is not None
         assert m.tuned.how == "measured"
         assert map_nodes_to_engines(m._specializations.to_dict()[None, ("v1",)].plan) == map_nodes_to_engines(m.plan)
+
+
+@pytest.mark.parametrize("outputs", [("x",), ("c",), ("x", "c")])
+def test_a_function_without_nodes_needs_no_measurement(outputs: tuple[str, ...], tmp_path: Path) -> None:
+    values = {"x": X, "c": np.ones_like(X)}
+    inputs, constants = (Value("x", T),), {"c": Constant(values["c"])}
+    function = Function(inputs, tuple(Value(name, T) for name in outputs), (), constants=constants, opsets={"": 20})
+    with automatic(tmp_path, SLOW_EXP, SLOW_COS, function=function) as m:
+        results = m(X)
+        for result, name in zip(results if len(outputs) > 1 else (results,), outputs, strict=True):
+            np.testing.assert_array_equal(result, values[name])
+        assert (m.tuned and m.tuned.how, len(m.plan.launches)) == ("priority", 0)
 
 
 # ---------------------------------------------------------------------- afterwards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -130,8 +131,9 @@ class Lease:
         if entry is not None:
             self._cache._release(entry)
 
-    def __del__(self) -> None:
-        self.release()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # the names of modules are None by then, and the process ends
+            self.release()
 
 
 class CompileCache:

@@ -62,6 +62,8 @@ def tune(
     """
     check_budget(request.budget)
     request = replace(request, context=on_device(request.context.device, request.context))
+    if not request.function.nodes:
+        return plan_by_priority(request, "the model has no nodes to measure")
     known = load_decision(request, store) if store is not None else None
     if known is not None and not request.retune and _is_final(known):
         return known
