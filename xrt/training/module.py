@@ -15,6 +15,7 @@ from xrt.training.steps import RATE, STEP, list_parameters, step
 if TYPE_CHECKING:
     import numpy as np
 
+    from xrt.training.inference import EvalModule
     from xrt.training.losses import Loss
     from xrt.training.optimizers import Optimizer
 
@@ -56,6 +57,7 @@ class TrainModule:
             accumulation_steps=accumulation_steps,
             seed=seed,
         )
+        self._given = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step: its plan, explanation and profile."""
         self.session = self.module.new_session()
@@ -101,6 +103,19 @@ class TrainModule:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a checkpoint; the next steps give the numbers that they would have given there."""
         self.session.restore(path)
+
+    def eval(self, model: Any = None) -> EvalModule:
+        """Return a module for inference with the weights as they are at each of its calls, in the same memory.
+
+        Dropout is off, and BatchNormalization uses the running statistics. Without ``model`` it is the model of the training in
+        this form. A Function of `xrt.from_torch` has batch statistics written out: give ``xrt.from_torch(module.eval(), ...)``,
+        whose constants are replaced by the state of the same names. Raises InputError where such a constant has another type.
+        """
+        from xrt.training.inference import EvalModule, make_inference_form
+
+        function = self._model if model is None else make_source(model).get_declared_function()
+        engine, options = self._given
+        return EvalModule(make_inference_form(function), self.session, engine, options)
 
     def export(self) -> Function:
         """Return the model with the parameters as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`."""
