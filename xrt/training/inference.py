@@ -53,10 +53,11 @@ class EvalModule:
 
     def __init__(self, function: Function, session: Session, engine: Any, options: Mapping[str, Any]) -> None:
         self._session = session
-        weights = {name: constant for name, constant in function.constants.items() if name in session.state}
+        states = set(session.state)
+        weights = {name: constant for name, constant in function.constants.items() if name in states}
         _check(weights, session)
         promoted = promote(function, weights)
-        self._others = tuple(value for value in promoted.inputs if value.name not in session.state)
+        self._others = tuple(value for value in promoted.inputs if value.name not in states)
         self.module = XRTModule(promoted, engine, **options)
         """The XRTModule of the inference form, whose inputs are also the weights."""
 
