@@ -28,10 +28,11 @@ class Layers(xrt.Graph):
         return {"scores": ops.Dropout(ops.Tanh(x @ self.w1), np.float32(0.3), True) @ self.w2}
 
 
-def make_module(engine: Any = "toy") -> training.TrainModule:
-    """Return the module before its first step."""
+def make_module(nth: int = 1 << 30) -> training.TrainModule:
+    """Return the module before its first step; one of its engines kills the process at that run."""
+    engines = [FaultyEngine(how="kill", nth=nth, takes="Tanh|MatMul"), "toy"]
     return training.TrainModule(
-        Layers().trace(X[0]), engine, loss=training.CrossEntropy(), optimizer=training.Adam(), learning_rate=0.05, seed=11
+        Layers().trace(X[0]), engines, loss=training.CrossEntropy(), optimizer=training.Adam(), learning_rate=0.05, seed=11
     )
 
 
@@ -47,4 +48,4 @@ def run(trained: training.TrainModule, steps: int, checkpoint: Path | None = Non
 
 if __name__ == "__main__":
     folder, nth = Path(sys.argv[1]), int(sys.argv[2])
-    run(make_module([FaultyEngine(how="kill", nth=nth, takes="Tanh|MatMul"), "toy"]), STEPS, folder / "checkpoint")
+    run(make_module(nth), STEPS, folder / "checkpoint")
