@@ -127,7 +127,7 @@ def test_the_parameters_stay_in_their_arrays() -> None:
     with training.TrainModule(make_function(np.float32), loss=training.CrossEntropy(), learning_rate=0.1) as trained:
         trained(X.astype("float32"), LABELS)
         places = {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
-        for _ in range(50):
+        for _ in range(1000):
             trained(X.astype("float32"), LABELS)
         assert places == {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
 

@@ -121,6 +121,15 @@ class Session:
         """The values that stay, by the names of the inputs: read and set them like the entries of a dict."""
         return SessionState(self)
 
+    @contextmanager
+    def borrow(self) -> Iterator[Mapping[str, Array]]:
+        """Give the arrays of the state themselves, to be read: until the block ends no call can write to them."""
+        with self._entered("read"):
+            of = self._known()
+            if self._lost:
+                raise InputError(f"{self._lost}; there is nothing to read")
+            yield {name: self._make(of, name).array for name in of.states}
+
     def reset(self) -> None:
         """Forget the state; the next call begins with a new one."""
         with self._entered("reset"):

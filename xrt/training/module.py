@@ -15,6 +15,7 @@ from xrt.training.steps import RATE, STEP, list_parameters, step
 if TYPE_CHECKING:
     import numpy as np
 
+    from xrt.training.inference import EvalModule
     from xrt.training.losses import Loss
     from xrt.training.optimizers import Optimizer
 
@@ -24,9 +25,9 @@ __all__ = ["TrainModule"]
 class TrainModule:
     """A model in training: each call is one step, which returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters`` and ``clip_norm`` are those of `xrt.training.step`, other options those of
-    `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this module; the model's own
-    constants stay as they are. Raises what `step` and `XRTModule` do.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of `xrt.training.step`,
+    other options those of `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this
+    module; the model's own constants stay as they are. Raises what `step` and `XRTModule` do.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class TrainModule:
         optimizer: Optimizer | None = None,
         parameters: str | Sequence[str] = "*",
         clip_norm: float | None = None,
+        accumulation_steps: int = 1,
+        seed: int = 0,
         learning_rate: float = 1e-3,
         **options: Any,
     ) -> None:
@@ -45,7 +48,16 @@ class TrainModule:
         """What the next step uses; set it between steps for a schedule."""
         self._model = make_source(model).get_declared_function()
         self._initial = list_parameters(self._model, parameters)
-        function = step(self._model, loss=loss, optimizer=optimizer, parameters=parameters, clip_norm=clip_norm)
+        function = step(
+            self._model,
+            loss=loss,
+            optimizer=optimizer,
+            parameters=parameters,
+            clip_norm=clip_norm,
+            accumulation_steps=accumulation_steps,
+            seed=seed,
+        )
+        self._given = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step: its plan, explanation and profile."""
         self.session = self.module.new_session()
@@ -68,7 +80,7 @@ class TrainModule:
 
     @property
     def steps(self) -> int:
-        """How many steps were made."""
+        """How often the parameters were changed: once in ``accumulation_steps`` calls."""
         return int(self.session.state[STEP])
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -91,6 +103,19 @@ class TrainModule:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a checkpoint; the next steps give the numbers that they would have given there."""
         self.session.restore(path)
+
+    def eval(self, model: Any = None) -> EvalModule:
+        """Return a module for inference with the weights as they are at each of its calls, in the same memory.
+
+        Dropout is off, and BatchNormalization uses the running statistics. Without ``model`` it is the model of the training in
+        this form. A Function of `xrt.from_torch` has batch statistics written out: give ``xrt.from_torch(module.eval(), ...)``,
+        whose constants are replaced by the state of the same names. Raises InputError where such a constant has another type.
+        """
+        from xrt.training.inference import EvalModule, make_inference_form
+
+        function = self._model if model is None else make_source(model).get_declared_function()
+        engine, options = self._given
+        return EvalModule(make_inference_form(function), self.session, engine, options)
 
     def export(self) -> Function:
         """Return the model with the parameters as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`."""

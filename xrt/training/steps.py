@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import emit
-from xrt.errors import ModelError, did_you_mean
+from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.graph import Constant, DType, Function, State, TensorType, Value, declare_states, list_states
 from xrt.module.model_source import make_source
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.recording import continue_function
+from xrt.training.accumulation import StateRecorder, accumulate
+from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
 from xrt.training.optimizers import SGD, Optimizer, StepContext
 
 if TYPE_CHECKING:
-    from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["RATE", "STEP", "TARGET", "list_parameters", "step"]
+__all__ = ["RATE", "STEP", "TARGET", "list_parameters", "promote", "step"]
 
 RATE, TARGET, STEP = "learning_rate", "target", "optimizer.step"
 """Names of the inputs that a step adds: the learning rate, the target of a loss, and the state that counts steps."""
@@ -53,6 +54,8 @@ def step(
     optimizer: Optimizer | None = None,
     parameters: str | Sequence[str] = "*",
     clip_norm: float | None = None,
+    accumulation_steps: int = 1,
+    seed: int = 0,
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
 
@@ -65,36 +68,47 @@ def step(
     `TrainModule` does. What is state of the model stays state. ``clip_norm`` scales the gradients so that their common norm is at
     most that.
 
-    The default optimizer is `SGD`. Raises ModelError as `xrt.gradient` and `list_parameters` do.
+    With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of the gradients of N calls; the sums are
+    state too, ``<name>.gradient``, and ``optimizer.step`` counts the changes. Each Dropout in training form drops what ``seed``
+    says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it.
+
+    The default optimizer is `SGD`. Raises ModelError as `xrt.gradient` and `list_parameters` do, OptionError for a number that is
+    none of these.
     """
+    if type(accumulation_steps) is not int or accumulation_steps < 1:
+        raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
     optimizer = optimizer or SGD()
     chosen = list_parameters(model, parameters)
     if not chosen:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
-    promoted = _promote(_with_loss(make_source(model).get_declared_function(), loss), chosen)
-    found = gradient(promoted, of=_find_loss(promoted, loss), with_respect_to=tuple(chosen))
+    seeded, drawn = write_dropout(make_source(model).get_declared_function(), seed)
+    promoted = promote(_with_loss(seeded, loss), chosen)
+    name = _find_loss(promoted, loss, drawn)
+    found = gradient(promoted, of=name, with_respect_to=tuple(chosen))
     builder, tensors = continue_function(found)
     outputs, gradients = found.outputs[: -len(chosen)], found.outputs[-len(chosen) :]
     with builder:
-        rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
-        at = StepContext(rate, before + 1)
-        values = [tensors[value.name] for value in gradients]
-        if clip_norm is not None:
-            values = _clip(values, clip_norm)
         for value in outputs:
             builder.output(tensors[value.name])
-        builder.output(at.count, f"{STEP}_next")
-        pairs = dict(zip(chosen, values, strict=True))
-        states = [State(STEP, f"{STEP}_next"), *_update_all(builder, tensors, at, pairs, optimizer)]
+        rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
+        values = {name: tensors[value.name] for name, value in zip(chosen, gradients, strict=True)}
+        recorder = StateRecorder(builder)
+        if accumulation_steps > 1:
+            values = accumulate(recorder, tensors, values, accumulation_steps)
+        if clip_norm is not None:
+            values = _clip(values, clip_norm)
+        at = StepContext(rate, before + 1)
+        recorder.add(STEP, before, at.count)
+        _update_all(recorder, tensors, at, values, optimizer)
     built = builder.function().replace(aliases=found.aliases, doc=found.doc, metadata=found.metadata)
-    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *states])
+    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
 
 
-def _find_loss(function: Function, loss: str | Loss | None) -> str | None:
+def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:
     """Return the name of the loss; None where several outputs may be it."""
     if isinstance(loss, str):
         return loss
-    kept = {state.output for state in list_states(function)}
+    kept = {state.output for state in (*list_states(function), *drawn)}
     names = [value.name for value in function.outputs if value.name not in kept]
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 
@@ -115,31 +129,30 @@ def _with_loss(function: Function, loss: str | Loss | None) -> Function:
     return builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
 
 
-def _promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
+def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
     """Return the Function with those constants as inputs."""
     inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in chosen.items()))
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in chosen})
 
 
-def _clip(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
+def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
     """Return the gradients scaled so that their common norm is at most the limit; Pascanu et al., arXiv:1211.5063."""
-    squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients]
+    squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients.values()]
     norm = emit("Sqrt", emit("Sum", *squares))
     scale = emit("Min", limit / (norm + 1e-6), np.asarray(1, norm.dtype.numpy))
-    return [g * scale for g in gradients]
+    return {name: g * scale for name, g in gradients.items()}
 
 
 def _update_all(
-    builder: Builder, tensors: Mapping[str, Tensor], at: StepContext, gradients: Mapping[str, Tensor], optimizer: Optimizer
-) -> list[State]:
-    """Record the update of every parameter; return the states that it makes."""
-    states = []
+    recorder: StateRecorder, tensors: Mapping[str, Tensor], at: StepContext, gradients: Mapping[str, Tensor], optimizer: Optimizer
+) -> None:
+    """Record the update of every parameter."""
+    builder = recorder.builder
     for name, value in gradients.items():
         parameter = tensors[name]
         slots = {slot: builder.input(f"{name}.{slot}", parameter.type) for slot in optimizer.list_slots()}
         with builder.scope(f"{name}/update"):
             following, changed = optimizer.update(at, parameter, value, slots)
-        for key, new in {name: following, **{f"{name}.{slot}": changed[slot] for slot in slots}}.items():
-            builder.output(new, f"{key}_next")
-            states.append(State(key, f"{key}_next"))
-    return states
+        recorder.add(name, parameter, following)
+        for slot, before in slots.items():
+            recorder.add(f"{name}.{slot}", before, changed[slot])
