@@ -1,12 +1,14 @@
-"""How long does a call wait because its size is new?
+"""How long does a call wait because its size is new, and what does a size cost that is met often?
 
-A small transformer whose length is a symbolic dim gets calls of random lengths. Each engine serves them twice: as it is, where a
-new length compiles while the caller waits, and with ``first="quickest"``, where a program for all sizes serves meanwhile. "auto"
-has a budget for its search. The pause of a call is its time beyond that of the same length once everything is compiled, on the
-same engine ("auto": on ort). Results are compared with those. The first call is left out: it must compile something.
+Models with open sizes (`benchmarks.sizes_models`) get calls of random sizes, half of them of a few that return. Each engine
+serves them twice: as it is, and with ``first="quickest"``, where a program for all sizes serves until that of a size is ready.
+"auto" has a budget for its search. The pause of a call is its time beyond that of the same sizes once everything is ready; the
+first call is left out, since it must compile something. A size that was met ten times is called again, in turns with a program
+for that size alone: of the same engine, and for "auto" the quickest of `ort` and `openvino`. Results are compared with those of
+`ort`.
 
-    python benchmarks/sizes.py [--json] [--calls N] [--longest N] [--layers N] [--width N] [--engines ort,openvino,...,auto]
-        [--budget SECONDS] [--threads N] [--seed N]
+    python -m benchmarks.sizes [--json] [--models encoder,bert-base,...] [--engines ort,openvino,...,auto] [--calls N]
+        [--first wanted,quickest] [--budget SECONDS] [--threads N] [--seed N]
 """
 
 from __future__ import annotations
@@ -15,136 +17,142 @@ import argparse
 import json
 import os
 import tempfile
+from collections import Counter
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import xrt
+from benchmarks.sizes_models import MODELS
+from xrt import passes
 from xrt.bench import machine
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph import Function, TensorType
 
-ENGINES = ("toy", "ort", "openvino", "xla", "tvm", "auto")
-HEADS = 4
-LIMIT = 0.020
-"""Seconds of a pause that nobody may notice."""
+ENGINES = ("ort", "openvino", "auto")
+LIMIT_MS = 20
+"""Milliseconds of a pause that are allowed."""
+OFTEN = 10
+"""Calls after which a size has to be served as quickly as by a program of its own."""
+RETURNING = 6
+"""Sets of sizes that half of the calls have."""
+TURNS = 15
 
-
-def transformer(layers: int, width: int) -> Function:
-    """Return the layers of an encoder over ``s`` positions."""
-    rng = np.random.default_rng(0)
-    nodes: list[Node] = []
-    constants = {
-        "split": Constant(np.array([0, 0, HEADS, width // HEADS])),
-        "join": Constant(np.array([0, 0, width])),
-        "scale": Constant(np.float32((width // HEADS) ** -0.5)),
-    }
-
-    def weight(name: str, *shape: int) -> str:
-        constants[name] = Constant((rng.standard_normal(shape) / np.sqrt(shape[0])).astype("float32"))
-        return name
-
-    def emit(op: str, *inputs: str, **attributes: Any) -> str:
-        name = f"{op.lower()}_{len(nodes)}"
-        nodes.append(Node(op, inputs, (name,), read_attributes(attributes), name=name))
-        return name
-
-    def norm(x: str, name: str) -> str:
-        return emit("LayerNormalization", x, weight(f"{name}_scale", width), weight(f"{name}_shift", width), axis=-1)
-
-    def heads(x: str, name: str, perm: tuple[int, ...]) -> str:
-        return emit("Transpose", emit("Reshape", emit("MatMul", x, weight(name, width, width)), "split"), perm=perm)
-
-    x = "x"
-    for layer in range(layers):
-        h = norm(x, f"norm_a{layer}")
-        q, v = (heads(h, f"{name}{layer}", (0, 2, 1, 3)) for name in "qv")
-        scores = emit("Mul", emit("MatMul", q, heads(h, f"k{layer}", (0, 2, 3, 1))), "scale")
-        mixed = emit("MatMul", emit("Softmax", scores, axis=-1), v)
-        joined = emit("Reshape", emit("Transpose", mixed, perm=(0, 2, 1, 3)), "join")
-        x = emit("Add", x, emit("MatMul", joined, weight(f"o{layer}", width, width)))
-        inner = emit("Relu", emit("MatMul", norm(x, f"norm_b{layer}"), weight(f"up{layer}", width, 4 * width)))
-        x = emit("Add", x, emit("MatMul", inner, weight(f"down{layer}", 4 * width, width)))
-    type_ = TensorType(DType.FLOAT32, (1, "s", width))
-    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="transformer")
+Shape: TypeAlias = tuple[int, ...]
 
 
-def measure(engine: str, first: str, lengths: list[int], asked: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Return the pauses of the calls, and how far the results are from those of exact programs."""
-    model = transformer(asked.layers, asked.width)
-    options: dict[str, Any] = {"threads": asked.threads, "cache": f"{folder}/{engine}-{first}", "progress": False}
+def draw_shapes(function: Function, step: int, longest: int, calls: int, seed: int) -> list[Shape]:
+    """Return the shape of the input of each call."""
+    type_ = function.inputs[0].type
+    assert isinstance(type_, TensorType)
+    rng = np.random.default_rng(seed)
+
+    def draw() -> Shape:
+        return tuple(d if isinstance(d, int) else step * int(rng.integers(1, longest // step + 1)) for d in type_.shape or ())
+
+    returning = [draw() for _ in range(RETURNING)]
+    return [returning[int(rng.integers(RETURNING))] if rng.random() < 0.5 else draw() for _ in range(calls)]
+
+
+def time_call(module: xrt.XRTModule, x: Any) -> float:
+    """Return the milliseconds of a call."""
+    began = perf_counter()
+    module(x)
+    return 1e3 * (perf_counter() - began)
+
+
+def measure(model: str, engine: str, first: str, asked: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Return the pauses of the calls, the rate of sizes met often, and how far the results are from those of ort."""
+    function = MODELS[model].make()
+    shapes = draw_shapes(function, MODELS[model].step, MODELS[model].longest, asked.calls, asked.seed)
+    rng = np.random.default_rng(asked.seed)
+    inputs = {shape: rng.standard_normal(shape).astype("float32") for shape in dict.fromkeys(shapes)}
+    options: dict[str, Any] = {"threads": asked.threads, "cache": f"{folder}/{model}-{engine}-{first}", "progress": False}
     if engine == "auto":
         options["budget"] = asked.budget
-    rng = np.random.default_rng(asked.seed)
-    inputs = {n: rng.standard_normal((1, n, asked.width)).astype("float32") for n in dict.fromkeys(lengths)}
-    times, results = [], []
-    with xrt.XRTModule(model, engine, first=first, **options) as module:
-        for length in lengths:
+    times, results = [], {}
+    with xrt.XRTModule(function, engine, first=first, **options) as module:
+        for shape in shapes:
             began = perf_counter()
-            results.append(module(inputs[length]))
-            times.append(perf_counter() - began)
-        served = module._tiers.calls if module._tiers else 0
+            results[shape] = module(inputs[shape])
+            times.append(1e3 * (perf_counter() - began))
+        served = module.profile().stand_in_calls if first == "quickest" else 0
         module.settle()
-    exact: dict[int, tuple[float, Any]] = {}
-    with xrt.XRTModule(model, "ort" if engine == "auto" else engine, threads=asked.threads, first="wanted") as module:
-        for length, values in inputs.items():
-            module(values)
-            exact[length] = time_call(module, values)
-    pauses = [1e3 * (seconds - exact[length][0]) for seconds, length in zip(times, lengths, strict=True)][1:]
-    pairs = [(result, exact[length][1]) for result, length in zip(results, lengths, strict=True)]
+        ready = {shape: median(time_call(module, x) for _ in range(3)) for shape, x in inputs.items()}
+        often = [shape for shape, count in Counter(shapes).items() if count >= OFTEN]
+        rates = [_compare(module, function, engine, inputs[shape], asked.threads) for shape in often]
+    pauses = [spent - ready[shape] for spent, shape in zip(times, shapes, strict=True)][1:]
+    with xrt.XRTModule(function, "ort", threads=asked.threads) as exact:
+        differences = [_relative(results[shape], exact(x)) for shape, x in inputs.items()]
     return {
+        "model": model,
         "engine": engine,
         "first": first,
-        "first_call_ms": 1e3 * times[0],
+        "sizes": len(inputs),
+        "first_call_ms": times[0],
         "longest_pause_ms": max(pauses),
-        "median_pause_ms": float(np.median(pauses)),
-        "above_limit": sum(pause > 1e3 * LIMIT for pause in pauses),
-        "served_by_the_first_tier": served,
-        "largest_difference": float(max(np.abs(result - other).max() / np.abs(other).max() for result, other in pairs)),
+        "median_pause_ms": median(pauses),
+        "above_limit": sum(pause > LIMIT_MS for pause in pauses),
+        "stand_in_calls": served,
+        "rate_of_sizes_met_often": {"lowest": min(rates), "median": median(rates), "sizes": len(rates)} if rates else None,
+        "largest_difference": max(differences),
     }
 
 
-def time_call(module: xrt.XRTModule, values: Any) -> tuple[float, Any]:
-    """Return the median seconds of five calls, and the result."""
-    times = []
-    for _ in range(5):
-        began = perf_counter()
-        result = module(values)
-        times.append(perf_counter() - began)
-    return float(np.median(times)), result
+def _relative(result: Any, other: Any) -> float:
+    return float(np.abs(result - other).max() / np.abs(other).max())
+
+
+def _compare(module: xrt.XRTModule, function: Function, engine: str, x: Any, threads: int | None) -> float:
+    """Return the calls per second over those of a program for that size alone, both called in turns."""
+    static = passes.specialize(function, {"x": x.shape})
+    others = [xrt.XRTModule(static, name, threads=threads) for name in (("ort", "openvino") if engine == "auto" else (engine,))]
+    mine: list[float] = []
+    theirs: list[list[float]] = [[] for _ in others]
+    for _ in range(TURNS):
+        mine.append(time_call(module, x))
+        for other, spent in zip(others, theirs, strict=True):
+            spent.append(time_call(other, x))
+    for other in others:
+        other.close()
+    return min(median(spent[1:]) for spent in theirs) / median(mine[1:])
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--longest", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--first", default="wanted,quickest")
+    parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--budget", type=float, default=10.0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    lengths = np.random.default_rng(asked.seed).integers(1, asked.longest + 1, asked.calls).tolist()
-    with tempfile.TemporaryDirectory() as folder:
-        found = [
-            measure(engine, first, lengths, asked, folder)
-            for engine in asked.engines.split(",")
-            for first in ("wanted", "quickest")
-        ]
+    found = []
+    if not asked.json:
+        times = f"{'first':>9} {'longest':>9} {'median':>7} >20ms"
+        print(f"{'model':10} {'engine':9} {'first':9} {times}  {'rate (least)':13}  difference (times in ms)")
+    for model in asked.models.split(","):
+        for engine in asked.engines.split(","):
+            for first in asked.first.split(","):
+                with tempfile.TemporaryDirectory() as folder:
+                    found.append(measure(model, engine, first, asked, folder))
+                if not asked.json:
+                    print(_format(found[-1]), flush=True)
     if asked.json:
-        facts = {"machine": machine(), "load": os.getloadavg()[0], "sizes": len(set(lengths)), "results": found}
-        print(json.dumps(facts, indent=1))
-        return
-    print(f"{asked.calls} calls of {len(set(lengths))} lengths up to {asked.longest}; load {os.getloadavg()[0]:.1f}")
-    columns = f"{'first call':>10}{'longest':>10}{'median':>10} {'>20 ms':>6} {'tier 1':>6} {'difference':>10}"
-    print(f"{'engine':10} {'first':9} {columns}")
-    for one in found:
-        ms = "".join(f" {one[name]:9.1f}" for name in ("first_call_ms", "longest_pause_ms", "median_pause_ms"))
-        rest = f"{one['above_limit']:6d} {one['served_by_the_first_tier']:6d} {one['largest_difference']:10.1e}"
-        print(f"{one['engine']:10} {one['first']:9} {ms} {rest}")
+        print(json.dumps({"machine": machine(), "load": os.getloadavg()[0], "calls": asked.calls, "results": found}, indent=1))
+
+
+def _format(one: dict[str, Any]) -> str:
+    ms = f"{one['first_call_ms']:9.1f} {one['longest_pause_ms']:9.1f} {one['median_pause_ms']:7.2f}"
+    rate = (
+        "" if one["rate_of_sizes_met_often"] is None else "{median:.2f} ({lowest:.2f})".format(**one["rate_of_sizes_met_often"])
+    )
+    named = f"{one['model']:10} {one['engine']:9} {one['first']:9}"
+    return f"{named} {ms} {one['above_limit']:5d}  {rate:13} {one['largest_difference']:11.1e}"
 
 
 if __name__ == "__main__":
