@@ -26,6 +26,7 @@ NO_FIGURES = {
     "memory_model": "a part of memory.py",
     "pytorch_models": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
+    "sizes_models": "a part of sizes.py",
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
     "decode": "prints a table of its own: what a token costs with state",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
