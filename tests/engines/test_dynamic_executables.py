@@ -18,7 +18,7 @@ from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
 
-ENGINES = ["openvino"]
+ENGINES = ["openvino", "tvm", "iree"]
 CONTEXT = CompileContext(threads=2)
 PAIR = graph(
     {"x": "float32[N,4]", "z": "float32[N,4]"},

@@ -155,7 +155,7 @@ def test_what_has_no_words_is_a_refusal_with_the_reason() -> None:
     f = function(Node("Identity", ("x",), ("y",)), inputs={"x": tensor(2, dtype=DType.STRING)})
     with pytest.raises(CompileRefused, match=r"^IREE cannot take 'main': a value of type string\[2\] has no type in MLIR"):
         IREE.compile(f, CONTEXT)
-    f = one("Relu", tensor("n", 3))
+    f = one("Relu", tensor(None, 3))
     with pytest.raises(CompileRefused, match=r"^IREE cannot take 'main': the shape of 'x0' is not known before the run$"):
         IREE.compile(f, CONTEXT)
 
@@ -167,7 +167,7 @@ def test_what_has_no_words_is_a_refusal_with_the_reason() -> None:
     ("f", "reason"),
     [
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
+        (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run"),
         (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which IREE is not handed"),
         (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements, and no memory to hand over"),
         (one("NonZero", tensor(3)), "the shape of 'y' is not known before the run"),

@@ -92,7 +92,7 @@ def test_it_says_that_it_does_not_measure() -> None:
             "TVM cannot take this LpNormalization: The following operators are not supported for frontend ONNX: LpNormalization",
         ),
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
+        (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run"),
         (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which TVM does not compute in on a CPU"),
         (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, which TVM does not compute in on a CPU"),
         (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements, and TVM's loops need one"),

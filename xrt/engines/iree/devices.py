@@ -58,7 +58,9 @@ def _pool(threads: int) -> Any:
 
 
 def is_small(function: Function) -> bool:
-    """Whether the work of a Function is so little that the calling thread does it sooner than a pool."""
+    """Whether a Function, at every size, is so little work that the calling thread does it sooner than a pool."""
+    if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
+        return False
     return sum(_work(node, function) for node in function.nodes) <= SMALL_WORK
 
 

@@ -14,7 +14,7 @@ from xrt.engines.iree.devices import IreeDevice, get_device, is_small
 from xrt.engines.iree.dumps import dump_phases, why_not_dumped
 from xrt.engines.iree.executable import IreeExecutable
 from xrt.engines.iree.export import export_module
-from xrt.engines.iree.preprocess import preprocess, why_not_static
+from xrt.engines.iree.preprocess import preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
 from xrt.errors import CompileRefused, OptionError, did_you_mean
 
@@ -34,6 +34,7 @@ class Iree(GraphCompiler):
     name: ClassVar[str] = "iree"
     spreads_nan: ClassVar[tuple[str, ...]] = ("CumSum",)
     flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
+    supports_dynamic_shapes: ClassVar[bool] = True
 
     opt_level: int = 2
     """0 to 3: IREE's optimisation level."""
@@ -58,13 +59,18 @@ class Iree(GraphCompiler):
     def why_not(self, node: Node, function: Function) -> str | None:
         return why_not(node, function)
 
+    def why_not_dynamic(self, function: Function) -> str | None:
+        """Return which node is declined; else one executable serves all sizes."""
+        declined = ((node, self.why_not(node, function)) for node in function.nodes)
+        return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in declined if reason), None)
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         try:
             ready = preprocess(function)
             text = export_module(ready)
         except ValueError as error:
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
-        if reason := why_not_static(ready):
+        if reason := why_not_sized(ready):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
         with dump_phases(ready, text, self.dump_dir) as dump:
             code = compile_module(text, self._settings(context, dump), context.workdir)

@@ -27,7 +27,7 @@ from xrt.engines.iree.export import SCOPE, list_parameters
 from xrt.engines.iree.mlir_types import ELEMENTS
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import Function, TensorType, Type
+from xrt.graph import Function, Shape, TensorType, Type
 
 if TYPE_CHECKING:
     from xrt.engines.iree.devices import IreeDevice
@@ -49,7 +49,8 @@ _USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 class _Place:
     """What an input or output is."""
 
-    shape: tuple[int, ...]
+    shape: Shape
+    """Symbolic dims are those of inputs."""
     dtype: np.dtype[Any]
     hal: int
     has_buffer: bool
@@ -59,8 +60,11 @@ class _Place:
     def of(cls, type_: Type | None) -> _Place:
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise CompileRefused(f"a value of type {type_} cannot be handed to {LIBRARY}")
-        shape = tuple(extent for extent in type_.shape if isinstance(extent, int))
-        return cls(shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
+        return cls(type_.shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
+
+    @property
+    def is_fixed(self) -> bool:
+        return all(isinstance(extent, int) for extent in self.shape)
 
 
 class IreeExecutable(Executable):
@@ -74,7 +78,10 @@ class IreeExecutable(Executable):
         self._device = device
         self._import = device.allocator.import_host_allocation
         self._outputs = [_Place.of(function.get_type(value.name)) for value in function.outputs]
-        self._places = [*(_Place.of(value.type) for value in function.inputs), *self._outputs]
+        self._inputs = [_Place.of(value.type) for value in function.inputs]
+        self._places = [*self._inputs, *self._outputs]
+        self._is_fixed = all(place.is_fixed for place in self._places)
+        self._shapes = [place.shape for place in self._outputs]
         self._weights = [_lasting(constant.array) for constant in list_parameters(function).values()]
         self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
         self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
@@ -103,15 +110,18 @@ class IreeExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         given = options.out or [None] * len(self._outputs)
-        made = [_own(buffer, place) for buffer, place in zip(given, self._outputs, strict=True)]
+        shapes = self._shapes_for(inputs)
+        made = [_own(buffer, *how) for buffer, *how in zip(given, self._outputs, shapes, strict=True)]
         self._call([*map(self._lend, inputs), *made])
         return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
+        if not self._is_fixed:
+            return super().fast_call()
         outputs, lend, call = self._outputs, self._lend, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
-            made = [np.empty(place.shape, place.dtype) for place in outputs]
+            made = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[type-var]  # all are numbers
             call([*map(lend, inputs), *made])
             return made
 
@@ -119,7 +129,7 @@ class IreeExecutable(Executable):
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Return a call over views of exactly those arrays; where compiled code cannot use their memory, the plain way."""
-        if self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
+        if not self._is_fixed or self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
             return super().bind(inputs, outputs)
         arrays = (*inputs, *outputs)
         views, invoke = self._views(arrays), self._invoke
@@ -130,16 +140,30 @@ class IreeExecutable(Executable):
         return call
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        if not all(map(_is_usable, outputs)):
+        if not self._is_fixed or not all(map(_is_usable, outputs)):
             return super().bind_outputs(outputs)
         lend, call, outputs = self._lend, self._call, list(outputs)
         return lambda *inputs: call([*map(lend, inputs), *outputs])
 
     def supports_io_binding(self) -> bool:
-        return True
+        return self._is_fixed
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
+
+    def _shapes_for(self, inputs: Sequence[Array]) -> Sequence[Any]:
+        """Return the shapes of the outputs; raises RunFailed for inputs whose memory the code would read beyond its end."""
+        if self._is_fixed:
+            return self._shapes
+        sizes: dict[object, int] = {}
+        for array, place in zip(inputs, self._inputs, strict=True):
+            fits = len(array.shape) == len(place.shape) and all(array.shape)
+            for dim, size in zip(place.shape, array.shape, strict=False):
+                fits = fits and (dim if isinstance(dim, int) else sizes.setdefault(dim, size)) == size
+            if not fits:
+                inputs_due = ", ".join(map(str, self.function.inputs))
+                raise RunFailed(f"{LIBRARY} takes {inputs_due}, with elements, and is given {list(array.shape)}")
+        return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
         """Run on arrays that compiled code can use, the outputs last; views do not keep them alive, so the caller must."""
@@ -148,7 +172,7 @@ class IreeExecutable(Executable):
     def _views(self, arrays: Sequence[Array]) -> list[Any]:
         import_ = self._import
         return [
-            HalBufferView(import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE), place.shape, place.hal)
+            HalBufferView(import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE), array.shape, place.hal)
             for array, place in zip(arrays, self._places, strict=True)
         ]
 
@@ -206,9 +230,9 @@ def _lent(array: Array) -> Array:
     )
 
 
-def _own(buffer: Any, place: _Place) -> Array:
+def _own(buffer: Any, place: _Place, shape: tuple[int, ...]) -> Array:
     """Return the memory to write an output to: the caller's where compiled code can use it."""
-    return buffer if buffer is not None and _is_usable(buffer) else np.empty(place.shape, place.dtype)
+    return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, place.dtype)
 
 
 def _settled(buffer: Array, array: Array) -> Array:

@@ -13,7 +13,7 @@ from xrt.graph import Function, TensorType
 from xrt.passes import fold_constants, infer_shapes
 from xrt.passes.opset_upgrade import upgrade_opset
 
-__all__ = ["OPSET", "preprocess", "why_not_static"]
+__all__ = ["OPSET", "preprocess", "why_not_sized"]
 
 OPSET = 18
 """The least opset that is handed over: IREE has no rules for many older forms of operators."""
@@ -36,10 +36,14 @@ def preprocess(function: Function) -> Function:
     return infer_shapes(decompose(infer_shapes(fold_constants(infer_shapes(whole), evaluate))))
 
 
-def why_not_static(function: Function) -> str | None:
-    """Return which input or output has a shape that is not known before the run; None when all are."""
+def why_not_sized(function: Function) -> str | None:
+    """Return which input or output has a shape that its inputs do not tell; None when they tell all."""
+    known: set[object] = set()
+    for value in function.inputs:
+        known.update(getattr(value.type, "shape", None) or ())
     for value in (*function.inputs, *function.outputs):
         type_ = function.get_type(value.name)
-        if not isinstance(type_, TensorType) or not type_.is_static:
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in known) for dim in shape):
             return f"the shape of {value.name!r} is not known before the run"
     return None

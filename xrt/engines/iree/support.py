@@ -13,6 +13,7 @@ from xrt.engines.iree.mlir_types import ELEMENTS
 from xrt.engines.iree.preprocess import OPSET, preprocess
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import NodeQuery
+from xrt.engines.toolkit.open_shapes import has_symbolic_dims, why_not_at_every_size
 from xrt.graph import (
     Constant,
     DType,
@@ -92,7 +93,18 @@ def _refusal_by_rules(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *_used(node, function)):
         if reason := _type_refusal(name, function.get_type(name)):
             return reason
-    return find_known_issue(node, function) or why_not_upgradable(node, function, OPSET)
+    open_shapes = why_not_at_every_size(node, function, AT_EVERY_SIZE) if has_symbolic_dims(node, function) else None
+    return open_shapes or find_known_issue(node, function) or why_not_upgradable(node, function, OPSET)
+
+
+_TRIED = (
+    "Abs Add And Cast Ceil Clip Concat Div Elu Equal Erf Exp Flatten Floor Gather Gelu Gemm Greater GreaterOrEqual HardSigmoid "
+    "Identity LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or Pow Reciprocal "
+    "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign "
+    "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
+)
+AT_EVERY_SIZE = frozenset(_TRIED.split())
+"""Operators that were tried with symbolic dims, and agreed at every size."""
 
 
 def _used(node: Node, function: Function) -> list[str]:
@@ -107,7 +119,7 @@ def _type_refusal(name: str, type_: Type | None) -> str | None:
         return f"{name!r} is {type_}, and IREE is handed tensors only"
     if type_.dtype not in ELEMENTS:
         return f"{name!r} is {type_.dtype}, which IREE is not handed"
-    if not type_.is_static:
+    if type_.shape is None or None in type_.shape:
         return f"the shape of {name!r} is not known before the run"
     if 0 in (type_.shape or ()):
         return f"{name!r} is {type_}, which has no elements, and no memory to hand over"

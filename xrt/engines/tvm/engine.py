@@ -11,6 +11,7 @@ from tvm.target import codegen as tvm_codegen
 
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
+from xrt.engines.toolkit.open_shapes import has_symbolic_dims
 from xrt.engines.tvm.cuda import codegen, serialization
 from xrt.engines.tvm.cuda.executable import TvmOnDevice
 from xrt.engines.tvm.cuda.library import load_runtime
@@ -19,7 +20,7 @@ from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
-from xrt.engines.tvm.support import why_not
+from xrt.engines.tvm.support import LOOPS_APART, why_not
 from xrt.engines.tvm.target import check_mcpu, make_target
 from xrt.engines.tvm.tuning import ScheduleTuner, check_tunable
 from xrt.errors import CompileRefused, OptionError
@@ -41,6 +42,7 @@ class Tvm(GraphCompiler):
 
     name: ClassVar[str] = "tvm"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    supports_dynamic_shapes: ClassVar[bool] = True
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = 3
@@ -65,6 +67,17 @@ class Tvm(GraphCompiler):
         if self.tune and node.device.partition(":")[0] not in ("", "cpu"):
             return "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
         return why_not(node, function)
+
+    def why_not_dynamic(self, function: Function) -> str | None:
+        """Return which node is declined, or has loops that are arranged for fixed sizes alone; else one executable serves all."""
+        if self.tune:
+            return "tuning measures loops of fixed sizes"
+        for node in function.nodes:
+            if reason := self.why_not(node, function):
+                return f"{node.name!r} ({node.op}): {reason}"
+            if node.op in LOOPS_APART and has_symbolic_dims(node, function):
+                return f"{node.name!r} ({node.op}): its loops are arranged for fixed sizes alone"
+        return None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":

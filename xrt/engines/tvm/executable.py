@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
@@ -46,6 +46,7 @@ class RelaxExecutable(Executable):
         self._constants = [to_tensor(constant.array) for constant in program.constants]
         self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
+        self._is_open = program.workspace is None
         self._name = function.name
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
@@ -53,6 +54,8 @@ class RelaxExecutable(Executable):
         self._idle.append(self._machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if self._is_open and not all(value.size for value in inputs):
+            raise RunFailed("TVM's loops need tensors with elements")
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
         if out is not None and self._fills(out) and (entry := self._entry(inputs, out)) is not None:
             self._call(entry, [*tensors, *map(to_tensor, out)])
@@ -61,7 +64,7 @@ class RelaxExecutable(Executable):
         return results if out is None else _placed(results, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if self.program.fresh != (True,):
+        if self.program.fresh != (True,) or self._is_open:
             return super().fast_call()
         call, constants = self._call, self._constants
 
@@ -148,7 +151,8 @@ class RelaxExecutable(Executable):
         self._idle.clear()
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
-        machine = relax.VirtualMachine(self.program.code, tvm.cpu())
+        kept = "naive" if self._is_open else None  # else memory of every size that there was is kept
+        machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=kept)
         twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
 
@@ -190,6 +194,6 @@ def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
     placed = []
     for result, buffer in zip(results, out, strict=True):
         if buffer is not None:
-            np.copyto(buffer, result)
+            fill(buffer, result)
         placed.append(result if buffer is None else buffer)
     return placed

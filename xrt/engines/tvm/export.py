@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -18,7 +18,7 @@ from xrt.engines.toolkit.node_rewrite import rewrite_nodes
 from xrt.engines.tvm.decompositions import decompose
 from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.formats.onnx import lowest_model
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
 from xrt.passes import find_constant, fold_constants
 
 __all__ = ["ImportedModule", "compiler_lock", "import_function", "make_constant", "tensor_type"]
@@ -43,7 +43,7 @@ class ImportedModule:
 
 
 def import_function(function: Function, polynomials: bool = True) -> ImportedModule:
-    """Import a Function whose inputs have static shapes.
+    """Import a Function whose inputs have shapes of numbers and symbolic dims.
 
     Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
     them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
@@ -75,8 +75,16 @@ def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
 
 
 def _shapes(function: Function) -> dict[str, list[Any]]:
-    """Shapes by input: the importer takes an extent of 0 in the model for an unknown one."""
-    return {v.name: list(v.type.shape or ()) for v in function.inputs if isinstance(v.type, TensorType)}
+    """Return shapes by input, with a variable for each symbolic dim.
+
+    The importer takes an extent of 0 in the model for an unknown one, and reads sums and products in the names of dims.
+    """
+    variables: dict[Dim, Any] = {}
+
+    def find(dim: Dim) -> Any:
+        return dim if isinstance(dim, int) else variables.setdefault(dim, tirx.Var(f"size_{len(variables)}", "int64"))
+
+    return {v.name: list(map(find, v.type.shape or ())) for v in function.inputs if isinstance(v.type, TensorType)}
 
 
 @contextmanager

@@ -58,6 +58,14 @@ class LoopNest:
         """Whether the loops are of known extents, those over the result first."""
         return bool(self.spatial) and set(self.kinds[: self.spatial]) == {"S"} and all(isinstance(e, int) for e in self.extents)
 
+    def share_open_rows(self) -> None:
+        """Share the outermost loop where extents of the result are symbolic dims; LLVM arranges what is inside."""
+        if self.machine.threads == 1 or not self.spatial or set(self.kinds[: self.spatial]) != {"S"}:
+            return
+        pairs = zip(self.schedule.get_loops(self.block), self.extents[: self.spatial], strict=False)
+        if (row := next((loop for loop, extent in pairs if not isinstance(extent, int) or extent > 1), None)) is not None:
+            self.schedule.parallel(row)
+
     @property
     def is_large_reduction(self) -> bool:
         return self.spatial < len(self.kinds) and self.work >= PARALLEL_WORK

@@ -16,6 +16,7 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.constant_lifting import lift_constants
 from xrt.engines.tvm.destination_passing import add_destination_variant, fresh_results
+from xrt.engines.tvm.export import tensor_type
 from xrt.engines.tvm.inplace_analysis import find_inplace_inputs, with_overwriting
 from xrt.engines.tvm.legalization import legalize_operators
 from xrt.engines.tvm.no_vectorize import compile_without_vectorizer, find_wrapping_functions
@@ -42,8 +43,8 @@ class TvmProgram:
     """Whether the code has a twin of ``main`` that computes into given arrays."""
     in_place: tuple[int, ...]
     """The arguments whose memory may be given for the result: each has a twin of ``main`` that writes over it."""
-    workspace: int
-    """Bytes that the planned storage of inner values takes in a call."""
+    workspace: int | None
+    """Bytes that the planned storage of inner values takes in a call; None where it depends on sizes of symbolic dims."""
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
@@ -62,6 +63,7 @@ def build(
     tuning: ScheduleTuner | None = None,
 ) -> TvmProgram:
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
+    is_open = not all(tensor_type(parameter.ty).is_static for parameter in module["main"].params)
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
         fresh = fresh_results(fused["main"])
@@ -70,11 +72,12 @@ def build(
         if tuning is not None:
             loops = tuning.apply(loops, target, wrapping)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
-        in_place = find_inplace_inputs(scheduled, len(fused["main"].params) - len(weights), wrapping)
+        inputs = 0 if is_open else len(fused["main"].params) - len(weights)
+        in_place = find_inplace_inputs(scheduled, inputs, wrapping)
         free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
-        workspace = _storage(planned["main"])
-        both, fills = add_destination_variant(planned)
+        workspace = None if is_open else _storage(planned["main"])
+        both, fills = (planned, False) if is_open else add_destination_variant(planned)
         in_place = in_place if fills else {}
         both = with_overwriting(both, in_place)
         code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)

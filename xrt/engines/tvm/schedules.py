@@ -68,6 +68,7 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) ->
     """Return the schedule with the block's loops arranged by the first way that fits and that TVM can follow."""
     nest = LoopNest(schedule, block, machine)
     if not nest.is_plain:
+        nest.share_open_rows()
         return schedule
     if nest.is_large_reduction:
         for way in (LoopNest.tile, LoopNest.split_rows):

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import NodeQuery
+from xrt.engines.toolkit.open_shapes import ELEMENTWISE, has_symbolic_dims, why_not_at_every_size
 from xrt.engines.tvm.cuda.codegen import OLDEST, build
 from xrt.engines.tvm.cuda.codegen import make_target as device_target
 from xrt.engines.tvm.errors import summarize_error
@@ -38,9 +39,26 @@ def why_not(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *used):
         if reason := _type_refusal(name, function.get_type(name), produced=name in used):
             return reason
+    if has_symbolic_dims(node, function) and (reason := _why_not_open(node, function)):
+        return reason
     question = NodeQuery.of(node, function, version, _find_constant, used)
     reason = find_known_issue(node, function) or _check_conversion(question)
     return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(question)
+
+
+def _why_not_open(node: Node, function: Function) -> str | None:
+    if node.device.partition(":")[0] not in ("", "cpu"):
+        return "TVM's schedules for GPUs are given fixed sizes"
+    return why_not_at_every_size(node, function, AT_EVERY_SIZE)
+
+
+LOOPS_APART = frozenset(
+    ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
+)
+"""Operators whose loops are arranged for fixed sizes alone."""
+_MOVES = ["Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"]
+AT_EVERY_SIZE = ELEMENTWISE.union(_MOVES, LOOPS_APART)
+"""Operators that were tried with symbolic dims, and agreed at every size."""
 
 
 def _is_used(name: str, function: Function) -> bool:
@@ -54,7 +72,7 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
         return f"{name!r} is {type_}, and TVM takes tensors only"
     if type_.dtype not in DTYPES:
         return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
-    if not produced and not type_.is_static:
+    if not produced and (type_.shape is None or None in type_.shape):
         return f"the shape of {name!r} is not known before the run"
     if 0 in (type_.shape or ()):
         return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
@@ -81,7 +99,8 @@ def _check_conversion(question: NodeQuery) -> str | None:
     wanted = question.asked
     if len(imported.results) != len(wanted):
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
-    reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
+    is_open = any(isinstance(given, TensorType) and not given.is_static for given in question.inputs)
+    reasons = (_disagreement(question.op_type, got, want, is_open) for got, want in zip(imported.results, wanted, strict=True))
     return next((reason for reason in reasons if reason), None)
 
 
@@ -99,8 +118,8 @@ def _trial_on_device(question: NodeQuery) -> str | None:
     return None
 
 
-def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | None:
-    if not got.is_static:
+def _disagreement(op_type: str, got: TensorType, want: Type | None, is_open: bool) -> str | None:
+    if got.shape is None or not (got.is_static or is_open):
         return f"the shape of what {op_type} returns is not known to TVM before the run"
     if isinstance(want, TensorType) and not _agrees(got, want):
         return f"TVM takes the result of this {op_type} for {got}, where ONNX says {want}"
