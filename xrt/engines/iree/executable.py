@@ -80,7 +80,8 @@ class IreeExecutable(Executable):
         self._outputs = [_Place.of(function.get_type(value.name)) for value in function.outputs]
         self._inputs = [_Place.of(value.type) for value in function.inputs]
         self._places = [*self._inputs, *self._outputs]
-        self._is_fixed = all(place.is_fixed for place in self._places)
+        self._known = [place.shape if place.is_fixed else None for place in self._places]
+        self._is_fixed = None not in self._known
         self._shapes = [place.shape for place in self._outputs]
         self._weights = [_lasting(constant.array) for constant in list_parameters(function).values()]
         self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
@@ -157,9 +158,9 @@ class IreeExecutable(Executable):
             return self._shapes
         sizes: dict[object, int] = {}
         for array, place in zip(inputs, self._inputs, strict=True):
-            fits = len(array.shape) == len(place.shape) and all(array.shape)
+            fits = len(array.shape) == len(place.shape)
             for dim, size in zip(place.shape, array.shape, strict=False):
-                fits = fits and (dim if isinstance(dim, int) else sizes.setdefault(dim, size)) == size
+                fits = fits and (dim == size if isinstance(dim, int) else sizes.setdefault(dim, size) == size > 0)
             if not fits:
                 inputs_due = ", ".join(map(str, self.function.inputs))
                 raise RunFailed(f"{LIBRARY} takes {inputs_due}, with elements, and is given {list(array.shape)}")
@@ -172,8 +173,12 @@ class IreeExecutable(Executable):
     def _views(self, arrays: Sequence[Array]) -> list[Any]:
         import_ = self._import
         return [
-            HalBufferView(import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE), array.shape, place.hal)
-            for array, place in zip(arrays, self._places, strict=True)
+            HalBufferView(
+                import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE),
+                array.shape if shape is None else shape,
+                place.hal,
+            )
+            for array, place, shape in zip(arrays, self._places, self._known, strict=True)
         ]
 
     def _invoke(self, views: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from xrt.engines.tvm.errors import summarize_error
 from xrt.engines.tvm.inplace_analysis import name_entry
 from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
+from xrt.graph import TensorType
 
 if TYPE_CHECKING:
     from xrt.engines.tvm.pipeline import TvmProgram
@@ -47,6 +48,8 @@ class RelaxExecutable(Executable):
         self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
         self._is_open = program.workspace is None
+        types = enumerate(value.type for value in function.inputs)
+        self._sized = [k for k, type_ in types if isinstance(type_, TensorType) and _may_be_empty(type_)]
         self._name = function.name
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
@@ -54,7 +57,7 @@ class RelaxExecutable(Executable):
         self._idle.append(self._machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if self._is_open and not all(value.size for value in inputs):
+        if not all(inputs[place].size for place in self._sized):
             raise RunFailed("TVM's loops need tensors with elements")
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
         if out is not None and self._fills(out) and (entry := self._entry(inputs, out)) is not None:
@@ -187,6 +190,11 @@ def _to_array(tensor: Any) -> Array:
         return np.from_dlpack(tensor)
     except RuntimeError:
         return np.asarray(tensor.numpy())
+
+
+def _may_be_empty(type_: TensorType) -> bool:
+    """Whether the sizes of a call alone decide whether there are elements; what never has any is read by no loop."""
+    return not type_.is_static and 0 not in (type_.shape or ())
 
 
 def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
