@@ -91,6 +91,14 @@ def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: 
     assert [str(function.inputs[0].type) for function in compiled] == ["float32[5,3]", "float32[N,3]"]
 
 
+@pytest.mark.parametrize("dynamic", ["auto", "always"])
+def test_a_call_without_elements_has_a_program_of_its_own(dynamic: str, compiled: list[Function]) -> None:
+    with make(Flexible(), dynamic=dynamic) as module:
+        assert [call(module, rows) for rows in (5, 1, 0, 2)] == [{"relu": "flexible", "neg": "flexible"}] * 4
+    sizes = [str(function.inputs[0].type) for function in compiled]
+    assert sizes == [*(["float32[5,3]"] if dynamic == "auto" else []), "float32[N,3]", "float32[0,3]"]
+
+
 @pytest.mark.parametrize(
     ("engine", "options", "compiles", "reason"),
     [

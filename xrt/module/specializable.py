@@ -143,7 +143,8 @@ class Specializable:
         if values is None and not self._served.is_traced:
             return None, fetch
         sizes = self._served.key(values or [], False)
-        has_own = sizes is None or self._is_first_size(sizes) or self._find_reason_for_sizes(values)
+        is_empty = not self._engines.are_dynamic and any(getattr(value, "size", 1) == 0 for value in values or ())
+        has_own = sizes is None or is_empty or self._is_first_size(sizes) or self._find_reason_for_sizes(values)
         return sizes if has_own else self._served.key(values or [], True), fetch
 
     def _specialize(
