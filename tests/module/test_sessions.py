@@ -72,6 +72,7 @@ def test_state_is_read_and_set_by_name() -> None:
     session.state.update({"total": X, "seen": np.ones((2, 3), "float32")})
     session(X)
     assert session.state["seen"].shape == (3, 3)
+    assert "seen" in session.state and "x" not in session.state and session.state.get("x") is None
 
 
 def test_a_new_state_is_filled_with_its_number() -> None:

@@ -200,6 +200,13 @@ class SessionState(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         raise InputError(f"state {name!r} cannot be removed; session.reset() forgets all state")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._session._known().states
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a copy of the state of that name; ``default`` where the model has none."""
+        return self[name] if name in self else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._session._known().states)
 
