@@ -205,7 +205,9 @@ class SessionState(MutableMapping[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a copy of the state of that name; ``default`` where the model has none."""
-        return self[name] if name in self else default
+        if name not in self:
+            return default
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._session._known().states)
