@@ -148,9 +148,8 @@ def main() -> None:
 
 def _format(one: dict[str, Any]) -> str:
     ms = f"{one['first_call_ms']:9.1f} {one['longest_pause_ms']:9.1f} {one['median_pause_ms']:7.2f}"
-    rate = (
-        "" if one["rate_of_sizes_met_often"] is None else "{median:.2f} ({lowest:.2f})".format(**one["rate_of_sizes_met_often"])
-    )
+    often = one["rate_of_sizes_met_often"]
+    rate = "" if often is None else f"{often['median']:.2f} ({often['lowest']:.2f})"
     named = f"{one['model']:10} {one['engine']:9} {one['first']:9}"
     return f"{named} {ms} {one['above_limit']:5d}  {rate:13} {one['largest_difference']:11.1e}"
 

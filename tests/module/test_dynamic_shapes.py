@@ -99,6 +99,14 @@ def test_a_call_without_elements_has_a_program_of_its_own(dynamic: str, compiled
     assert sizes == [*(["float32[5,3]"] if dynamic == "auto" else []), "float32[N,3]", "float32[0,3]"]
 
 
+def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -> None:
+    unused = Value("none", TensorType(DType.FLOAT32, (0,)))
+    with xrt.XRTModule(MODEL.replace(inputs=(*MODEL.inputs, unused)), [Flexible()], cache=CompileCache()) as module:
+        for rows in (5, 1, 2, 3):
+            module(np.ones((rows, 3), "float32"), np.zeros(0, "float32"))
+    assert [str(function.inputs[0].type) for function in compiled] == ["float32[5,3]", "float32[N,3]"]
+
+
 @pytest.mark.parametrize(
     ("engine", "options", "compiles", "reason"),
     [

@@ -139,12 +139,21 @@ class Specializable:
             self._first_sizes = sizes
         return sizes == self._first_sizes
 
+    def _is_empty(self, values: Sequence[Any]) -> bool:
+        """Whether a symbolic dim is 0 in a call, which programs for all sizes of some engines refuse."""
+        return not self._engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self._open_axes)
+
+    @cached_property
+    def _open_axes(self) -> tuple[tuple[int, int, str], ...]:
+        from xrt.placement.size_ranges import list_open_axes
+
+        return tuple(list_open_axes(self._served.inputs))
+
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
         if values is None and not self._served.is_traced:
             return None, fetch
         sizes = self._served.key(values or [], False)
-        is_empty = not self._engines.are_dynamic and any(getattr(value, "size", 1) == 0 for value in values or ())
-        has_own = sizes is None or is_empty or self._is_first_size(sizes) or self._find_reason_for_sizes(values)
+        has_own = sizes is None or self._is_first_size(sizes) or self._find_reason_for_sizes(values) or self._is_empty(values)
         return sizes if has_own else self._served.key(values or [], True), fetch
 
     def _specialize(
