@@ -70,7 +70,8 @@ def step(
 
     With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of the gradients of N calls; the sums are
     state too, ``<name>.gradient``, and ``optimizer.step`` counts the changes. Each Dropout in training form drops what ``seed``
-    says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it.
+    says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
+    of If, Loop or Scan is left to the engine.
 
     The default optimizer is `SGD`. Raises ModelError as `xrt.gradient` and `list_parameters` do, OptionError for a number that is
     none of these.
