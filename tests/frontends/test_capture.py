@@ -155,10 +155,10 @@ def test_a_tensor_that_is_not_dense_is_refused() -> None:
         xrt.from_torch(Call(lambda x: x.to_sparse().sum()), (torch.eye(3),))
 
 
-def test_dropout_in_training_mode_is_opaque_and_says_what_to_do() -> None:
-    found = capture(nn.Dropout().train(), (torch.ones(2),))
-    assert found.declined == {"aten.dropout.default": "dropout in training mode; call eval() on the module to leave it out"}
-    assert capture(nn.Dropout().eval(), (torch.ones(2),)).declined == {}
+def test_dropout_in_training_mode_is_a_dropout() -> None:
+    found = capture(nn.Dropout(0.25).train(), (torch.ones(2),))
+    assert [node.op for node in found.function.nodes] == ["Dropout"] and not found.declined
+    assert [node.op for node in capture(nn.Dropout().eval(), (torch.ones(2),)).function.nodes] == ["Identity"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -44,6 +44,8 @@ def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> No
             trained(x, LABELS)
             state = trained.state_dict()
             found = evaluated(x)
+            with xrt.XRTModule(trained.export(), engine) as exported:
+                np.testing.assert_allclose(exported(x), found, rtol=1e-5, atol=1e-6)
             normal = (x @ state["w"] - state["mean"]) / np.sqrt(state["variance"] + 1e-5)
             np.testing.assert_allclose(found, normal * state["scale"] + state["shift"], rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(evaluated(x), found)
@@ -65,6 +67,10 @@ def test_a_module_of_torch_is_evaluated_in_its_own_form() -> None:
         module.load_state_dict({name: torch.from_numpy(v) for name, v in trained.state_dict().items()}, strict=False)
         np.testing.assert_allclose(evaluated(x.numpy(), labels.numpy()), module(x, labels).detach().numpy(), rtol=1e-4)
         evaluated.close()
+        exported = trained.export(xrt.from_torch(module.eval(), (x, labels)))
+        assert [value.name for value in exported.inputs] == ["x", "labels"]
+        with xrt.XRTModule(exported, "ort") as served:
+            np.testing.assert_allclose(served(x.numpy(), labels.numpy()), module(x, labels).detach().numpy(), rtol=1e-4)
 
 
 def test_a_model_of_other_weights_is_an_error() -> None:

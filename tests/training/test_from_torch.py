@@ -62,3 +62,11 @@ def test_forty_steps_are_those_of_torch(name: str, engine: str) -> None:
     for key, value in module.named_buffers():
         if key in state:
             np.testing.assert_allclose(state[key], value.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_an_lstm_is_captured_without_a_warning() -> None:
+    module = nn.LSTM(3, 4, batch_first=True).train()
+    x = torch.randn(2, 5, 3)
+    function = xrt.from_torch(module, (x,))
+    expected = module(x)[0].detach().numpy()
+    np.testing.assert_allclose(xrt.XRTModule(function, "toy")(x.numpy())[0], expected, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,7 @@
-"""Inference with the weights of a training module: no Dropout, and batches normalized by the running statistics."""
+"""Inference with the weights of a training module: no Dropout, and batches normalized by the running statistics.
+
+The weights are read at each call (`EvalModule`), or become the constants of a Function (`fix_weights`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from xrt.training.steps import promote
 if TYPE_CHECKING:
     from xrt.module.session import Session
 
-__all__ = ["EvalModule", "make_inference_form"]
+__all__ = ["EvalModule", "fix_weights", "make_inference_form"]
 
 
 def make_inference_form(function: Function) -> Function:
@@ -45,6 +48,19 @@ def _list_forms(node: Node, function: Function) -> Iterator[Node]:
                 yield Node("Identity", (before,), (after,))
 
 
+def fix_weights(function: Function, session: Session) -> Function:
+    """Return the Function with the state of the session as its constants, where a constant or an input has the name of one.
+
+    Raises InputError where such a constant has another type.
+    """
+    _check(function, session)
+    with session.borrow() as arrays:
+        names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
+        weights = {name: Constant(arrays[name].copy()) for name in names}
+    inputs = tuple(value for value in function.inputs if value.name not in names)
+    return function.replace(inputs=inputs, constants={**function.constants, **weights})
+
+
 class EvalModule:
     """A model with the weights that a `TrainModule` has at each call; `TrainModule.eval` makes it.
 
@@ -55,7 +71,7 @@ class EvalModule:
         self._session = session
         states = set(session.state)
         weights = {name: constant for name, constant in function.constants.items() if name in states}
-        _check(weights, session)
+        _check(function, session)
         promoted = promote(function, weights)
         self._others = tuple(value for value in promoted.inputs if value.name not in states)
         self.module = XRTModule(promoted, engine, **options)
@@ -78,10 +94,11 @@ class EvalModule:
         self.close()
 
 
-def _check(weights: Mapping[str, Constant], session: Session) -> None:
+def _check(function: Function, session: Session) -> None:
     with session.borrow() as arrays:
-        for name, constant in weights.items():
-            if (found := arrays[name]).shape != constant.array.shape or found.dtype != constant.array.dtype:
+        for name, constant in function.constants.items():
+            found = arrays.get(name, constant.array)
+            if (found.shape, found.dtype) != (constant.array.shape, constant.array.dtype):
                 raise InputError(
                     f"weight {name!r} is {found.dtype}{list(found.shape)} in training, and {constant.type} in the model to "
                     "evaluate; give the same model in its inference form"

@@ -10,6 +10,7 @@ from xrt.errors import InputError, did_you_mean
 from xrt.graph import Function
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
+from xrt.training.models import capture_for_inference, read_model
 from xrt.training.steps import RATE, STEP, list_parameters, step
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class TrainModule:
 
     ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of `xrt.training.step`,
     other options those of `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this
-    module; the model's own constants stay as they are. Raises what `step` and `XRTModule` do.
+    module; the model's own constants stay as they are. For a `torch.nn.Module` give example inputs as ``args``; its parameters
+    and buffers are the first values here. Raises what `step` and `XRTModule` do.
     """
 
     def __init__(
@@ -42,17 +44,20 @@ class TrainModule:
         accumulation_steps: int = 1,
         seed: int = 0,
         learning_rate: float = 1e-3,
+        args: tuple[Any, ...] | None = None,
         **options: Any,
     ) -> None:
         self.learning_rate = learning_rate
         """What the next step uses; set it between steps for a schedule."""
-        self._model = make_source(model).get_declared_function()
-        self._initial = list_parameters(self._model, parameters)
+        read = read_model(model, args, parameters)
+        self._model = read.function
+        self._source = None if args is None else (model, args)
+        self._initial = list_parameters(self._model, read.parameters)
         function = step(
             self._model,
             loss=loss,
             optimizer=optimizer,
-            parameters=parameters,
+            parameters=read.parameters,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             seed=seed,
@@ -64,6 +69,7 @@ class TrainModule:
         """The session that owns the state."""
         for name, constant in self._initial.items():
             self.session.state[name] = constant.array
+        self.session.state.update(read.buffers)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Make one step and return the outputs of the model, the loss first where a `Loss` makes it."""
@@ -108,21 +114,31 @@ class TrainModule:
         """Return a module for inference with the weights as they are at each of its calls, in the same memory.
 
         Dropout is off, and BatchNormalization uses the running statistics. Without ``model`` it is the model of the training in
-        this form. A Function of `xrt.from_torch` has batch statistics written out: give ``xrt.from_torch(module.eval(), ...)``,
-        whose constants are replaced by the state of the same names. Raises InputError where such a constant has another type.
+        this form; a `torch.nn.Module` is captured once more, as after its ``eval()``. A Function of `xrt.from_torch` has batch
+        statistics written out: give ``xrt.from_torch(module.eval(), ...)``, whose constants are replaced by the state of the same
+        names. Raises InputError where such a constant has another type.
         """
-        from xrt.training.inference import EvalModule, make_inference_form
+        from xrt.training.inference import EvalModule
 
-        function = self._model if model is None else make_source(model).get_declared_function()
         engine, options = self._given
-        return EvalModule(make_inference_form(function), self.session, engine, options)
+        return EvalModule(self._find_inference_form(model), self.session, engine, options)
 
-    def export(self) -> Function:
-        """Return the model with the parameters as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`."""
-        from xrt.graph import Constant
+    def export(self, model: Any = None) -> Function:
+        """Return the model for inference with the weights as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
 
-        trained = {name: Constant(array) for name, array in self.parameters.items()}
-        return self._model.replace(constants={**self._model.constants, **trained})
+        Its form is that of `eval`, which says what ``model`` is for; the running statistics are constants of it too. Raises
+        InputError as `eval` does.
+        """
+        from xrt.training.inference import fix_weights
+
+        return fix_weights(self._find_inference_form(model), self.session)
+
+    def _find_inference_form(self, model: Any) -> Function:
+        from xrt.training.inference import make_inference_form
+
+        if model is None and self._source is not None:
+            return make_inference_form(capture_for_inference(*self._source))
+        return make_inference_form(self._model if model is None else make_source(model).get_declared_function())
 
     def close(self) -> None:
         """Release the executables."""

@@ -18,6 +18,7 @@ from xrt.passes.gradient.recording import continue_function
 from xrt.training.accumulation import StateRecorder, accumulate
 from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
+from xrt.training.models import read_model
 from xrt.training.optimizers import SGD, Optimizer, StepContext
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def step(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
     seed: int = 0,
+    args: tuple[Any, ...] | None = None,
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
 
@@ -73,16 +75,21 @@ def step(
     says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
     of If, Loop or Scan is left to the engine.
 
+    A `torch.nn.Module` is captured with the example inputs ``args``, in the mode in which it is: call ``train()`` on it before.
+    Its parameters that require a gradient are trained, those that match where patterns are given; buffers that it updates are
+    state. A state is zeros at first here too: `TrainModule` sets it to the module's.
+
     The default optimizer is `SGD`. Raises ModelError as `xrt.gradient` and `list_parameters` do, OptionError for a number that is
     none of these.
     """
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
     optimizer = optimizer or SGD()
-    chosen = list_parameters(model, parameters)
+    read = read_model(model, args, parameters)
+    chosen = list_parameters(read.function, read.parameters)
     if not chosen:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
-    seeded, drawn = write_dropout(make_source(model).get_declared_function(), seed)
+    seeded, drawn = write_dropout(read.function, seed)
     promoted = promote(_with_loss(seeded, loss), chosen)
     name = _find_loss(promoted, loss, drawn)
     found = gradient(promoted, of=name, with_respect_to=tuple(chosen))

@@ -96,6 +96,8 @@ def _why_inexact(node: Node, function: Function, terms: Terms) -> str | None:
 
 def _why_not_inside(node: Node, function: Function, terms: Terms) -> str | None:
     """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
+    if node.op_type == "Scan" and (made := [n for body in node.bodies for n in body.captures if function.producer(n)]):
+        return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {made[0]!r} is"
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:

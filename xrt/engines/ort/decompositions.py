@@ -1,4 +1,8 @@
-"""A Clip of floats with one bound, which ONNX Runtime clips at the largest finite number on the other side, infinities too."""
+"""What ONNX Runtime computes wrong in one form and right in another.
+
+A Clip of floats with one bound clips at the largest finite number on the other side, infinities too. A product of a transposed
+matrix with a vector, which its optimizer fuses, takes the matrix as not transposed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
-__all__ = ["add_clip_bounds"]
+__all__ = ["add_clip_bounds", "write_vectors_as_columns"]
 
 
 def add_clip_bounds(function: Function) -> Function:
@@ -55,3 +59,41 @@ def _infinity(value: float, dtype: DType, added: dict[str, Constant]) -> str:
     name = f"xrt/clip/{dtype}/{value}"
     added[name] = Constant(np.array(value, dtype.numpy))
     return name
+
+
+# ---------------------------------------------------------------------- products with a vector
+
+_COLUMN = "xrt/matmul/column"
+
+
+def write_vectors_as_columns(function: Function) -> Function:
+    """Return the Function with each MatMul of a computed tensor and a vector as one with a column, in bodies too.
+
+    Not only one of a Transpose itself: the library moves these over other nodes. Itself if there are none.
+    """
+    nodes: list[Node] = []
+    added: dict[str, Constant] = {}
+    for node in function.nodes:
+        rank = _find_rank(node, function)
+        if rank is None:
+            nodes.append(node.map_bodies(write_vectors_as_columns))
+            continue
+        column, product = f"{node.outputs[0]}/column", f"{node.outputs[0]}/product"
+        shape = f"xrt/matmul/{rank}"
+        added |= {_COLUMN: Constant(np.array([-1, 1])), shape: Constant(np.zeros(rank - 1, np.int64))}
+        nodes += [
+            Node("Reshape", (node.inputs[1], _COLUMN), (column,)),
+            replace(node, inputs=(node.inputs[0], column), outputs=(product,)),
+            Node("Reshape", (product, shape), node.outputs),
+        ]
+    unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
+    return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **added})
+
+
+def _find_rank(node: Node, function: Function) -> int | None:
+    """Return the rank of a computed tensor that is multiplied with a vector, None for other nodes."""
+    if node.op != "MatMul" or not function.computes(node.inputs[0]):
+        return None
+    types = [function.get_type(name) for name in node.inputs]
+    ranks = [type_.rank if isinstance(type_, TensorType) else None for type_ in types]
+    return ranks[0] if ranks[1] == 1 and (ranks[0] or 0) > 1 else None

@@ -43,10 +43,11 @@ def list_computed_outputs(function: Function) -> tuple[Value, ...]:
 
 def session_function(function: Function) -> Function:
     """Return the Function with just the outputs that its session computes, in words that the library takes as ONNX means them."""
-    from xrt.engines.ort.decompositions import add_clip_bounds
+    from xrt.engines.ort.decompositions import add_clip_bounds, write_vectors_as_columns
     from xrt.engines.ort.normalization import decompose_normalization
 
-    computed, function = list_computed_outputs(function), decompose_normalization(add_clip_bounds(function))
+    computed = list_computed_outputs(function)
+    function = write_vectors_as_columns(decompose_normalization(add_clip_bounds(function)))
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 

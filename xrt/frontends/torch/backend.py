@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,8 @@ def xrt_backend(
 
     The options are the arguments of `XRTModule` (``engine``, ``cache``, ``threads``, ...) and ``freeze``: True makes parameters
     and buffers constants, which engines fold and pack; a write that PyTorch counts compiles the graph again. Without ``engine``
-    it is ONNX Runtime where that is installed. A backward graph runs in PyTorch itself. Raises OptionError for an unknown
-    option, or for a ``mode``.
+    it is ONNX Runtime where that is installed. A backward graph is compiled as the forward graph is; in training ``freeze``
+    leaves parameters that require a gradient as inputs. Raises OptionError for an unknown option, or for a ``mode``.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -53,23 +54,42 @@ def xrt_backend(
     check_sizes_closed(parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")}))
     static = find_static_inputs(inputs) if freeze else {}
 
-    def compile_forward(forward: GraphModule, fakes: Sequence[Any]) -> Compiled:
+    def compile_forward(forward: GraphModule, fakes: Sequence[Any], *, is_training: bool) -> Compiled:
         context = TracingContext.try_get()
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
-        fixed = {index: one for index, one in static.items() if index not in written} if len(fakes) == len(inputs) else {}
+        fixed = {index: one for index, one in static.items() if index not in written and not (is_training and one.requires_grad)}
         compile_for = partial(_compile, forward, options=given)
-        return FrozenGraph(compile_for, fixed) if fixed else compile_for({})
+        return FrozenGraph(compile_for, fixed) if fixed and len(fakes) == len(inputs) else compile_for({})
 
-    def keep(backward: GraphModule, fakes: Sequence[Any]) -> Compiled:
-        return _box(backward.forward)
+    def compile_backward(backward: GraphModule, fakes: Sequence[Any]) -> Compiled:
+        return _compile(backward, {}, options=given)
 
     compile_all: Any = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=keep,
-        inference_compiler=compile_forward,
+        fw_compiler=partial(compile_forward, is_training=True),
+        bw_compiler=compile_backward,
+        inference_compiler=partial(compile_forward, is_training=False),
         decompositions=get_decompositions(),
     )
-    return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
+    with _write_out_recurrence(graph):
+        return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
+
+
+@contextmanager
+def _write_out_recurrence(graph: GraphModule) -> Iterator[None]:
+    """Have AOTAutograd write an LSTM in products where gradients are wanted.
+
+    Its other form is an operator of oneDNN, which keeps a tensor that only PyTorch's own gradient reads.
+    """
+    is_recurrent = any(getattr(call.target, "__name__", "") == "lstm" for call in graph.graph.nodes)
+    if not (is_recurrent and torch.is_grad_enabled()):
+        yield
+        return
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: dict[str, Any]) -> Compiled:

@@ -87,6 +87,7 @@ def capture(
     with _EXPORT, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)  # of PyTorch about itself
+        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # a list of parameters that nn.LSTM keeps
         return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 

@@ -24,7 +24,7 @@ def get_decompositions() -> dict[Any, Callable[..., Any]]:
     table = {
         operator: decomposition
         for operator, decomposition in core_aten_decompositions().items()
-        if str(operator) not in RULES and random not in operator.tags and "backward" not in str(operator)
+        if str(operator) not in RULES and random not in operator.tags
     }
     aten = torch.ops.aten
     return {

@@ -39,10 +39,12 @@ _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymB
 class Lowering:
     """One captured graph on its way into a builder, which must be recording.
 
-    ``declined`` collects, by operator, the reasons of those calls that became opaque nodes.
+    ``declined`` collects, by operator, the reasons of those calls that became opaque nodes. With ``keeps_generator`` these are
+    also the calls that draw from PyTorch's generator.
     """
 
-    def __init__(self, builder: Builder, symbols: Symbols) -> None:
+    def __init__(self, builder: Builder, symbols: Symbols, *, keeps_generator: bool = False) -> None:
+        self._keeps_generator = keeps_generator
         self.builder = builder
         self.symbols = symbols
         self.values: dict[Call, Any] = {}
@@ -204,6 +206,8 @@ class Lowering:
         try:
             if rule is None:
                 raise Unsupported("the operator has no ONNX form here")
+            if self._keeps_generator and name in _DRAWING:
+                raise Unsupported("the operator draws from PyTorch's generator")
             _check_types(fake, call)
             result = self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
@@ -232,6 +236,7 @@ class Lowering:
         schema = call.target._schema
         if schema.is_mutable:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
+        _check_memory(call)
         overload = call.target._overloadname or "default"
         several = isinstance(fake, list | tuple)
         found = self._get_types(call, fake)
@@ -262,10 +267,10 @@ class Lowering:
         if result.dtype is not wanted.dtype:
             result = emit("Cast", result, to=wanted.dtype)
         known = result.tensor_type.shape
-        if known is None and self.builder.find_constant(result) is None:
-            result.type = self.builder.types[result.name] = wanted
-        elif known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
+        if known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
             raise Unsupported(f"its rule gives {TensorType(wanted.dtype, known)}, and PyTorch {wanted}")
+        if (known is None or None in known) and self.builder.find_constant(result) is None:
+            result.type = self.builder.types[result.name] = wanted
         self.symbols.know_shape(result, fake.shape)
         return result
 
@@ -275,6 +280,8 @@ _ONE_TYPE = frozenset(
     for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution")
 )
 """Operators that `torch.export` captures with operands of two types and that then fail."""
+_DRAWING = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
+"""Operators with a rule that draw random numbers."""
 _NO_AXES = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
 """Python's own functions that work on the results of operators; the others work on numbers, which are known."""
@@ -288,6 +295,19 @@ def _check_types(fake: Any, call: Call) -> None:
             raise Unsupported("operators of ONNX take no complex numbers")
     if str(call.target) == "aten.as_strided.default" and not (read[0].is_contiguous() and read[0].storage_offset() == 0):
         raise Unsupported("as_strided of a tensor that is not contiguous")
+
+
+_BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
+
+
+def _check_memory(call: Call) -> None:
+    """Raise ModelError for an operator that keeps the factors of a matrix or of its transpose, by the order in memory.
+
+    The backward graph is traced for one of these, and an engine's results are contiguous.
+    """
+    is_kept = len(call.users) > 1
+    if is_kept and str(call.target) in _BY_MEMORY and not call.all_input_nodes[0].meta["val"].is_contiguous():
+        raise ModelError(f"what {call.target} keeps for its gradient depends on the order of its input in memory")
 
 
 _PATH = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")

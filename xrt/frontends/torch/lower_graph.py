@@ -55,7 +55,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
     Raises ModelError where it cannot be lowered.
     """
     builder = Builder("graph")
-    lowering = Lowering(builder, Symbols({}))
+    lowering = Lowering(builder, Symbols({}), keeps_generator=True)
     placeholders = [call for call in graph.graph.nodes if call.op == "placeholder"]
     given: list[int] = []
     with builder:

@@ -6,6 +6,7 @@ from xrt.frontends.torch.rules import (  # noqa: F401
     activations,
     create,
     elementwise,
+    gradients,
     index,
     neural,
     pool,

@@ -127,15 +127,72 @@ def _normalized(op_type: str, result: TensorType, x: Tensor, dim: int) -> Tensor
     return emit(op_type, y, axis=dim)
 
 
-@rule("dropout", "feature_dropout", "alpha_dropout", "dropout_")
+def drop(x: Tensor, p: float) -> Tensor:
+    """Return the tensor with elements dropped in that share, in training form; the others are divided by what is kept."""
+    if p >= 1:
+        return emit("Mul", x, scalar(0, x.dtype))
+    return emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
+
+
+@rule("dropout", "dropout_")
 def dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    if train and p > 0:
-        raise Unsupported("dropout in training mode; call eval() on the module to leave it out")
-    return x
+    return drop(x, p) if train and p > 0 else x
+
+
+@rule("feature_dropout", "feature_dropout_")
+def feature_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
+    """Drop whole channels: a factor of each, as it broadcasts."""
+    if not train or p == 0:
+        return x
+    return emit("Mul", x, drop(_make_ones(x, channels=True), p))
+
+
+@rule("alpha_dropout", "alpha_dropout_")
+def alpha_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
+    return _drop_to_alpha(x, p, channels=False) if train and p > 0 else x
+
+
+@rule("feature_alpha_dropout", "feature_alpha_dropout_")
+def feature_alpha_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
+    return _drop_to_alpha(x, p, channels=True) if train and p > 0 else x
+
+
+def _make_ones(x: Tensor, *, channels: bool) -> Tensor:
+    if not channels:
+        return emit("Expand", scalar(1, x.dtype), emit("Shape", x))
+    shape = emit("Concat", emit("Shape", x, end=2), ints(*[1] * (x.ndim - 2)), axis=0) if x.ndim > 2 else emit("Shape", x)
+    return emit("Expand", scalar(1, x.dtype), shape)
+
+
+def _drop_to_alpha(x: Tensor, p: float, *, channels: bool) -> Tensor:
+    """Set what is dropped to the limit of SELU, and keep mean and variance; Klambauer et al., arXiv:1706.02515, section 2."""
+    if p >= 1:
+        return emit("Mul", x, scalar(0, x.dtype))
+    alpha = 1.7580993408473766
+    scale = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
+    kept = emit("Mul", drop(_make_ones(x, channels=channels), p), scalar(1 - p, x.dtype))
+    shift = emit("Add", emit("Mul", kept, scalar(alpha * scale, x.dtype)), scalar(alpha * scale * (p - 1), x.dtype))
+    return emit("Add", emit("Mul", x, emit("Mul", kept, scalar(scale, x.dtype))), shift)
 
 
 @rule("native_dropout")
-def native_dropout(result: tuple[TensorType, ...], x: Tensor, p: float, train: bool | None) -> Any:
-    if train and p > 0:
-        raise Unsupported("dropout in training mode; call eval() on the module to leave it out")
+def native_dropout(result: Any, x: Tensor, p: float, train: bool | None) -> Any:
+    if train is not False and p > 0:
+        return _draw(x, p)
     return x, emit("Expand", constant(True, DType.BOOL), emit("Shape", x))
+
+
+@rule("bernoulli.p")
+def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
+    if generator is not None:
+        raise Unsupported("numbers of a generator of its own")
+    _, mask = _draw(_make_ones(x, channels=False), 1 - p)
+    return cast(mask, result.dtype)
+
+
+def _draw(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Return the tensor as `drop` does, and whether each element is kept."""
+    if p >= 1:
+        return drop(x, p), emit("Expand", constant(False, DType.BOOL), emit("Shape", x))
+    y, mask = apply("Dropout", (x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL)), {}, outputs=2)
+    return y, mask

@@ -92,15 +92,36 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
     used = [i for i, index in enumerate(indices) if index is not None]
     if len(used) == 1 and used[0] == 0 and indices[0].dtype is DType.BOOL:
         return _put_masked(x, indices[0], values, accumulate)
-    if used != list(range(len(used))) or any(indices[i].dtype is DType.BOOL for i in used):
-        raise Unsupported("a write by index that leaves out the first axis, or by mask and numbers")
-    where = _stack_indices([indices[i] for i in used])
-    rest = x.ndim - len(used)
+    if any(indices[i].dtype is DType.BOOL for i in used):
+        raise Unsupported("a write by mask and numbers")
+    if used != list(range(len(used))):
+        return _put_behind(x, indices, used, values, accumulate)
+    return _put_first(x, [indices[i] for i in used], x.ndim, values, accumulate)
+
+
+def _put_first(x: Tensor, indices: list[Tensor], rank: int, values: Tensor, accumulate: bool) -> Tensor:
+    """Write by indices of the first axes of a tensor of that rank."""
+    where = _stack_indices(indices)
     shape: Any = emit("Shape", where, start=0, end=-1)
-    if rest:
-        shape = emit("Concat", shape, emit("Shape", x, start=len(used)), axis=0)
+    if rank > len(indices):
+        shape = emit("Concat", shape, emit("Shape", x, start=len(indices)), axis=0)
     updates = emit("Expand", cast(values, x.dtype), shape)
     return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
+
+
+def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
+    """Write by indices of neighboring axes that are not the first: these come first, and go back afterwards."""
+    if used != list(range(used[0], used[0] + len(used))):
+        raise Unsupported("a write by index of axes that are no neighbors")
+    lead, wide = used[0], max(indices[i].ndim for i in used)
+    order = [*used, *range(lead), *range(used[-1] + 1, x.ndim)]
+    rank = wide + x.ndim - len(used)  # of the values: the axes before, those of the indices, the axes behind
+    if values.ndim:
+        values = emit("Unsqueeze", values, ints(*range(rank - values.ndim))) if values.ndim < rank else values
+        moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
+        values = emit("Transpose", values, perm=moved)
+    written = _put_first(emit("Transpose", x, perm=order), [indices[i] for i in used], x.ndim, values, accumulate)
+    return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
 
 
 def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:

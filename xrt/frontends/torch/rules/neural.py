@@ -173,13 +173,22 @@ def native_batch_norm_functional(
     if not training:
         return *native_batch_norm(result, x, weight, bias, mean, variance, momentum, eps), mean, variance
     y, batch_mean, deviation, spread = _normalize_batch(x, weight, bias, eps)
-    count = math.prod(fixed_size(x, axis) for axis in range(x.ndim) if axis != 1)
-    unbiased = emit("Mul", spread, scalar(count / (count - 1) if count > 1 else math.nan, spread.dtype))
+    unbiased = emit("Mul", spread, _find_correction(x, batch_mean, spread.dtype))
     after = []
     for old, new in ((mean, batch_mean), (variance, unbiased)):
         kept, taken = scalar(1 - momentum, old.dtype), scalar(momentum, old.dtype)
         after.append(emit("Add", emit("Mul", old, kept), emit("Mul", cast(new, old.dtype), taken)))
     return y, batch_mean, deviation, *after
+
+
+def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
+    """Return n / (n - 1) of the n elements that a channel has."""
+    sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
+    if all(isinstance(size, int) for size in sizes):
+        count = math.prod(size for size in sizes if isinstance(size, int))
+        return scalar(count / (count - 1) if count > 1 else math.nan, dtype)
+    elements = emit("Cast", emit("Div", emit("Size", x), emit("Size", mean)), to=dtype)
+    return emit("Div", elements, emit("Sub", elements, scalar(1, dtype)))
 
 
 def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
+from xrt.frontends.torch.rules.activations import drop
 from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, lowest, rule, scalar
 from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType, TensorType
@@ -134,26 +135,40 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if dropout_p:
-        raise Unsupported("attention with dropout; call eval() on the module to leave it out")
+    if enable_gqa:
+        key, value = (_repeat_heads(one, query) for one in (key, value))
+    scores, _ = list_scores(query, key, None, is_causal, scale)
+    if attn_mask is None:
+        return _attend(scores, value, dropout_p)
+    return _attend_masked(scores, value, attn_mask, dropout_p)
+
+
+def _attend(scores: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    weights = emit("Softmax", scores, axis=-1)
+    return emit("MatMul", drop(weights, dropout_p) if dropout_p else weights, value)
+
+
+def list_scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> tuple[Tensor, float]:
+    """Return the scaled products of queries and keys, a mask of numbers added to them, and the scale."""
     width = query.shape[-1]
     if scale is None and not isinstance(width, int):
         raise Unsupported("attention over heads of symbolic width")
     if isinstance(scale, SymbolicNumber):
         raise Unsupported("attention with a symbolic scale")
-    if enable_gqa:
-        key, value = (_repeat_heads(one, query) for one in (key, value))
     factor = scale if scale is not None else 1 / math.sqrt(width)  # type: ignore[arg-type]  # checked above
-    turned = emit("Transpose", key, perm=[*range(query.ndim - 2), query.ndim - 1, query.ndim - 2])
-    scores = emit("MatMul", emit("Mul", query, scalar(factor, query.dtype)), turned)
+    scores = emit("MatMul", emit("Mul", query, scalar(factor, query.dtype)), transpose_last(key, query.ndim))
     if is_causal:  # each row sees at least itself
         scores = emit("Where", _causal_mask(query, key), scores, scalar(float(lowest(query.dtype)), query.dtype))
-    if attn_mask is None:
-        return emit("MatMul", emit("Softmax", scores, axis=-1), value)
-    return _attend_masked(scores, value, attn_mask)
+    return (scores if mask is None else emit("Add", scores, cast(mask, scores.dtype))), factor
 
 
-def _attend_masked(scores: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def transpose_last(x: Tensor, rank: int | None = None) -> Tensor:
+    """Return a tensor with its last two axes exchanged."""
+    rank = x.ndim if rank is None else rank
+    return emit("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _attend_masked(scores: Tensor, value: Tensor, mask: Tensor, dropout_p: float) -> Tensor:
     """Return attention under a mask; a row that sees nothing is zero in PyTorch."""
     if mask.dtype is DType.BOOL:
         scores = emit("Where", mask, scores, scalar(float(lowest(value.dtype)), value.dtype))
@@ -162,7 +177,7 @@ def _attend_masked(scores: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     else:
         scores = emit("Add", scores, mask)
         is_seen = emit("Greater", emit("ReduceMax", mask, ints(-1), keepdims=1), scalar(-math.inf, mask.dtype))
-    attended = emit("MatMul", emit("Softmax", scores, axis=-1), value)
+    attended = _attend(scores, value, dropout_p)
     return emit("Where", is_seen, attended, scalar(0, value.dtype))
 
 
@@ -199,6 +214,15 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    if result[1] is not None:
-        raise Unsupported("attention of which the sums are used")
-    return attention(result[0], query, key, value, attn_mask, dropout_p, is_causal, scale), None
+    if dropout_p:
+        raise Unsupported("attention with dropout")
+    if result[1] is None:
+        return attention(result[0], query, key, value, attn_mask, dropout_p, is_causal, scale), None
+    scores, _ = list_scores(query, key, attn_mask, is_causal, scale)
+    least = scalar(float(lowest(scores.dtype)), scores.dtype)  # a row that sees nothing is zero
+    top = emit("Max", emit("ReduceMax", scores, ints(-1), keepdims=1), least)
+    weights = emit("Exp", emit("Sub", scores, top))
+    total = emit("ReduceSum", weights, ints(-1), keepdims=1)
+    total = emit("Where", emit("Equal", total, scalar(0, total.dtype)), scalar(1, total.dtype), total)
+    logs = emit("Squeeze", emit("Add", top, emit("Log", total)), ints(-1))
+    return emit("MatMul", emit("Div", weights, total), value), cast(logs, result[1].dtype)

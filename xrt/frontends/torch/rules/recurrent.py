@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import apply, emit
+from xrt.frontends.torch.rules.activations import drop
 from xrt.frontends.torch.rules.table import (
     Unsupported,
     constant,
@@ -31,8 +32,6 @@ def _recurrent(
 ) -> Any:
     """Apply a stack of layers; the gates of ONNX are in another order than PyTorch's."""
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
-    if train and dropout:
-        raise Unsupported("a recurrent layer with dropout in training mode")
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
     ways = 2 if is_bidirectional else 1
@@ -51,6 +50,8 @@ def _recurrent(
         for end, state in zip(ends, found[1:], strict=True):
             end.append(state)
         y = emit("Reshape", emit("Transpose", found[0], perm=[0, 2, 1, 3]), ints(0, 0, -1))
+        if train and dropout and layer + 1 < layers:
+            y = drop(y, dropout)
     y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y
     return (y, *[end[0] if layers == 1 else emit("Concat", *end, axis=0) for end in ends])
 

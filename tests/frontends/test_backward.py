@@ -1,0 +1,324 @@
+"""torch.compile in training: forward and backward graphs on engines, compared with eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.frontends.cases import Call
+from xrt.errors import FallbackWarning
+from xrt.frontends.torch import backend
+from xrt.frontends.torch.backend import xrt_backend
+from xrt.graph import Function
+from xrt.graph.opaque_call import DOMAIN
+
+
+@pytest.fixture(autouse=True)
+def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
+    """Return the Functions that are made of graphs."""
+    found: list[Function] = []
+    original = backend.lower_graph
+
+    def lower_graph(*args: Any) -> Any:
+        made = original(*args)
+        found.append(made.function)
+        return made
+
+    monkeypatch.setattr(backend, "lower_graph", lower_graph)
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), torch._dynamo.config.patch(allow_rnn=True):
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield found
+    torch._dynamo.reset()
+
+
+def compiled(model: Any, engine: Any = "toy", dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(
+        model, backend=xrt_backend, fullgraph=True, dynamic=dynamic, options={"engine": engine, **options}
+    )
+    return made
+
+
+class Decoder(nn.Module):
+    """Two blocks of a GPT over token numbers, with the loss of the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.blocks = nn.ModuleList(Attending() for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x))[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.feed = nn.Sequential(nn.Linear(8, 16), nn.GELU(approximate="tanh"), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.qkv(self.first(x)).split(8, -1))
+        x = x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.feed(self.second(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.head(self.layer(x)[0][:, -1]), torch.arange(len(x)) % 3)
+
+
+class Scores(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.layers(x), torch.arange(len(x)) % 3)
+
+
+def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    if name == "perceptron":
+        return Scores(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4),)
+    if name == "convolutional":
+        layers = [
+            *(nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+            *(nn.Conv2d(6, 8, 3, stride=2, groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2, 1, 1)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+        ]
+        return Scores(*layers), (torch.randn(6, 2, 9, 9),)
+    if name == "decoder":
+        return Decoder(), (torch.randint(0, 11, (3, 6)),)
+    return Recurrent(), (torch.randn(6, 5, 4),)
+
+
+NETWORKS = ["perceptron", "convolutional", "decoder", "recurrent"]
+ENGINES = ["toy", "ort", ["ort", "toy"], ["openvino", "ort"]]
+
+
+def compare_gradients(module: nn.Module, twin: nn.Module) -> None:
+    for (name, found), wanted in zip(module.named_parameters(), twin.parameters(), strict=True):
+        assert (found.grad is None) == (wanted.grad is None), name
+        if wanted.grad is not None:
+            scale = float(wanted.grad.abs().max())
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=2e-6 + 2e-5 * scale, msg=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_running_statistics_are_those_of_eager(name: str, engine: Any, functions: list[Function]) -> None:
+    module, inputs = make(name)
+    twin = copy.deepcopy(module)
+    pins = ["*Mul=toy"] if engine == ["ort", "toy"] else []
+    call = compiled(module, engine, pins=pins)
+    for _ in range(2):
+        loss, wanted = call(*inputs), twin(*inputs)
+        torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+        loss.backward()
+        wanted.backward()
+        compare_gradients(module, twin)  # of the second call: the sum of both
+    for key, buffer in module.named_buffers():
+        torch.testing.assert_close(buffer, twin.get_buffer(key), rtol=1e-4, atol=1e-5)
+    assert len(functions) == 2
+    assert {node.domain for function in functions for _, node in function.walk()} == {""}
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05, 0.9),
+    "adam": lambda p: torch.optim.Adam(p, 0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_twenty_steps_are_those_of_eager(name: str, optimizer: str, functions: list[Function]) -> None:
+    module, inputs = make(name)
+    twin = copy.deepcopy(module)
+    curves: list[list[float]] = []
+    for model, call in ((module, compiled(module, "ort")), (twin, twin)):
+        steps, losses = OPTIMIZERS[optimizer](model.parameters()), []
+        for _ in range(20):
+            steps.zero_grad()
+            loss = call(*inputs)
+            loss.backward()
+            steps.step()
+            losses.append(float(loss.detach()))
+        curves.append(losses)
+    torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-3, atol=1e-4)
+    assert curves[0][-1] < 0.95 * curves[0][0]
+    assert len(functions) == 2
+
+
+@pytest.mark.parametrize("name", ["convolutional", "decoder"])
+def test_two_forward_passes_before_two_backward_passes(name: str) -> None:
+    module, inputs = make(name)
+    twin = copy.deepcopy(module)
+    others = tuple(one.flip(0) if one.is_floating_point() else (one + 1) % 11 for one in inputs)
+    call = compiled(module, "ort")
+    for model, run in ((module, call), (twin, twin)):
+        first, second = run(*inputs), run(*others)
+        first.backward()
+        kept = [parameter.grad for parameter in model.parameters()]
+        second.backward()
+        assert [one.data_ptr() for one in kept] == [parameter.grad.data_ptr() for parameter in model.parameters()]
+    compare_gradients(module, twin)
+
+
+def test_a_gradient_stays_as_it_is_while_others_are_computed() -> None:
+    module, inputs = make("perceptron")
+    call = compiled(module, "ort")
+    kept = torch.autograd.grad(call(*inputs), list(module.parameters()))
+    copies = [one.clone() for one in kept]
+    for _ in range(3):
+        torch.autograd.grad(call(inputs[0] * 3), list(module.parameters()))
+    torch.testing.assert_close(list(kept), copies, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "convolutional", "decoder"])
+def test_other_batches_are_calls_of_the_same_graphs(name: str, functions: list[Function]) -> None:
+    module, inputs = make(name)
+    twin = copy.deepcopy(module)
+    call = compiled(module, "ort", dynamic=True)
+    for size in (5, 3, 7, 4):
+        given = [torch.cat([one] * 3)[:size] for one in inputs]
+        loss, wanted = call(*given), twin(*given)
+        torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+        loss.backward()
+        wanted.backward()
+    compare_gradients(module, twin)
+    assert len(functions) == 2
+
+
+def test_what_needs_no_gradient_has_none_and_inference_goes_on() -> None:
+    module, inputs = make("convolutional")
+    module.layers[0].weight.requires_grad_(False)
+    twin = copy.deepcopy(module)
+    call = compiled(module, "ort")
+    call(*inputs).backward()
+    twin(*inputs).backward()
+    compare_gradients(module, twin)
+    assert module.layers[0].weight.grad is None
+    with torch.no_grad():
+        loss = call(*inputs)
+        torch.testing.assert_close(loss, twin(*inputs), rtol=1e-5, atol=1e-5)
+        assert not loss.requires_grad
+
+
+def test_frozen_training_has_the_parameters_that_change_as_inputs(functions: list[Function]) -> None:
+    module, inputs = make("perceptron")
+    module.layers[0].requires_grad_(False)
+    twin = copy.deepcopy(module)
+    call = compiled(module, "ort", freeze=True)
+    for model, run in ((module, call), (twin, twin)):
+        steps = torch.optim.SGD(model.parameters(), 0.5)
+        for _ in range(3):
+            steps.zero_grad()
+            run(*inputs).backward()
+            steps.step()
+    compare_gradients(module, twin)
+    assert [len(function.inputs) for function in functions][:1] == [5]
+    assert len(functions) == 2
+
+
+def test_an_operator_without_a_rule_stays_that_of_pytorch(functions: list[Function]) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    compiled(lambda x: (torch.linalg.det(x) + torch.cdist(x, x + 1).sum()) * torch.special.i0(x).sum())(x).backward()
+    ((torch.linalg.det(y) + torch.cdist(y, y + 1).sum()) * torch.special.i0(y).sum()).backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
+    assert [any(node.domain == DOMAIN for node in function.nodes) for function in functions] == [True, True]
+
+
+def test_a_backward_graph_that_cannot_be_lowered_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.errors import ModelError
+
+    module, inputs = make("convolutional")
+    twin = copy.deepcopy(module)
+    made, original = [], backend.lower_graph
+
+    def lower_graph(*args: Any) -> Any:
+        made.append(args)
+        if len(made) == 2:
+            raise ModelError("no rule today")
+        return original(*args)
+
+    monkeypatch.setattr(backend, "lower_graph", lower_graph)
+    with pytest.warns(FallbackWarning, match="a graph of torch.compile runs in PyTorch: no rule today"):
+        compiled(module, "ort")(*inputs).backward()
+    twin(*inputs).backward()
+    compare_gradients(module, twin)
+
+
+def test_a_graph_whose_gradient_depends_on_the_order_in_memory_runs_in_pytorch() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    with pytest.warns(FallbackWarning, match="keeps for its gradient depends on the order of its input in memory"):
+        compiled(lambda x: torch.linalg.det(x[:, :4]))(x).backward()
+    torch.linalg.det(y[:, :4]).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_the_mask_of_a_dropout_is_that_of_its_gradient() -> None:
+    x = torch.ones(100, 100, requires_grad=True)
+    y = compiled(nn.Dropout(0.25).train(), "ort")(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach())
+    assert 0.7 < float((y != 0).float().mean()) < 0.8
+
+
+IMAGE = (2, 4, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        *((nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2), IMAGE), (nn.Conv1d(4, 2, 3), (2, 4, 6))),
+        *((nn.Conv3d(4, 2, 2), (1, 4, 3, 3, 3)), (nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), IMAGE)),
+        *((nn.MaxPool1d(2), (2, 4, 6)), (nn.MaxPool2d(3, 2, 1, ceil_mode=True), IMAGE), (nn.MaxPool3d(2), (1, 4, 4, 4, 4))),
+        *((nn.AvgPool1d(2), (2, 4, 6)), (nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE)),
+        *((nn.AvgPool3d(2), (1, 4, 4, 4, 4)), (nn.AdaptiveAvgPool2d(4), IMAGE)),
+        *((nn.Upsample(scale_factor=2), IMAGE), (nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE)),
+        *((nn.Upsample(scale_factor=2, mode="bicubic"), IMAGE), (nn.Upsample(size=9, mode="linear"), (2, 4, 6))),
+        *((nn.ReflectionPad2d(2), IMAGE), (nn.ReplicationPad2d(1), IMAGE), (nn.Unfold(2), IMAGE)),
+        *((nn.BatchNorm2d(4), IMAGE), (nn.InstanceNorm2d(4, affine=True), IMAGE), (nn.GroupNorm(2, 4), IMAGE)),
+        *((nn.LayerNorm([6, 6]), IMAGE), (nn.RMSNorm(6), IMAGE), (nn.LocalResponseNorm(2), IMAGE)),
+        *((one, (3, 6)) for one in (nn.GELU(), nn.SiLU(), nn.Mish(), nn.ELU(), nn.Softplus(), nn.PReLU(), nn.GLU())),
+        *((one, (3, 6)) for one in (nn.Hardswish(), nn.LogSigmoid(), nn.Softmax(-1), nn.LogSoftmax(-1))),
+        (Call(lambda x: functional.cross_entropy(x[None], torch.tensor([[1, 2, 0, 0, -100, 1]]))), (3, 6)),
+        (Call(lambda x: functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.eye(6).log())), IMAGE),
+        (Call(lambda x: torch.cdist(x, x + 1)), (3, 6)),
+        (Call(lambda x: x[:, torch.tensor([[0, 2], [2, 1]])] * x[torch.tensor([1, 1, 0]), :1, None]), (3, 6)),
+        (Call(lambda x: (x.T + 0).T @ (x @ x[0])[None].expand(6, 3)[:, 0].clone()), (3, 6)),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else None,
+)
+def test_the_gradient_of_each_operator_is_lowered(module: nn.Module, shape: tuple[int, ...], functions: list[Function]) -> None:
+    torch.manual_seed(0)
+    twin, x = copy.deepcopy(module), torch.randn(shape, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    y, wanted = compiled(module, "toy")(x), twin(other)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    seed = torch.randn_like(wanted)
+    y.backward(seed)
+    wanted.backward(seed)
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-5)
+    compare_gradients(module, twin)
+    assert {node.domain for function in functions for node in function.nodes} == {""}

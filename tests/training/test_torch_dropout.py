@@ -1,0 +1,145 @@
+"""Modules of PyTorch with Dropout in training: given as they are, with example inputs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import xrt
+from tests.training.test_from_torch import Scores
+from xrt import training
+from xrt.errors import ModelError, OptionError
+
+
+def make_networks(p: float) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    convolutional = nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout2d(p), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(p), nn.Linear(96, 3)),
+    )
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=p, batch_first=True)
+    return {
+        "convolutional": (convolutional, (8, 1, 8, 8)),
+        "transformer": (nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3)), (8, 3, 8)),
+        "recurrent": (Last(p), (8, 4, 3)),
+        "alpha": (nn.Sequential(nn.Linear(4, 16), nn.SELU(), nn.AlphaDropout(p), nn.Linear(16, 3)), (8, 4)),
+    }
+
+
+class Last(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(3, 4, 2, dropout=p, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+NAMES = list(make_networks(0.0))
+
+
+def make(name: str, p: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    network, shape = make_networks(p)[name]
+    return Scores(network).train(), torch.randn(shape), torch.randint(0, 3, (8,))
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine: str) -> None:
+    module, x, labels = make(name, 0.0)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    curves: list[list[float]] = [[], []]
+    with training.TrainModule(module, engine, args=(x, labels), optimizer=training.Adam(), learning_rate=0.01) as trained:
+        twin = copy.deepcopy(module)
+        optimizer = torch.optim.Adam(twin.parameters(), 0.01)
+        for _ in range(20):
+            curves[0].append(float(trained(x.numpy(), labels.numpy())))
+            optimizer.zero_grad()
+            loss = twin(x, labels)
+            loss.backward()
+            optimizer.step()
+            curves[1].append(float(loss.detach()))
+        np.testing.assert_allclose(*curves, rtol=1e-3)
+        state = trained.state_dict()
+        for key, value in twin.named_buffers():
+            np.testing.assert_allclose(state[key], value.numpy(), rtol=1e-3, atol=1e-4)
+        with trained.eval() as evaluated:
+            wanted = twin.eval()(x, labels)
+            np.testing.assert_allclose(evaluated(x.numpy(), labels.numpy()), float(wanted.detach()), rtol=1e-3)
+    assert module.training and all(one.training for one in module.modules())
+    for key, value in module.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_seed_drops_the_same_on_two_engines_and_other_elements_in_each_step(name: str) -> None:
+    module, x, labels = make(name, 0.4)
+    curves = {}
+    for engine, seed in (("toy", 3), ("ort", 3), ("ort", 4)):
+        with training.TrainModule(module, engine, args=(x, labels), learning_rate=0.0, seed=seed) as trained:
+            curves[engine, seed] = [float(trained(x.numpy(), labels.numpy())) for _ in range(4)]
+            with trained.eval() as evaluated:
+                first, again = (float(evaluated(x.numpy(), labels.numpy())) for _ in range(2))
+            assert first == again
+    np.testing.assert_allclose(curves["toy", 3], curves["ort", 3], rtol=1e-4)
+    assert len(set(curves["ort", 3])) == 4
+    assert not np.allclose(curves["ort", 3], curves["ort", 4], rtol=1e-4)
+
+
+class Masked(nn.Module):
+    """Dropouts of which the elements are outputs."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.dropout, self.channels = nn.Dropout(p), nn.Dropout2d(p)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y, z = self.dropout(x * self.weight), self.channels(x * self.weight)
+        return {"loss": y.sum() + z.sum(), "y": y, "z": z}
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 1.0])
+def test_the_share_that_is_dropped(p: float) -> None:
+    x = torch.ones(40, 50, 2, 3)
+    module = Masked(p).train()
+    loss = xrt.from_torch(module, (x,)).outputs[0].name
+    with training.TrainModule(module, "ort", args=(x,), loss=loss, learning_rate=0.0) as trained:
+        found = [trained(x.numpy()) for _ in range(2)]
+    for _, y, z in found:
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        assert set(np.unique(y).round(4)) <= {0.0, np.float32(scale).round(4)}
+        assert abs((y == 0).mean() - p) < 0.03
+        assert abs((z[:, :, 0, 0] == 0).mean() - p) < 0.06
+        assert (z == z[:, :, :1, :1]).all()
+    if p < 1:
+        assert (found[0][1] != found[1][1]).any() and (found[0][2] != found[1][2]).any()
+
+
+def test_frozen_parameters_and_patterns_stay() -> None:
+    module, x, labels = make("convolutional", 0.0)
+    module.network[0].requires_grad_(False)
+    with training.TrainModule(module, args=(x, labels), learning_rate=0.1, parameters="*.weight") as trained:
+        assert set(trained.parameters) == {"network.1.weight", "network.7.weight"}
+    with pytest.raises(ModelError, match=r"^no parameter of Scores that requires a gradient matches 'none'$"):
+        training.step(module, args=(x, labels), parameters="none")
+
+
+def test_example_inputs_belong_to_a_module() -> None:
+    module, x, labels = make("alpha", 0.0)
+    with pytest.raises(OptionError, match=r"^a module of PyTorch is captured with example inputs: pass args="):
+        training.step(module)
+    with pytest.raises(OptionError, match=r"^args= is for a torch.nn.Module"):
+        training.step(xrt.from_torch(module, (x, labels)), args=(x, labels))
+    function = training.step(module, args=(x, labels))
+    assert function.outputs[0].type is not None
+
+
+def test_alpha_dropout_keeps_mean_and_variance() -> None:
+    x = torch.randn(200, 300)
+    y = xrt.XRTModule(xrt.from_torch(nn.AlphaDropout(0.3).train(), (x,)), "toy")(x.numpy())
+    assert abs(float(y.mean())) < 0.03 and abs(float(y.var()) - 1) < 0.05

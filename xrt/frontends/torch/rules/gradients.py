@@ -1,0 +1,138 @@
+"""Rules of the operators that a backward graph of AOTAutograd has, where PyTorch does not write them in others itself.
+
+Most are the gradient of the forward operator's own rule, by `xrt.gradient`: its form is that of a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from xrt.builder import Builder
+from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
+from xrt.frontends.torch.rules.neural import convolution
+from xrt.frontends.torch.rules.product import cdist, list_scores, transpose_last
+from xrt.frontends.torch.rules.reduce import reduce_by
+from xrt.frontends.torch.rules.table import RULES, Unsupported, cast, fixed_size, ints, rule, scalar
+from xrt.graph import TensorType
+from xrt.passes import drop_dead_nodes
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+
+def _differentiate(
+    record: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of those inputs that are wanted, None for the others, where ``g`` is that of the result.
+
+    ``record`` records the forward operator on its inputs; nothing of it stays but what the gradients read.
+    """
+    from xrt.passes.gradient import gradient
+
+    names = [f"input_{index}" for index in range(len(inputs))]
+    chosen = [name for name, is_wanted in zip(names, wanted, strict=True) if is_wanted]
+    if not chosen:
+        return [None] * len(inputs)
+    builder = Builder("backward", opsets=dict(current("a gradient").opsets))
+    with builder:
+        builder.output(record(*(builder.input(name, one.type) for name, one in zip(names, inputs, strict=True))), "result")
+    found = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
+    found = drop_dead_nodes(found.replace(outputs=found.outputs[1:]))
+    results = iter(current("a gradient").inline(found, *inputs, g))
+    return [next(results) if is_wanted else None for is_wanted in wanted]
+
+
+# ---------------------------------------------------------------------- convolutions and attention
+
+
+@rule("convolution_backward")
+def convolution_backward(
+    result: Any,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    def record(x: Tensor, weight: Tensor) -> Tensor:
+        return convolution(g.tensor_type, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+
+    wanted = [mask and type_ is not None for mask, type_ in zip(output_mask, result, strict=True)]
+    axes = [axis for axis in range(g.ndim) if axis != 1]
+    return *_differentiate(record, [x, weight], g, wanted[:2]), reduce_by("ReduceSum", g, axes, False) if wanted[2] else None
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    result: Any,
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """The weights are made again from the logarithms of their sums; Dao et al., arXiv:2205.14135, algorithm 4."""
+    if dropout_p:
+        raise Unsupported("attention with dropout")
+    scores, factor = list_scores(query, key, attn_mask, is_causal, scale)
+    weights = emit("Exp", emit("Sub", scores, emit("Unsqueeze", cast(logsumexp, scores.dtype), ints(-1))))
+    shares = emit("ReduceSum", emit("Mul", g, out), ints(-1), keepdims=1)
+    change = emit("Sub", emit("MatMul", g, transpose_last(value)), shares)
+    slope = emit("Mul", emit("Mul", weights, change), scalar(factor, query.dtype))
+    turned = [transpose_last(one, g.ndim) for one in (slope, weights)]
+    return emit("MatMul", slope, key), emit("MatMul", turned[0], query), emit("MatMul", turned[1], g)
+
+
+@rule("_cdist_backward")
+def cdist_backward(result: TensorType, g: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -> Any:
+    return _differentiate(lambda a, b: cdist(distances.tensor_type, a, b, p), [a, b], g, [True, False])[0]
+
+
+# ---------------------------------------------------------------------- pools and paddings
+
+
+def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """Sum the gradients at the places of the largest elements, which PyTorch counts over one plane."""
+    lead = x.ndim - count
+    plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
+    rows = ints(*[0] * lead, -1)
+    size = 1
+    for one in plane:
+        size *= one
+    target = emit("Concat", emit("Shape", x, end=lead), ints(size), axis=0)
+    zeros = emit("Expand", scalar(0, x.dtype), target)
+    indices = args[-1]
+    summed = emit("ScatterElements", zeros, emit("Reshape", indices, rows), emit("Reshape", g, rows), axis=lead, reduction="add")
+    return emit("Reshape", summed, ints(*[0] * lead, *plane))
+
+
+def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:
+    """Of a pool of averages, or a padding: the gradient of its rule."""
+    return _differentiate(lambda x: RULES[f"aten.{forward}.default"](g.tensor_type, x, *args), [x], g, [True])[0]
+
+
+def _adaptive_backward(count: int, result: TensorType, g: Tensor, x: Tensor) -> Any:
+    sizes = [fixed_size(g, axis) for axis in range(g.ndim - count, g.ndim)]
+    return _pool_backward(f"adaptive_avg_pool{count}d", result, g, x, sizes)
+
+
+for _count in (2, 3):
+    rule(f"max_pool{_count}d_with_indices_backward")(partial(_max_pool_backward, _count))
+    rule(f"avg_pool{_count}d_backward")(partial(_pool_backward, f"avg_pool{_count}d"))
+    rule(f"_adaptive_avg_pool{_count}d_backward")(partial(_adaptive_backward, _count))
+for _count in (1, 2, 3):
+    rule(f"replication_pad{_count}d_backward")(partial(_pool_backward, f"replication_pad{_count}d"))
