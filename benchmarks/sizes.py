@@ -80,6 +80,7 @@ def measure(model: str, engine: str, first: str, asked: argparse.Namespace, fold
         served = module.profile().stand_in_calls if first == "quickest" else 0
         module.settle()
         ready = {shape: median(time_call(module, x) for _ in range(3)) for shape, x in inputs.items()}
+        module.settle()
         often = [shape for shape, count in Counter(shapes).items() if count >= OFTEN]
         rates = [_compare(module, function, engine, inputs[shape], asked.threads) for shape in often]
     pauses = [spent - ready[shape] for spent, shape in zip(times, shapes, strict=True)][1:]

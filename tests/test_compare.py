@@ -184,7 +184,7 @@ def test_outputs_are_compared_under_their_names():
 # ---------------------------------------------------------------------- ties
 
 
-def test_a_rounding_may_step_only_where_what_it_read_lies_on_an_edge():
+def test_a_rounding_may_step_only_where_what_it_read_is_on_an_edge():
     read = floats(0.5, 0.9, 1.5000001)
     ties = StepAmbiguity.from_rounding(read, "halves")
     expected = np.array([0, 1, 2])

@@ -251,7 +251,7 @@ class TestModule:
         assert display.lines[0] == "xrt: compiling main, 0 s"
 
     @pytest.mark.parametrize("given", [False, lambda done, count: None])
-    def test_it_does_not_where_it_is_off_or_somebody_else_is_reported(self, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    def test_it_does_not_where_it_is_off_or_another_is_reported(self, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
         monkeypatch.setattr(progress, "find_display", lambda: pytest.fail("it looks for a display"))
         with xrt.XRTModule(RELU, [First()], cache=CompileCache(), strict=True, progress=given) as m:
             m(X)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xrt.engines import RunOptions as RunOptions
     from xrt.errors import XRTError as XRTError
     from xrt.errors import XRTWarning as XRTWarning
+    from xrt.formats.calibration_table import CalibrationTable as CalibrationTable
     from xrt.formats.onnx import load as load_onnx
     from xrt.frontends.torch import from_torch as from_torch
     from xrt.frontends.torch import to_torch as to_torch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from xrt.graph import Node as Node
     from xrt.graph import Value as Value
     from xrt.module import XRTModule as XRTModule
+    from xrt.module import calibrate as calibrate
     from xrt.module import configure as configure
     from xrt.module import load as load
     from xrt.module import stateful as stateful
@@ -52,6 +54,7 @@ from xrt.logging import follow
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CalibrationTable": "xrt.formats.calibration_table",
     "ClusteringOptions": "xrt.partition",
     "CompileContext": "xrt.engines",
     "DType": "xrt.graph",
@@ -69,6 +72,7 @@ _HOMES = {
     "XRTError": "xrt.errors",
     "XRTModule": "xrt.module",
     "XRTWarning": "xrt.errors",
+    "calibrate": "xrt.module",
     "configure": "xrt.module",
     "from_torch": "xrt.frontends.torch",
     "gradient": "xrt.passes.gradient",

@@ -15,12 +15,14 @@
     ├── BundleError (ValueError)           a bundle cannot be read or written
     ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
     │   └── LockError                      a lockfile does not apply, or cannot be made
+    ├── CalibrationError (ValueError)      calibration data or a calibration table cannot be used
     └── DeviceError (ValueError)           the device is unknown or not present
         └── OutOfDeviceMemory (MemoryError)  it has too little free memory
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were requested than there are cores
     ├── CacheWarning                       the cache could not be read or written
+    ├── CalibrationWarning                 ranges were calibrated on too little data
     ├── FallbackWarning                    a node runs on another engine than the first choice
     ├── PlacementWarning                   a placement was not measured, or not as requested
     ├── NativeWarning                      XRT's native kernels are not available; NumPy computes
@@ -42,6 +44,8 @@ __all__ = [
     "BundleError",
     "CacheError",
     "CacheWarning",
+    "CalibrationError",
+    "CalibrationWarning",
     "CompileFailed",
     "CompileRefused",
     "DeviceError",
@@ -234,6 +238,16 @@ class LockError(PlacementFileError):
     """
 
 
+class CalibrationError(XRTError, ValueError):
+    """Calibration data or a calibration table cannot be used.
+
+    There are no batches; an input or an inner value has NaN or an infinity; the table was made of another model, or cannot be
+    read; two tables of different methods are merged. Also: no quantized model keeps the error within the budget.
+
+    Remedy: the message names the batch, the value or the file. Calibrate again with ``m.calibrate(batches)``.
+    """
+
+
 class DeviceError(XRTError, ValueError):
     """The device is unknown or not present, no listed engine runs on it, or an array belongs to another device.
 
@@ -284,6 +298,13 @@ class CacheWarning(XRTWarning):
     Remedy: the message names the file or directory. ``xrt cache verify`` checks all entries, ``xrt cache gc`` removes
     damaged ones, ``XRT_CACHE_DIR`` selects another directory, ``XRT_CACHE=off`` disables it. Restrict a directory to
     yourself with ``chown`` and ``chmod 700``; clear it if others could write to it.
+    """
+
+
+class CalibrationWarning(XRTWarning):
+    """Ranges were calibrated on too little data for the method: one batch, where it needs the statistics of several.
+
+    Remedy: calibrate on more batches, or with ``method="minmax"``.
     """
 
 

@@ -33,6 +33,7 @@ LINE = (
     ("worker",),
     ("verify",),
     ("placement",),
+    ("calibration",),
     ("module",),
     ("frontends",),
     ("training",),

@@ -105,7 +105,7 @@ def test_the_record_has_every_stored_case(group: str) -> None:
     assert {entry.case for entry in RECORD.of_group(group)} == names, AGAIN
 
 
-def test_ways_that_were_run_anew_replace_their_own_letters_only() -> None:
+def test_ways_that_were_run_again_replace_their_own_letters_only() -> None:
     record = replace(RECORD, versions=versions())
     outcomes = [Outcome(entry.case, ResultWord.DECLINED, "why", entry.operators, group=entry.group) for entry in record.entries]
     found = record.renewed({"iree": ConformanceReport("iree", tuple(outcomes))})

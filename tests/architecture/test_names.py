@@ -122,5 +122,5 @@ def repeated() -> dict[str, list[str]]:
     return {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
-def test_no_class_name_stands_for_two_classes() -> None:
+def test_no_two_classes_have_one_name() -> None:
     assert repeated() == {}

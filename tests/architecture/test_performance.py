@@ -28,6 +28,8 @@ NO_FIGURES = {
     "region_pairs": "a part of regions.py",
     "sizes_models": "a part of sizes.py",
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
+    "training": "prints a table of its own: what a step of training costs beside PyTorch",
+    "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
     "dynamic_shapes": "prints a table of its own: what one program for all sizes costs",
@@ -155,7 +157,7 @@ MISSES: list[tuple[str, Callable[[Any], object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "miss", "text"), MISSES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(MISSES)])
-def test_a_missed_target_is_told_as_missed(name: str, miss: Callable[[Any], object], text: str) -> None:
+def test_a_missed_target_is_reported_as_missed(name: str, miss: Callable[[Any], object], text: str) -> None:
     record = changed(name, miss)
     missed = [line for line in summary(record).splitlines() if line.startswith("- missed")]
     assert any(text in line for line in missed), missed
@@ -168,7 +170,7 @@ def test_a_target_that_is_just_reached_is_reached() -> None:
     assert verdict.reached
 
 
-def test_a_large_model_that_fails_is_told() -> None:
+def test_a_large_model_that_fails_is_reported() -> None:
     def plant(figures: Any) -> None:
         alone, mine = {"failed": "refused"}, {"failed": "MemoryError", "again": {"failed": "MemoryError"}}
         figures.update(large=2300, beyond={"inline": {"engine": "ort", "alone": alone, "xrt": {"8": mine}}})
@@ -233,7 +235,7 @@ def test_another_file_is_not_taken(tmp_path: Path, name: str, text: str, told: s
         write_performance.taken(RECORD, name, str(path))
 
 
-def test_a_benchmark_that_fails_is_told_and_leaves_no_old_figures(
+def test_a_benchmark_that_fails_is_reported_and_leaves_no_old_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "benchmarks").mkdir()

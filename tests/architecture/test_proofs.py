@@ -50,7 +50,7 @@ def _append(text: str) -> Callable[[Path], object]:
     ],
     ids=["a statement", "a file less", "an area", "a comment"],
 )
-def test_a_planted_change_is_told_with_the_command(
+def test_a_planted_change_is_reported_with_the_command(
     top: Path, changed: str, change: Callable[[Path], object], stale: list[str]
 ) -> None:
     record = _record(top)
@@ -65,7 +65,7 @@ def _copied(top: Path) -> Path:
     return Path(shutil.copytree(top, top / "again"))
 
 
-def test_another_version_is_told(top: Path) -> None:
+def test_another_version_is_reported(top: Path) -> None:
     record = _record(top)
     record["engine iree"]["packages"]["onnx"] = "1.0"
     del record["suite"]  # without a record, all its tests run

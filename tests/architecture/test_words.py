@@ -93,6 +93,14 @@ def test_names_and_messages_avoid_the_words() -> None:
     assert found == {}
 
 
+def test_names_of_tests_avoid_the_words() -> None:
+    tests = [
+        name for path in (TOP / "tests").rglob("test_*.py") for name in re.findall(r"^ *def (test_\w+)", read(path), re.MULTILINE)
+    ]
+    assert len(tests) > 1000
+    assert [name for name in tests if (set(find_words(name.replace("_", " "))) - {"nobody"})] == []
+
+
 @pytest.mark.parametrize("page", [name for name in PAGES if name not in EXEMPT])
 def test_documents_avoid_the_words(page: str) -> None:
     assert find_words_in_page(PAGES[page].read_text(encoding="utf-8")) == []

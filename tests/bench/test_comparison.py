@@ -64,7 +64,7 @@ def test_auto_is_a_candidate_and_says_how_it_chose() -> None:
     assert set(report.versions) == {"ort", "toy"}
 
 
-def test_no_other_engine_stands_in(tmp_path: Path) -> None:
+def test_no_other_engine_serves(tmp_path: Path) -> None:
     report = compared("ort with Relu!=ort", "ort")
     failed = report.groups[0].rows[-1]
     assert (str(failed.candidate), failed.verdict) == ("ort with Relu!=ort", "failed")

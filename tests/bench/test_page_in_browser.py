@@ -120,7 +120,7 @@ return found
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_lies_beyond_the_edge(shown: Page, width: int) -> None:
+def test_nothing_is_beyond_the_edge(shown: Page, width: int) -> None:
     shown.open(width)
     shown.ask("for (const one of document.querySelectorAll('details')) one.open = true")
     assert shown.ask("return document.documentElement.scrollWidth") <= width

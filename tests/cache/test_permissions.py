@@ -94,7 +94,7 @@ def test_nobody_else_may_read_or_write_what_is_made(
     assert [str(path) for path in modes if modes[path] != (0o700 if (tmp_path / path).is_dir() else 0o600)] == []
 
 
-def test_it_is_tagged_as_a_cache_whoever_comes_first(engine: Saving, tmp_path: Path) -> None:
+def test_it_is_tagged_as_a_cache_by_the_first_that_comes(engine: Saving, tmp_path: Path) -> None:
     with Store(tmp_path / "by a lock").lock("abc") as locked:
         assert locked
     run(engine, tmp_path / "by a run")
@@ -136,7 +136,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize("spec", ["tvm", "xla", "iree", "ort", "openvino"])
 @pytest.mark.usefixtures("small_is_kept")
-def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
+def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
     def loaded() -> int:
         cache = CompileCache(disk=open_disk_tier({}, tmp_path))
         with XRTModule(chain(2), engine=spec, cache=cache, strict=True, threads=1) as made:
@@ -156,7 +156,7 @@ def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Call
     ]
 
 
-def test_measured_costs_and_answers_of_somebody_else_are_not_read(tmp_path: Path) -> None:
+def test_measured_costs_and_answers_of_another_user_are_not_read(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     store.keep_statuses([])
     (path,) = (tmp_path / "xrt-cache-1" / "engines").iterdir()

@@ -65,7 +65,7 @@ def lock(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Pat
     return Path(shutil.copy(target, copy))
 
 
-def test_a_lock_names_its_model_from_where_it_lies(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made: PlacementFile = read_placement(lock)
     assert made.model["source"] == "../model.onnx"
     code, out, err = call(capsys, "check", str(lock), "--budget", "2s", "--max-regress", NEVER)

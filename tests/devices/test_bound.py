@@ -69,7 +69,7 @@ def test_a_recorded_call_launches_one_graph_and_copies_nothing() -> None:
         assert found.machine.kernels == ["graph"]
 
 
-def test_it_stands_beside_other_calls_and_outlives_its_module(world: World) -> None:
+def test_it_runs_next_to_other_calls_and_outlives_its_module(world: World) -> None:
     m, x = world.module(Net(), cuda_graph=True), world.up(X)
     with m.bind(x, W) as one, m.bind(world.up(X * 2), W) as other:
         for _ in range(3):

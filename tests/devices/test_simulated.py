@@ -19,7 +19,7 @@ from xrt.testing.simulated.machine import Order
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
 
-def test_nothing_is_done_before_somebody_waits() -> None:
+def test_nothing_is_done_before_a_caller_waits() -> None:
     with simulate_devices(order="late"):
         there = device("cuda")
         array = there.upload(X) + 1

@@ -162,7 +162,7 @@ def test_an_edge_is_mirrored_or_repeated_along_chosen_axes(mode: Literal["reflec
 
 
 @pytest.mark.parametrize(("pads", "size"), [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 3), ((0, 0, 0, 0), 5), ((0, 2, 0, 0), 3)])
-def test_a_window_that_fits_once_does_not_read_what_lies_behind_it(pads: tuple[int, ...], size: int) -> None:
+def test_a_window_that_fits_once_does_not_read_what_is_behind_it(pads: tuple[int, ...], size: int) -> None:
     conv = Node("Conv", ("x", "w"), ("y",), read_attributes({"strides": (3, 3), "pads": pads}))
     f = function(conv, inputs={"x": tensor(1, 1, size, size)}, constants={"w": np.ones((1, 1, 3, 3), np.float32)})
     x = np.arange(1, size * size + 1, dtype=np.float32).reshape(1, 1, size, size)

@@ -185,7 +185,7 @@ def test_a_kernel_alone_says_why_it_cannot(bid: str, error: type[EngineError], t
     assert str(raised.value) == text.format(path=library())
 
 
-def test_kernels_stand_in_a_table_beside_others() -> None:
+def test_kernels_stand_in_a_table_next_to_others() -> None:
     table: OpTable[object] = OpTable("mine")
     kernels().register(table)
     assert ("test", "Twice") in table and ("", "Neg") in table
@@ -195,7 +195,7 @@ def test_kernels_stand_in_a_table_beside_others() -> None:
 # ---------------------------------------------------------------------- toy's options
 
 
-def test_toy_is_told_which_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_toy_gets_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(libraries=(str(library()),))
     assert toy.spec == f"toy{{libraries={library()}}}" or "libraries=" in toy.spec
     assert kernels().signature in toy.version()

@@ -125,7 +125,7 @@ def test_each_place_of_a_definition_has_names_of_its_own() -> None:
     np.testing.assert_allclose(run(celu_twice(), x)[0], np.where(once > 0, once, np.expm1(once)), rtol=1e-2)
 
 
-def test_what_is_taken_stays_as_it_stands() -> None:
+def test_what_is_taken_stays_as_it_is() -> None:
     f = function({"x": tensor(3)}, {"y": tensor(3)}, [node("Gelu", "x", "y")])
     assert decompose_if_supported(f, Terms()) is f
 

@@ -84,7 +84,7 @@ def _flat(name: str) -> tuple[Any, ...]:
     return model, *inputs
 
 
-def test_results_that_are_not_computed_are_told() -> None:
+def test_results_that_are_not_computed_are_reported() -> None:
     program = built(traced(*_flat("odd")))
     assert len(program.made) == 1 and program.results[0] == program.results[2] and program.results[1] == 0
 
@@ -134,7 +134,7 @@ def test_nvrtc_takes_every_source(name: str) -> None:
     assert nvrtc.binary(source(name), "sm_80")[:4] == ELF
 
 
-def test_what_nvrtc_refuses_is_told() -> None:
+def test_what_nvrtc_refuses_is_reported() -> None:
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: tvm.cu\(\d+\): error: .*nothing"):
         nvrtc.binary("__global__ void f() { nothing; }", "sm_90")
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: nvrtc: error: invalid value"):
@@ -151,7 +151,7 @@ def test_narrow_floats_compile_with_cudas_headers() -> None:
     assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     assert re.fullmatch(r"nvrtc 13\.\d+", nvrtc.version())
 
 
@@ -176,7 +176,7 @@ def test_a_missing_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvrtc._includes("") == []
 
 
-def test_headers_are_looked_for_beside_the_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_headers_are_looked_for_next_to_the_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_fp16.h").write_text("")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
@@ -238,7 +238,7 @@ def test_a_device_without_addresses_is_refused() -> None:
             Tvm().compile(traced(*_flat("chain")), context)
 
 
-def test_a_runtime_that_does_not_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(path: str, *_: Any) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
@@ -275,7 +275,7 @@ class TestEmulated:
     def test_nothing_is_allocated_copied_or_waited_for(self, found: dict[str, Any]) -> None:
         assert found["runtime"] == []
 
-    def test_code_is_for_the_device_at_hand(self, found: dict[str, Any]) -> None:
+    def test_code_is_for_the_device_that_is_there(self, found: dict[str, Any]) -> None:
         assert found["architectures"] == ["sm_90"]
 
     def test_what_was_saved_runs_without_a_compile(self, found: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) 
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Div"])
-def test_a_literal_zero_beside_a_number_alone(op: str) -> None:
+def test_a_literal_zero_next_to_a_number_alone(op: str) -> None:
     f = function(Node(op, ("x", "zero"), ("y",)), inputs={"x": tensor()}, outputs={"y": tensor()}, constants={"zero": ZERO})
     (y,) = run(f, np.array(np.nan, np.float32))
     assert y.shape == () and np.isnan(y)
@@ -243,7 +243,7 @@ SHORT, LONG = (3, 5), (24, 1024)
 
 @pytest.mark.parametrize("shape", [SHORT, LONG], ids=["a few", "enough for threads"])
 @pytest.mark.parametrize(("op", "fold"), [("ReduceMax", np.max), ("ReduceMin", np.min)])
-def test_a_fold_keeps_nan_wherever_it_stands(op: str, fold: Any, shape: tuple[int, int]) -> None:
+def test_a_fold_keeps_nan_wherever_it_is(op: str, fold: Any, shape: tuple[int, int]) -> None:
     for place in (0, shape[1] // 2, shape[1] - 1):
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         x[1, place], x[2, place] = np.nan, math.inf if op == "ReduceMax" else -math.inf

@@ -140,7 +140,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
 
 
-def test_a_schedule_must_be_quicker_beside_the_default(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_must_be_quicker_than_the_default(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     times = (second for turn in range(tuner.ROUNDS) for second in rotate([0.99, 1.0], turn))
     monkeypatch.setattr(tuner, "_seconds", lambda *_: next(times))
     assert tuner.select_schedule(loops(), "[[], []]", make_target(None, 3), 8) == TuningRecord(8, 0.99, 1.0, None)

@@ -185,7 +185,7 @@ def test_a_place_that_is_not_in_the_file(tmp_path: Path, entries: dict[str, obje
     assert reason(tmp_path, "w.bin", **entries) == text
 
 
-def test_a_model_that_is_no_file_has_no_files_beside_it() -> None:
+def test_a_model_that_is_no_file_has_no_files_next_to_it() -> None:
     for source, where in (
         (external("w.bin"), "the given ModelProto"),
         (external("w.bin").SerializeToString(), "the given bytes"),

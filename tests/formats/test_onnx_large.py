@@ -60,7 +60,7 @@ def plainly(data: bytes) -> Function:
     return load(ModelProto.FromString(data))
 
 
-def test_every_tensor_is_found_where_it_lies(tmp_path: Path, everything_is_large: None) -> None:
+def test_every_tensor_is_found_where_it_is(tmp_path: Path, everything_is_large: None) -> None:
     data = with_everything().SerializeToString()
     found = extract_weights(data)
     assert len(found.spans) == 6  # five tensors and a sparse one's two, less the one that lists its elements
@@ -87,7 +87,7 @@ def test_arrays_are_owned_aligned_and_outlive_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array, before)
 
 
-def test_functions_of_the_model_are_inlined_beside_large_weights(tmp_path: Path, everything_is_large: None) -> None:
+def test_functions_of_the_model_are_inlined_next_to_large_weights(tmp_path: Path, everything_is_large: None) -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[8] x) => (float[8] y)
         { y = own.f(x, w) }
         <domain: "own", opset_import: ["": 21]> f (a, b) => (c) { k = Constant <value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}> ()
@@ -141,7 +141,7 @@ def test_forms_that_protobuf_merges(form: Callable[[ModelProto], bytes], everyth
     assert load(data) == plainly(data)
 
 
-def test_external_data_beside_raw_data_is_external(tmp_path: Path, everything_is_large: None) -> None:
+def test_external_data_next_to_raw_data_is_external(tmp_path: Path, everything_is_large: None) -> None:
     model = with_everything()
     model.graph.initializer[0].data_location = TensorProto.EXTERNAL
     model.graph.initializer[0].external_data.add(key="location", value="w.bin")

@@ -103,7 +103,7 @@ def test_execution_options_come_back(options: ExecutionOptions) -> None:
     assert ExecutionOptions(**read("ExecutionOptions", write("ExecutionOptions", asdict(options)))) == options
 
 
-def test_a_function_stands_where_the_message_has_a_model() -> None:
+def test_a_function_is_where_the_message_has_a_model() -> None:
     function = Function(
         (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), opsets={"": 20}
     )

@@ -20,7 +20,7 @@ def collecting() -> Iterator[None]:
     gc.enable()
 
 
-def test_it_stands_still_for_a_large_graph_and_goes_on_afterwards() -> None:
+def test_it_pauses_for_a_large_graph_and_goes_on_afterwards() -> None:
     with pause_gc(LARGE):
         assert not gc.isenabled()
         with pause_gc(LARGE):

@@ -53,7 +53,7 @@ def test_every_node_is_in_one_region(data):
 
 @bounded
 @given(data=st.data())
-def test_neighbours_on_one_engine_are_one_region_where_no_other_lies_between(data):
+def test_neighbours_on_one_engine_are_one_region_where_no_other_is_between(data):
     """On one engine alone there is nothing to go around: everything is one region."""
     function = infer_shapes(data.draw(functions()))
     assert len(partition(function, doubles(1), strict=True).launches) <= 1

@@ -70,7 +70,7 @@ def test_compile_and_plan_measure_on_random_values(tmp_path: Path) -> None:
         assert m.tuned.how == "measured"
 
 
-def test_tune_measures_anew(tmp_path: Path) -> None:
+def test_tune_measures_again(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", "toy{native=off}", function=chain("Exp")) as m:
         m(X)
         told = []
@@ -262,7 +262,7 @@ def test_a_lower_precision_is_allowed_and_not_demanded(tmp_path: Path, monkeypat
         ({"engine": ["toy", "toy", "auto"]}, OptionError, r"^engine 'toy' stands twice in the list"),
     ],
 )
-def test_mistakes_are_told(options: Any, error: type[Exception], text: str) -> None:
+def test_mistakes_are_reported(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         xrt.XRTModule(PAIR, **options)
 

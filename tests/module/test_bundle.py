@@ -225,7 +225,7 @@ def test_a_loaded_module_can_be_saved_again(path: Path, cold: CompileCache, tmp_
 # ---------------------------------------------------------------------- another machine
 
 
-def test_another_processor_compiles_anew_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_compiles_again_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(path)
     monkeypatch.setattr("xrt.cache.signature._machine", lambda: "Linux abacus")
     with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled again on this machine, first xrt_ort_0: machine was"):
@@ -237,7 +237,7 @@ def test_another_processor_compiles_anew_and_says_so(path: Path, cold: CompileCa
     assert loaded._cache.statistics.disk.hits == 0
 
 
-def test_another_version_compiles_anew(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_compiles_again(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(path)
     monkeypatch.setattr("xrt.engines.ort.engine.Ort.version", lambda self: "onnxruntime 9")
     with pytest.warns(FallbackWarning, match="version was 'onnxruntime .* and is 'onnxruntime 9'"):
@@ -375,7 +375,7 @@ def test_nothing_is_left_where_a_bundle_cannot_be_written(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sizes_are_told(path: Path) -> None:
+def test_sizes_are_reported(path: Path) -> None:
     saved(path)
     sizes = BundleFile(path).sizes
     assert sizes["weights"] == 2 * 64 * 64 * 4

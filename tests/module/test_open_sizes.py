@@ -14,6 +14,7 @@ import pytest
 import xrt
 from tests.module.small_models import relu
 from xrt.cache import CompileCache
+from xrt.cache.memory import LEAST_BYTES
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import FallbackWarning, InputError, LockError, OptionError
@@ -247,6 +248,28 @@ def test_engines_of_a_list_compile_in_the_background() -> None:
         Static.may_compile.set()
         module.settle(PATIENCE)
         assert [call(module, rows) for rows in (5, 6, 7)] == [SMALL.spec, SMALL.spec, "toy"]
+
+
+def test_sizes_that_are_met_more_often_have_the_places() -> None:
+    sizes = [2, 9, 3, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7, 8, 2, 3]
+    limits = {"max_specialization_bytes": 3 * LEAST_BYTES}
+    SMALL.may_compile.clear()
+    with xrt.XRTModule(MODEL, SMALL, first="quickest", **limits) as m:
+        for n in sizes:
+            m(np.ones((n, 3), np.float32))
+        SMALL.may_compile.set()
+        m.settle(PATIENCE)
+        served = m.profile().stand_in_calls
+        assert served == len(sizes)
+        for n in (2, 3):
+            m(np.ones((n, 3), np.float32))
+        assert m.profile().stand_in_calls == served
+        for n in (7, 7, 7):  # its count is beyond that of the least recently used in the end
+            m(np.ones((n, 3), np.float32))
+            m.settle(PATIENCE)
+        served = m.profile().stand_in_calls
+        m(np.ones((7, 3), np.float32))
+        assert m.profile().stand_in_calls == served
 
 
 def test_engines_with_symbolic_dims_have_no_tiers() -> None:

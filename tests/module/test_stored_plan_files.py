@@ -155,7 +155,7 @@ def test_files_are_closed_with_the_module(path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 100, -1])
-def test_a_damaged_plan_counts_as_none_and_is_told_once(path: Path, at: int) -> None:
+def test_a_damaged_plan_counts_as_none_and_is_reported_once(path: Path, at: int) -> None:
     expected = module(path)(*inputs())
     (file,) = files(path)
     data = bytearray(file.read_bytes())

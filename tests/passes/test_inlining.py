@@ -51,7 +51,7 @@ EXP = body({}, {"t": F3}, node("Exp", "x", "u"), node("Exp", "u", "t"))
 
 
 @pytest.mark.parametrize(("condition", "expected"), [(TRUE, ["Neg"]), (FALSE, ["Exp", "Exp"]), (np.array([True]), ["Neg"])])
-def test_the_branch_that_is_taken_stands_in_place_of_the_if(condition: np.ndarray[Any, Any], expected: list[str]) -> None:
+def test_the_branch_that_is_taken_is_in_place_of_the_if(condition: np.ndarray[Any, Any], expected: list[str]) -> None:
     result = inlined(one_if(NEG, EXP, condition=condition))
     assert ops(result) == expected
     assert result.nodes[-1].outputs == ("y",)

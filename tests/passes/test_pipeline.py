@@ -50,7 +50,7 @@ def test_a_pipeline_prints_lists_and_parses_back() -> None:
     assert str(Pipeline.parse(", ".join(PASSES), evaluate)) == ", ".join(PASSES)
 
 
-def test_a_pass_that_does_not_exist_is_told() -> None:
+def test_a_pass_that_does_not_exist_is_reported() -> None:
     with pytest.raises(OptionError, match=r"^there is no pass 'fold-constant'. Did you mean 'fold-constants'\?"):
         Pipeline.parse("fold-constant", evaluate)
 

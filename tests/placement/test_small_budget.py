@@ -153,7 +153,7 @@ def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
     raise RunFailed("the reference has no kernel for it")
 
 
-def test_what_the_reference_cannot_compute_is_held_against_the_first_engine() -> None:
+def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -> None:
     found = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
     assert (found.how, {launch.engine for launch in found.plan.launches}) == ("measured", {"toy"})
     assert {one.verdict for one in found.race.contenders if one.title.startswith("faulty")} == {"wrong"}
@@ -241,7 +241,7 @@ def test_a_provisional_decision_is_measured_again_and_kept_after_three(tmp_path:
     assert found[3].remarks[0] == f"provisional: {kept}"
 
 
-def test_one_is_told_in_the_singular() -> None:
+def test_one_is_reported_in_the_singular() -> None:
     plan = tuned(chain("Exp"), TOY, budget=1e-6, clock=ticking()).plan
     race = CandidateComparison((CandidateResult(plan, "won", 0.001),), 1, 0)
     shown = str(TuningResult(plan, race=race, budget=3.0, spent=1.0, measurements=1))

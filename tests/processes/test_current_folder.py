@@ -124,7 +124,7 @@ def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch:
     assert child("only_there:main", "a", "b c") == "a b c True\n"
 
 
-def test_a_child_is_not_told_to_turn_to_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_not_asked_to_turn_to_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     startup = tmp_path / "startup.py"
     startup.write_text("print('started up')")
     monkeypatch.setenv("PYTHONSTARTUP", str(startup))

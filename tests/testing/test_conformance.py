@@ -231,7 +231,7 @@ def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
 # ---------------------------------------------------------------------- the reference
 
 
-def test_the_reference_runs_beside():
+def test_the_reference_runs_too():
     report = conform(RecordingEngine(takes="Abs"), "relu,abs", reference=True)
     assert [outcome.word for outcome in report.reference] == [ResultWord.PASSED, ResultWord.PASSED]
     assert report.lost(report.reference) == (RELU,)

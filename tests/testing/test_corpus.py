@@ -13,7 +13,7 @@ from xrt.testing.corpus import CORPUS, find_entry
 NAMES = [e.name for e in CORPUS]
 
 
-def test_names_are_unique_and_stories_are_told():
+def test_names_are_unique_and_entries_have_a_text():
     assert len(set(NAMES)) == len(NAMES)
     assert all(len(e.why) > 20 for e in CORPUS)
 

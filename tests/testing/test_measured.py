@@ -32,7 +32,7 @@ def test_cases_pass_on_engines_that_a_search_has_chosen() -> None:
 
 
 @pytest.mark.parametrize("case", ["relu", "abs", "test_matmul_2d", "celu_expanded", "test_exp_example"])
-def test_an_engine_that_lies_is_kept_out(case: str) -> None:
+def test_an_engine_with_wrong_results_is_kept_out(case: str) -> None:
     """Whoever comes first in the search: that differs from case to case."""
     outcome = outcome_of(LIAR, "toy", pattern=case)
     assert (outcome.word, outcome.engines) == (ResultWord.PASSED, ("toy",))
@@ -84,7 +84,7 @@ def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.allclose(program.run([X])[0], np.cos(np.exp(X)))
 
 
-def test_auto_stands_for_all_that_are_ready() -> None:
+def test_auto_means_all_that_are_ready() -> None:
     ready = {name for name in registry.names() if registry.probe(name).state == "ready"}
     assert {engine.name for engine in engines_for(["auto"])} == ready >= {"toy", "ort"}
     assert [engine.name for engine in engines_for(["ort", "auto", "toy"])] == ["ort", "toy"]

@@ -23,6 +23,7 @@ _COMMANDS = (
     "tune",
     "lock",
     "check",
+    "quantize",
     "verify",
     "bisect",
     "cache",

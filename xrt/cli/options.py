@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINE_NAMES",
     "add_dims",
+    "add_engines",
     "add_tuning_options",
     "check_engine_named",
     "check_folder",
@@ -316,6 +317,11 @@ def input_options(command: Command) -> Command:
 def add_dims(command: Command) -> Command:
     """Add the option that gives symbolic dims a size: ``dims``."""
     return _DIM(command)
+
+
+def add_engines(command: Command) -> Command:
+    """Add the option that names the engines: ``engine``."""
+    return _SHARED[0](command)
 
 
 def module_options(command: Command) -> Command:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from xrt.graph.function import Function as Function
     from xrt.graph.function import Use as Use
     from xrt.graph.hashing import fingerprint as fingerprint
+    from xrt.graph.hashing import hash_values as hash_values
     from xrt.graph.hashing import shape_key as shape_key
     from xrt.graph.node import Node as Node
     from xrt.graph.node import read_attributes as read_attributes
+    from xrt.graph.patterns import NodePattern as NodePattern
     from xrt.graph.schemas import find_schema as find_schema
     from xrt.graph.schemas import is_deterministic as is_deterministic
     from xrt.graph.schemas import is_training as is_training
@@ -50,6 +52,7 @@ _MODULES = {
     "Function": "xrt.graph.function",
     "MapType": "xrt.graph.types",
     "Node": "xrt.graph.node",
+    "NodePattern": "xrt.graph.patterns",
     "OptionalType": "xrt.graph.types",
     "SequenceType": "xrt.graph.types",
     "Shape": "xrt.graph.types",
@@ -61,6 +64,7 @@ _MODULES = {
     "declare_states": "xrt.graph.state",
     "find_schema": "xrt.graph.schemas",
     "fingerprint": "xrt.graph.hashing",
+    "hash_values": "xrt.graph.hashing",
     "is_deterministic": "xrt.graph.schemas",
     "is_static": "xrt.graph.types",
     "is_training": "xrt.graph.schemas",

@@ -18,7 +18,7 @@ from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Typ
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
 
-__all__ = ["fingerprint", "shape_key"]
+__all__ = ["fingerprint", "hash_values", "shape_key"]
 
 SMALL = 64
 """Integer constants of at most this many elements are shapes, axes and indices: the shape key takes them by value."""
@@ -32,6 +32,36 @@ def fingerprint(function: Function) -> str:
 def shape_key(function: Function) -> str:
     """Return the same without the constants' bytes: equal for blocks that differ only in their weights."""
     return _digest(function, by_content=False)
+
+
+def hash_values(function: Function) -> dict[str, str]:
+    """Return for each value of the Function, bodies apart, a hash over all that computes it; 32 hex digits.
+
+    It covers operators, attributes, weights by content and the places of the inputs with their element types. Names, extents and
+    versions of opsets do not enter, so it outlasts a renaming, other sizes and a conversion. Linear.
+    """
+    encoder = _Encoder(by_content=True)
+    keys = {value.name: _short(f"input {place} {_element_type(value.type)}") for place, value in enumerate(function.inputs)}
+    keys |= {name: _short(f"constant {constant.digest.hex()}") for name, constant in function.constants.items()}
+    for node in function.nodes:
+        value = node.attr("value") if node.op == "Constant" else None
+        read = [keys.get(name, name) for name in node.uses]
+        left_out = [place for place, name in enumerate(node.inputs) if not name]
+        attributes = b"".join(part for attribute in node.attributes for part in encoder.attribute(attribute, {}))
+        for place, name in enumerate(node.outputs):
+            if isinstance(value, Constant):
+                keys[name] = _short(f"constant {value.digest.hex()}")
+            elif name:
+                keys[name] = _short(f"{node.op} {read} {left_out} {place} {hashlib.sha256(attributes).hexdigest()}")
+    return keys
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _element_type(type_: Type | None) -> str:
+    return str(type_.dtype) if isinstance(type_, TensorType) else str(type_)
 
 
 def _digest(function: Function, *, by_content: bool) -> str:

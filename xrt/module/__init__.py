@@ -12,6 +12,8 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.module.bundle import load as load
+    from xrt.module.calibration import ModuleCalibration as ModuleCalibration
+    from xrt.module.calibration import calibrate as calibrate
     from xrt.module.configuration import configure as configure
     from xrt.module.explain import Explanation as Explanation
     from xrt.module.explain import RegionReport as RegionReport
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from xrt.module.state import stateful as stateful
 
 _MODULES = {
+    "ModuleCalibration": "xrt.module.calibration",
     "Explanation": "xrt.module.explain",
     "IOBinding": "xrt.module.io_binding",
     "Memory": "xrt.module.memory",
@@ -33,6 +36,7 @@ _MODULES = {
     "RegionReport": "xrt.module.explain",
     "Session": "xrt.module.session",
     "XRTModule": "xrt.module.module",
+    "calibrate": "xrt.module.calibration",
     "configure": "xrt.module.configuration",
     "load": "xrt.module.bundle",
     "stateful": "xrt.module.state",

@@ -32,6 +32,7 @@ from xrt.runtime import Program, inputs
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, RunOptions
     from xrt.graph import Value
+    from xrt.module.calibration import ModuleCalibration
     from xrt.module.explain import Explanation
     from xrt.module.io_binding import IOBinding
     from xrt.module.memory import Memory
@@ -264,7 +265,25 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         return bound
 
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
-        """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
+        """Run what `_quick` does not serve: other signatures, fetches, buffers, options, and calls that are observed."""
+        if observers := self._observers:
+            from xrt.module.calibration import call_observed
+
+            is_plain = fetch is None and out is None and options is None
+            result = call_observed(self, observers, self._check_inputs(args, named), is_plain=is_plain)
+            if is_plain:
+                return result
+        return self._run_call(args, named, fetch, out, options)
+
+    def _observe(self, calibration: ModuleCalibration, *, begins: bool) -> None:
+        """Let a calibration see the calls from now on, or once less: it may be open in several threads."""
+        with self._lock:
+            listed = list(self._observers)
+            listed.append(calibration) if begins else listed.remove(calibration)
+            self._observers = tuple(listed)
+            self._forget_calls()
+
+    def _run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         plain = fetch is None and out is None and options is None
         if plain and not named and (result := self._dispatch_known(args)) is not NO_MATCH:
             return result
@@ -328,7 +347,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         if self._buckets is not None:
             values, call = self._buckets.make_path(call, values)
         with self._lock:
-            if not self._closed:
+            if not self._closed and not self._observers:
                 self._fast_path = call
                 self._specializations.prepare(make_signature_key(values), call)
 

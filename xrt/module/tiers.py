@@ -90,6 +90,7 @@ class Tiers:
         self._was_tried = False
         self._lock = threading.Lock()
         self._met: OrderedDict[object, int] = OrderedDict()
+        self._waiting: dict[object, list[Any]] = {}
         self._failed: set[object] = set()
         self.work = BackgroundWork()
         self.calls = 0
@@ -116,9 +117,30 @@ class Tiers:
             count = self._met[key] = self._met.pop(key, 0) + 1
             while len(self._met) > MOST_MET:
                 self._met.popitem(last=False)
-        if count > 1 or is_first:  # a size that is met once is not worth a compile
-            self.work.add(key, partial(_prepare, self._module, key, _copy(values)))
+        if (count > 1 or is_first) and self._is_worth_a_place(key):  # a size that is met once is not worth a compile
+            with self._lock:
+                if key not in self._waiting:
+                    self._waiting[key] = _copy(values)
+            self.work.add(key, partial(_prepare, self._module))
         return stand_in
+
+    def _is_worth_a_place(self, key: object) -> bool:
+        """Whether the program of a size would push out none that the stand-in has served more often.
+
+        Programs that serve are not the least recently used; the rule is that of TinyLFU (Einziger et al., arXiv:1512.00727).
+        """
+        module = self._module()
+        oldest = module._specializations.find_next_to_drop() if module is not None else None
+        return oldest is None or self._met.get(key, 0) > self._met.get(oldest, 0)
+
+    def take_next(self) -> tuple[object, list[Any]] | None:
+        """Return the key and the values of the size that waits and was met most often; None where none is worth a compile."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            key = max(self._waiting, key=lambda one: self._met.get(one, 0))
+            values = self._waiting.pop(key)
+        return (key, values) if self._is_worth_a_place(key) else None
 
     def _list_engines(self, stand_in: Specialization) -> set[str]:
         return {launch.engine for launch in stand_in.plan.launches}
@@ -151,6 +173,7 @@ class Tiers:
         """End the work in the background, and let go of the stand-in."""
         self.work.close()
         with self._lock:
+            self._waiting.clear()
             self._stand_in, self._was_tried = None, True
 
     # ------------------------------------------------------------------ ranges that are measured later
@@ -221,11 +244,12 @@ def _names(engines: Sequence[Any]) -> set[str]:
     return {name for one in engines for name in (one.name, one.spec)}
 
 
-def _prepare(of: weakref.ref[XRTModule], key: object, values: list[Any]) -> None:
-    """Search for the plan of a call, and compile it; from then on it serves."""
+def _prepare(of: weakref.ref[XRTModule]) -> None:
+    """Search for the plan of the size that waits and was met most often, and compile it; from then on it serves."""
     module = of()
-    if module is None or module._closed or (tiers := module._tiers) is None:
+    if module is None or module._closed or (tiers := module._tiers) is None or (found := tiers.take_next()) is None:
         return
+    key, values = found
     try:
         build = module._specialize(values, is_last=False, progress=tiers.work.check_open)
         module._program(build)

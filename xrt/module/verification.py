@@ -1,14 +1,16 @@
-"""A module's regions against the reference engine: `XRTModule.verify` and `XRTModule.bisect`."""
+"""A module seen from inside: its regions against the reference engine, and the ranges of its values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
+    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.module.calibration import ModuleCalibration
     from xrt.module.output_checks import OutputChecks
     from xrt.module.specialization import Specialization
     from xrt.verify import FailingSubgraph, Verification
@@ -18,9 +20,11 @@ __all__ = ["Verifiable"]
 
 @shorten_tracebacks
 class Verifiable:
-    """A module whose regions can be compared with the reference engine."""
+    """A module whose regions can be compared with the reference engine, and whose values can be observed."""
 
     _checks: OutputChecks
+    _observers: tuple[ModuleCalibration, ...] = ()
+    """The open calibrations."""
 
     def verify(self, *args: Any, inner: bool = True, progress: Progress = ignore_progress, **named: Any) -> Verification:
         """Compare every region with the reference engine on such inputs, and with ``inner`` every value inside.
@@ -53,6 +57,28 @@ class Verifiable:
         build, given, witnesses = self._specialize(values), to_host(values), self._checks.witnesses
         engines = build.engines
         return bisect_plan(build.plan, engines.by_spec, given, evaluate, engines.context, progress=progress, witnesses=witnesses)
+
+    def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
+        """Return the ranges of the values that quantization may need, over batches of inputs.
+
+        A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
+        ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
+        finds values by what computes them, whatever they are called.
+
+        Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
+        """
+        from xrt.module.calibration import calibrate_module
+
+        return calibrate_module(self, batches, method, parameters)  # type: ignore[arg-type]  # an XRTModule
+
+    def calibration(self, method: str = "minmax", **parameters: Any) -> ModuleCalibration:
+        """Return a context, or decorator, in which calls of the module are observed: ``with m.calibration() as c: m(x)``.
+
+        ``c.table`` has the ranges, by the methods of `calibrate`. Calls of all threads count while it is open.
+        """
+        from xrt.module.calibration import ModuleCalibration
+
+        return ModuleCalibration(self, method, parameters)  # type: ignore[arg-type]  # an XRTModule
 
     def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
         raise NotImplementedError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
+from xrt.graph.patterns import OPERATOR, compile_patterns
 
 if TYPE_CHECKING:
     from xrt.graph import Node
@@ -18,7 +18,6 @@ __all__ = ["ClusteringOptions", "Pin", "PinSubject", "read_options"]
 PinSubject = Literal["operator", "name"]
 
 _FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
-_OPERATOR = re.compile(r"[\w.*?-]+")
 _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
 
@@ -48,7 +47,7 @@ class Pin:
         if not self.patterns or not all(self.patterns):
             raise OptionError(f"the pin to {self.engine!r} names no {self.by}; {_HELP}")
         for pattern in self.patterns:
-            if self.by == "operator" and not _OPERATOR.fullmatch(pattern):
+            if self.by == "operator" and not OPERATOR.fullmatch(pattern):
                 raise OptionError(f"{pattern!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
 
     @classmethod
@@ -75,35 +74,19 @@ class Pin:
 
     def matches(self, subject: str) -> bool:
         """Whether the pin is about nodes of that operator, or of that name."""
-        return _matcher(self.patterns).fullmatch(subject) is not None
+        return compile_patterns(self.patterns).fullmatch(subject) is not None
 
     def match(self, subjects: Collection[str]) -> Iterable[str]:
         """Yield those of the subjects that match, some perhaps twice; quick for patterns that stand for themselves."""
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
-                yield from filter(_matcher((pattern,)).fullmatch, subjects)
+                yield from filter(compile_patterns((pattern,)).fullmatch, subjects)
             elif pattern in subjects:
                 yield pattern
 
     def covers(self, name: str, spec: str) -> bool:
         """Whether the pin speaks of the engine of that name and spec."""
         return self.engine in (name, spec)
-
-
-@lru_cache(maxsize=64)
-def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
-
-
-def _expression(pattern: str) -> str:
-    """Return the pattern as a regular expression that takes at most the product of both lengths to match.
-
-    The text between two stars is sought from left to right without a retry: the first match is as good as any.
-    """
-    first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
-    if not others:
-        return first
-    return first + "".join(f"(?>.*?{part})" for part in others[:-1]) + f".*{others[-1]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def test_one_kernel_alone() -> None:
     np.testing.assert_allclose(y, X / (1 + np.exp(-0.5 * X)), rtol=1e-6)
 
 
-def test_what_a_kernel_does_not_serve_is_told() -> None:
+def test_what_a_kernel_does_not_serve_is_reported() -> None:
     kernel = native.load(LIBRARY).kernel("my_cumsum")
     with pytest.raises(CompileRefused, match="my_cumsum: it runs along the last axis"):
         native.run_kernel(kernel, X, np.array(0), constants=[1], opset=14)

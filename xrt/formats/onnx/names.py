@@ -16,6 +16,13 @@ class FreshNames:
     def __init__(self, function: Function) -> None:
         self._taken = set(_all_names(function))
 
+    def take(self, name: str) -> str:
+        """Return the name itself where it is new, and one like it elsewhere."""
+        if name in self._taken:
+            return self.like(name)
+        self._taken.add(name)
+        return name
+
     def like(self, name: str) -> str:
         """Return a new name that shows where it comes from."""
         count = 2

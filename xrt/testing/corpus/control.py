@@ -252,4 +252,17 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (f32(1, 2, 3, 4), f32(10)),
         (f32(10), f32(10, 30, 60, 100)),
     ),
+    CorpusEntry(
+        "scan_captures_a_result",
+        "the body of a Scan reads what a node outside computes, as in the gradient of an LSTM; openvino's reader fails there",
+        graph(
+            {"xs": "float32[4]", "negative": "float32[]"},
+            {"last": "float32[]", "sums": "float32[4]"},
+            node("Neg", "negative", "scale"),
+            node("Scan", "zero xs", "last sums", body=_SCAN, num_scan_inputs=1),
+            constants={"zero": f32(0)},
+        ),
+        (f32(1, 2, 3, 4), f32(-10)),
+        (f32(10), f32(10, 30, 60, 100)),
+    ),
 )

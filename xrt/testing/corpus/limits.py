@@ -83,4 +83,16 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (np.array([True, False, True]),),
         (np.array([[False, True]]), i64(1, 2)),
     ),
+    CorpusEntry(
+        "transposed_matrix_times_a_vector",
+        "an optimizer that fuses the Transpose into the product takes the matrix as it lies in memory where a vector follows",
+        graph(
+            {"x": "float32[2,3]", "v": "float32[2]"},
+            {"y": "float32[3]"},
+            node("Transpose", "x", "t", perm=[1, 0]),
+            node("MatMul", "t v", "y"),
+        ),
+        (f32(1, 2, 3, 4, 5, 6).reshape(2, 3), f32(10, 1)),
+        (f32(14, 25, 36),),
+    ),
 )

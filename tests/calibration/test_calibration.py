@@ -1,0 +1,228 @@
+"""Calibration of modules, and tables of ranges."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xrt
+from tests.passes.quantize.models import draw, make_function
+from xrt.errors import CalibrationError, CalibrationWarning, OptionError
+from xrt.formats.calibration_table import CalibrationTable, ValueRange
+from xrt.graph import Function, Node, Value
+from xrt.models import load
+from xrt.module import calibration as module_calibration
+from xrt.passes import infer_shapes
+from xrt.testing.renaming import rename_values
+
+X = draw(1, 3, 6)
+
+
+def product() -> Function:
+    nodes = [Node("MatMul", ("x", "w"), ("a",)), Node("Relu", ("a",), ("r",)), Node("MatMul", ("r", "v"), ("y",))]
+    return make_function(nodes, {"w": draw(2, 6, 5), "v": draw(3, 5, 4)}, ("n", 6))  # type: ignore[arg-type]  # a symbolic dim
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_the_extremes_are_those_of_the_values(engine: str) -> None:
+    batches = [X, draw(5, 7, 6)]
+    table = xrt.calibrate(product(), batches, engine=engine)
+    assert [found.name for found in table.ranges] == ["x", "r"]
+    values = [[batch, np.maximum(batch @ draw(2, 6, 5), 0)] for batch in batches]
+    for place, found in enumerate(table.ranges):
+        assert found.low == pytest.approx(min(float(value[place].min()) for value in values), abs=1e-5)
+        assert found.high == pytest.approx(max(float(value[place].max()) for value in values), rel=1e-5)
+        assert found.batches == 2
+
+
+def test_calls_inside_are_observed_and_answered() -> None:
+    with xrt.XRTModule(product(), engine="ort") as module:
+        expected = module(X)
+        with module.calibration() as c:
+            assert np.array_equal(module(X), expected)
+            assert np.array_equal(module(x=X, fetch=["y"])["y"], expected)
+            out = np.empty_like(expected)
+            assert module(X, out=out) is out
+            threads = [threading.Thread(target=module, args=(2 * X,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        module(100 * X)
+        assert c.batches == 7
+        assert c.table.ranges[0].most == 2 * X.max()
+        assert c.table == module.calibrate([X, X, X, 2 * X, 2 * X, 2 * X, 2 * X])
+
+
+def test_a_decorator_observes_the_calls_of_each_call() -> None:
+    with xrt.XRTModule(product()) as module:
+        calibration = module.calibration("moving_average")
+
+        @calibration
+        def serve(x: Any) -> Any:
+            return module(x)
+
+        serve(X)
+        module(5 * X)
+        serve([X][0])
+        assert (calibration.batches, calibration.table.method) == (2, "moving_average")
+
+
+def test_batches_come_in_every_form_of_a_call() -> None:
+    with xrt.XRTModule(product()) as module:
+        tables = [module.calibrate(batches) for batches in ([X], [[X]], [(X,)], [{"x": X}], iter([X]))]
+    assert all(table == tables[0] for table in tables)
+
+
+def test_large_values_are_observed_in_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with xrt.XRTModule(product()) as module:
+        whole = module.calibrate([X])
+        monkeypatch.setattr(module_calibration, "MOST_BYTES", 1)
+        assert module.calibrate([X]) == whole
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_what_is_updated_in_place_is_updated_once(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration runs the model again for large values, and for calls with buffers."""
+    monkeypatch.setattr(module_calibration, "MOST_BYTES", 1)
+    nodes = [Node("Add", ("x", "s"), ("n",)), Node("MatMul", ("n", "w"), ("a",)), Node("MatMul", ("s", "w"), ("b",))]
+    nodes += [Node("Relu", ("a",), ("r",)), Node("MatMul", ("r", "w"), ("c",)), Node("Sum", ("b", "c"), ("y",))]
+    function = make_function(nodes, {"w": draw(2, 6, 6)}, (3, 6), "y", "n")
+    function = function.replace(inputs=(*function.inputs, Value("s", function.inputs[0].type)))
+    with xrt.XRTModule(xrt.stateful(infer_shapes(function), {"s": "n"}), engine=engine) as module:
+        plain, observed = module.new_session(), module.new_session()
+        expected = [plain(X) for _ in range(3)]
+        with module.calibration() as c:
+            found = [observed(X) for _ in range(3)]
+            state, out = X.copy(), [np.empty_like(X), None]
+            module(X, state, out=out)
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-5) and np.array_equal(plain.state["s"], observed.state["s"])
+    by_name = {one.name: one for one in c.table.ranges}
+    assert by_name["s"].most == 2 * X.max() and by_name["n"].most == pytest.approx(3 * X.max())
+
+
+BAD = {
+    "nothing": ([], "calibration got no batches; pass at least one"),
+    "one array": (X, "needs a list of batches, each what a call takes; got one ndarray: pass [x]"),
+    "NaN": ([X, np.full_like(X, np.nan)], "input 'x' of calibration batch 2 has 18 NaN and 0 infinities among its 18 numbers"),
+    "an infinity": ([np.where(X > 0, np.float32(np.inf), X)], "input 'x' of calibration batch 1 has 0 NaN and"),
+    "an inner infinity": ([np.full_like(X, 3e38)], "value 'r' of calibration batch 1 has "),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("case", BAD)
+def test_bad_data_is_one_clear_error(case: str) -> None:
+    batches, message = BAD[case]
+    with xrt.XRTModule(product(), engine="ort") as module:
+        with pytest.raises(CalibrationError) as caught:
+            module.calibrate(batches)
+        assert message in str(caught.value)
+        assert np.isfinite(module(X)).all()
+
+
+def test_one_batch_is_a_warning_where_several_are_needed() -> None:
+    with xrt.XRTModule(product()) as module:
+        module.calibrate([X])
+        with pytest.warns(CalibrationWarning, match="calibration by 'entropy' has seen one batch"):
+            module.calibrate([X], "entropy")
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    with xrt.XRTModule(make_function([Node("Relu", ("x",), ("y",))], {}, (3, 6))) as module:
+        with pytest.raises(CalibrationError, match="nothing of model 'main' can be quantized"):
+            module.calibrate([X])
+        with pytest.raises(OptionError, match="there is no calibration method 'x'"):
+            module.calibration("x")
+    with (
+        xrt.XRTModule(product(), buckets="auto", dynamic="never") as module,
+        pytest.raises(OptionError, match="without buckets="),
+    ):
+        module.calibrate([X])
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def test_a_table_outlasts_a_renaming_and_a_file(tmp_path: Path) -> None:
+    function = load("mobilenet", image=32, width=10, classes=3)
+    image = draw(4, 1, 3, 32, 32)
+    table = xrt.calibrate(function, [image], engine="ort")
+    table.save(tmp_path / "table.json")
+    read = CalibrationTable.load(tmp_path / "table.json")
+    assert read == table and read.dumps() == table.dumps()
+    other = rename_values(function, {})
+    assert set(read.bind(other)) == {f"{name}'" for name in read.bind(function)}
+    assert xrt.calibrate(other, [image], engine="ort").compare(table) == []
+
+
+def make_range(key: int, low: float, high: float, batches: int = 1) -> ValueRange:
+    low, high = sorted((low, high))
+    return ValueRange(key=f"{key:032x}", low=low, high=high, least=low, most=high, batches=batches, name=f"v{key}")
+
+
+RANGES = st.builds(make_range, st.integers(0, 5), *[st.floats(-1e6, 1e6)] * 2, st.integers(1, 9))
+TABLES = st.lists(RANGES, unique_by=lambda found: found.key).map(
+    lambda found: CalibrationTable(method="minmax", ranges=tuple(found))
+)
+
+
+@given(TABLES, TABLES, TABLES)
+def test_tables_of_extremes_merge_in_any_order(a: CalibrationTable, b: CalibrationTable, c: CalibrationTable) -> None:
+    def facts(table: CalibrationTable) -> set[tuple[Any, ...]]:
+        return {(f.key, f.low, f.high, f.batches) for f in table.ranges}
+
+    assert facts(a.merge(b).merge(c)) == facts(c.merge(b.merge(a)))
+    assert all(f.low <= g.low <= g.high <= f.high for g in a.ranges if (f := a.merge(b).find(g.key)) is not None)
+    assert CalibrationTable.loads(a.dumps()) == a
+    assert a.compare(a) == [] and len(a.compare(CalibrationTable(method="minmax"))) == len(a)
+
+
+def test_other_methods_average_by_batches_and_do_not_mix() -> None:
+    first = CalibrationTable(method="mse", ranges=(make_range(1, 0, 2, 3),))
+    second = CalibrationTable(method="mse", ranges=(make_range(1, 0, 6, 1), make_range(2, 0, 1)))
+    merged = first.merge(second)
+    assert [(f.high, f.most, f.batches) for f in merged.ranges] == [(3, 6, 4), (1, 1, 1)]
+    assert [str(found) for found in first.compare(second, 0.1)] == ["v1: 0 to 2 and 0 to 6", "v2: no range and 0 to 1"]
+    with pytest.raises(CalibrationError, match="cannot merge a calibration table of method 'mse'"):
+        first.merge(CalibrationTable(method="minmax"))
+
+
+GOOD = CalibrationTable(method="minmax", ranges=(make_range(1, 0, 2),)).dumps()
+DAMAGED = {
+    "": "it is no JSON",
+    "[]": "it is no JSON object",
+    "{}": "it is no calibration table: its kind is 'None'",
+    GOOD.replace('"format": 1', '"format": 2'): "it has format 2, and this version of XRT reads 1",
+    GOOD.replace('"low": 0', '"low": 9'): "needs low <= high and least <= most at ranges[0]",
+    GOOD.replace('"low": 0', '"low": "x"'): "Expected `float`, got `str` at ranges[0].low",
+    GOOD.replace("0001", "000x"): "at ranges[0].key",
+    GOOD.replace('"name"', '"nick"'): "unknown field `nick`",
+    GOOD.replace(
+        "  ]", ', {"key": "' + f"{1:032x}" + '", "low": 0, "high": 0, "least": 0, "most": 0}]'
+    ): "two ranges of one value",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_table_says_what_is_wrong(text: str, tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text(text)
+    with pytest.raises(CalibrationError) as caught:
+        CalibrationTable.load(tmp_path / "table.json")
+    assert str(caught.value).startswith(f"cannot read the calibration table '{tmp_path}/table.json': ")
+    assert DAMAGED[text] in str(caught.value)
+
+
+def test_a_table_that_cannot_be_read_or_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="No such file or directory"):
+        CalibrationTable.load(tmp_path / "absent.json")
+    with pytest.raises(CalibrationError, match="it is not a regular file"):
+        CalibrationTable.load(tmp_path)
+    with pytest.raises(CalibrationError, match="cannot write"):
+        CalibrationTable.loads(GOOD).save(tmp_path / "absent" / "table.json")

@@ -1,0 +1,29 @@
+"""Calibration: values of a model over batches go in, a table of their ranges comes out; and which nodes an error budget can bear.
+
+Batches stream through: a value leaves its extremes and a histogram. Nothing here runs a model: the caller hands the values in,
+or a function that runs one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.calibration.collectors import METHODS as METHODS
+    from xrt.calibration.collectors import make_collector as make_collector
+    from xrt.calibration.error_search import QuantizationResult as QuantizationResult
+    from xrt.calibration.error_search import quantize_within as quantize_within
+    from xrt.calibration.observer import Observer as Observer
+
+_MODULES = {
+    "METHODS": "xrt.calibration.collectors",
+    "Observer": "xrt.calibration.observer",
+    "QuantizationResult": "xrt.calibration.error_search",
+    "make_collector": "xrt.calibration.collectors",
+    "quantize_within": "xrt.calibration.error_search",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

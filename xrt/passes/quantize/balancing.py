@@ -1,0 +1,130 @@
+"""Move large channels of a normalization's result into the weights that read it, where they have scales of their own.
+
+A value has one scale for all channels, so a few large ones leave few integers for the others. Dividing channels by a factor in
+the LayerNormalization and multiplying the rows of the weights by it changes nothing in real arithmetic (Xiao et al. 2023,
+"SmoothQuant").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.errors import OptionError
+from xrt.formats.onnx.names import FreshNames
+from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.passes.quantize.weights import find_inner_axis
+
+__all__ = ["balance_channels", "list_balanced_values"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+STRENGTH = 0.5
+LARGEST_FACTOR = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A LayerNormalization, and the products that alone read it."""
+
+    node: Node
+    products: tuple[Node, ...]
+
+
+def list_balanced_values(function: Function) -> list[str]:
+    """Return the values whose channels can be balanced: results of LayerNormalization that only products by constants read."""
+    return [group.node.outputs[0] for group in _find_groups(function)]
+
+
+def balance_channels(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> Function:
+    """Return the Function with the channels of those values divided by factors, and the weights that read them multiplied.
+
+    ``magnitudes`` has for each value of `list_balanced_values` the largest magnitude of each channel over the calibration data. A
+    factor is ``magnitude^strength / weight^(1 - strength)``, with the largest weight of the channel. With 0 the values keep
+    nothing of their differences, with 1 the weights get all of them. Types must be known: infer shapes first. Ranges must be
+    calibrated on the result. Raises OptionError for a strength that is not from 0 to 1.
+    """
+    if not 0 <= strength <= 1:
+        raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
+    names, constants = FreshNames(function), dict(function.constants)
+    changed: dict[str, Node] = {}
+
+    def scale(node: Node, slot: int, factors: Array) -> Node:
+        name = names.take(f"{node.name}_balanced_{slot}")
+        array = function.constants[node.inputs[slot]].array
+        constants[name] = Constant((array * factors).astype(array.dtype))
+        return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))
+
+    for group in _find_groups(function):
+        if group.node.outputs[0] not in magnitudes:
+            continue
+        factors = _find_factors(group, function, magnitudes[group.node.outputs[0]], strength)
+        node = scale(group.node, 1, 1 / factors)
+        changed[node.name] = scale(node, 2, 1 / factors) if any(node.inputs[2:]) else node
+        for product in group.products:
+            changed[product.name] = scale(product, 1, factors if find_inner_axis(product) else factors[:, None])
+    if not changed:
+        return function
+    nodes = [changed.get(node.name, node) for node in function.nodes]
+    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
+    return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
+
+
+def _find_factors(group: _Group, function: Function, magnitudes: Array, strength: float) -> Array:
+    """Return what each channel is divided by; 1 where it, or its weights, are zeros."""
+    weights = [
+        np.abs(function.constants[product.inputs[1]].array).max(axis=1 - find_inner_axis(product)) for product in group.products
+    ]
+    largest, values = np.max(weights, axis=0).astype(np.float64), np.asarray(magnitudes, np.float64)
+    usable = (largest > 0) & (values > 0)
+    factors = np.where(usable, values, 1.0) ** strength / np.where(usable, largest, 1.0) ** (1 - strength)
+    return np.clip(factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+def _find_groups(function: Function) -> Iterator[_Group]:
+    outputs = {value.name for value in function.outputs}
+    for node in function.nodes:
+        if node.op != "LayerNormalization" or any(node.outputs[1:]) or not _has_constant_terms(node, function):
+            continue
+        channels = function.constants[node.inputs[1]].shape[0]
+        products = _find_products(node.outputs[0], channels, function, outputs)
+        if products:
+            yield _Group(node, tuple(products))
+
+
+def _has_constant_terms(node: Node, function: Function) -> bool:
+    """Whether it normalizes one axis, by a constant scale and bias of it."""
+    terms = [function.constants.get(name) for name in node.inputs[1:] if name]
+    return all(one is not None and one.dtype is DType.FLOAT32 and len(one.shape) == 1 and one.shape[0] > 1 for one in terms)
+
+
+def _find_products(value: str, channels: int, function: Function, outputs: set[str]) -> list[Node] | None:
+    """Return all products that read the value, also as rows; None where something else reads it."""
+    found: list[Node] = []
+    for use in function.users(value):
+        node = use.node
+        if node.op == "Reshape" and use.slot == 0 and _count_channels(node.outputs[0], function) == channels:
+            inner = _find_products(node.outputs[0], channels, function, outputs)
+            if inner is None:
+                return None
+            found += inner
+        elif _is_product(node, use.slot, function):
+            found.append(node)
+        else:
+            return None
+    return None if value in outputs else found
+
+
+def _count_channels(value: str, function: Function) -> object:
+    type_ = function.get_type(value)
+    return type_.shape[-1] if isinstance(type_, TensorType) and type_.shape else None
+
+
+def _is_product(node: Node, slot: int, function: Function) -> bool:
+    if node.op not in ("Gemm", "MatMul") or slot != 0 or node.attr("transA", 0):
+        return False
+    weight = function.constants.get(node.inputs[1])
+    return weight is not None and weight.dtype is DType.FLOAT32 and len(weight.shape) == 2

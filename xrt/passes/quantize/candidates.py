@@ -1,0 +1,88 @@
+"""Which nodes can be quantized, and which values need a range for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.passes.quantize.options import QuantizationOptions
+
+__all__ = ["find_end", "find_root", "list_activations", "list_calibrated_values", "why_not_quantized"]
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+BOUNDS = frozenset({"Clip", "Relu"})
+"""Operators that a convolution's quantized result may have in it."""
+_HAND_ON = frozenset(
+    {
+        *("DepthToSpace", "Expand", "Flatten", "Identity", "MaxPool", "Reshape", "Slice"),
+        *("SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    }
+)
+"""Operators whose results are elements of their first input: they have its range. Pads bring other numbers."""
+
+
+def why_not_quantized(node: Node, function: Function, options: QuantizationOptions) -> str | None:
+    """Return why a node stays in floating point; None where it is quantized. Types must be known: infer shapes first."""
+    if node.op not in CONVOLUTIONS | PRODUCTS:
+        return "its operator has no quantized form here"
+    if not options.selects(node):
+        return "no pattern selects it"
+    if not all(_is_float32(name, function) for name in node.inputs[:2]):
+        return "its operands are not known to be float32"
+    if node.inputs[0] in function.constants:
+        return "its first operand is constant"
+    if node.inputs[1] not in function.constants:
+        if node.op == "MatMul" and options.activation_products:
+            return None
+        return "both operands are computed" if node.op == "MatMul" else "its weights are computed"
+    if function.constants[node.inputs[1]].array.size == 0 or len(function.constants[node.inputs[1]].shape) < 2:
+        return "its weights are no matrix"
+    return None
+
+
+def _is_float32(name: str, function: Function) -> bool:
+    type_ = function.get_type(name)
+    return isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32
+
+
+def find_root(value: str, function: Function) -> str:
+    """Return the value whose elements a value hands on: that of the nearest node that computes."""
+    while (node := function.producer(value)) is not None and node.op in _HAND_ON and value == node.outputs[0]:
+        value = node.inputs[0]
+    return value
+
+
+def find_end(node: Node, function: Function) -> str:
+    """Return the result of a convolution, behind what only bounds it."""
+    value = node.outputs[0]
+    while len(users := function.users(value)) == 1 and not _is_output(value, function):
+        reader = users[0].node
+        if reader.op not in BOUNDS or reader.inputs[0] != value:
+            break
+        value = reader.outputs[0]
+    return value
+
+
+def _is_output(value: str, function: Function) -> bool:
+    return any(output.name == value for output in function.outputs)
+
+
+def list_activations(node: Node, function: Function) -> Iterator[str]:
+    """Yield the values that a quantized node has in bytes: its computed operands, and the result of a convolution.
+
+    A convolution's result has to be quantized for an engine to compute in integers, unless the Function returns it.
+    """
+    yield from (name for name in node.inputs[:2] if name not in function.constants)
+    if node.op in CONVOLUTIONS and not _is_output(end := find_end(node, function), function) and function.users(end):
+        yield end
+
+
+def list_calibrated_values(function: Function, options: QuantizationOptions | None = None) -> list[str]:
+    """Return the values that need a range, each once, in the order of the nodes.
+
+    Without options those that any options may need. Types must be known: infer shapes first.
+    """
+    options = options or QuantizationOptions(include=("*",), activation_products=True)  # type: ignore[arg-type]  # texts are read
+    quantized = [node for node in function.nodes if why_not_quantized(node, function, options) is None]
+    return list(dict.fromkeys(find_root(name, function) for node in quantized for name in list_activations(node, function)))
