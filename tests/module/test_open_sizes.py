@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,6 +249,20 @@ def test_engines_of_a_list_compile_in_the_background() -> None:
         Static.may_compile.set()
         module.settle(PATIENCE)
         assert [call(module, rows) for rows in (5, 6, 7)] == [SMALL.spec, SMALL.spec, "toy"]
+
+
+def test_a_size_that_is_met_during_its_search_does_not_displace_another(searches: Searches) -> None:
+    searches.may_end.clear()
+    with make(SMALL, LARGE, "ort", first=None) as module:
+        assert call(module, 5) == "ort"
+        while not searches.rows:  # the search for 5 has begun
+            time.sleep(0.001)
+        assert call(module, 5) == "ort"
+        searches.may_end.set()
+        module.settle(PATIENCE)
+        assert [call(module, rows) for rows in (6, 6)] == ["ort", "ort"]
+        module.settle(PATIENCE)
+        assert call(module, 6) == SMALL.spec
 
 
 def test_sizes_that_are_met_more_often_have_the_places() -> None:

@@ -119,9 +119,11 @@ class Tiers:
                 self._met.popitem(last=False)
         if (count > 1 or is_first) and self._is_worth_a_place(key):  # a size that is met once is not worth a compile
             with self._lock:
-                if key not in self._waiting:
+                is_new = key not in self._waiting
+                if is_new:
                     self._waiting[key] = _copy(values)
-            self.work.add(key, partial(_prepare, self._module))
+            if is_new:  # a job of its own for each size that waits: the job takes the size that was met most often
+                self.work.add(object(), partial(_prepare, self._module))
         return stand_in
 
     def _is_worth_a_place(self, key: object) -> bool:
@@ -140,6 +142,10 @@ class Tiers:
                 return None
             key = max(self._waiting, key=lambda one: self._met.get(one, 0))
             values = self._waiting.pop(key)
+        module = self._module()
+        own = module._specializations.get(key) if module is not None else None
+        if key in self._failed or (own is not None and own.is_compiled):  # it was met again while it was made
+            return None
         return (key, values) if self._is_worth_a_place(key) else None
 
     def _list_engines(self, stand_in: Specialization) -> set[str]:
