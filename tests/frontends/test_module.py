@@ -17,7 +17,7 @@ import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
-from xrt.errors import InputError, ModelError, OptionError, UnknownEngine
+from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, UnknownEngine
 from xrt.graph import DType, TensorType
 
 
@@ -316,3 +316,59 @@ def test_a_session_needs_state_with_names() -> None:
     assert str(caught.value) == (
         "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
     )
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.first(x)
+        if hidden.sum() > 0:
+            hidden = hidden * 2
+        return {"out": self.second(hidden)}
+
+
+def test_a_module_that_branches_on_data_runs_in_parts() -> None:
+    model = Branching().eval()
+    module = xrt.XRTModule(model, engine="toy")
+    x = torch.randn(3, 4)
+    assert module.parts == ()
+    with pytest.warns(FallbackWarning, match=r"Branching branches on data and runs in parts, .*; \.parts are their modules"):
+        result = module(x)
+    for one in (x, -x, torch.randn(5, 4)):
+        with torch.no_grad():
+            torch.testing.assert_close(module(one), model(one))
+    assert len(module.parts) >= 3
+    assert {part.engines for part in module.parts} == {("toy",)}
+    assert [kind for part in module.parts for kind in part.function.count_operators() if kind == "Gemm"]
+    assert not result["out"].requires_grad
+    array = module(x.numpy())["out"]
+    assert isinstance(array, np.ndarray)
+    np.testing.assert_allclose(array, result["out"].numpy(), rtol=1e-6)
+    with pytest.raises(InputError, match=r"Branching branches on data and runs in parts; ask one of its \.parts"):
+        module.explain()
+    with pytest.raises(InputError, match=r"ask one of its \.parts"):
+        module.compile(x)
+    module.close()
+    with pytest.raises(InputError, match="the module is closed"):
+        module(x)
+
+
+def test_parts_see_a_parameter_that_is_written_to_and_strict_refuses_them() -> None:
+    model = Branching().eval()
+    module = xrt.XRTModule(model, engine="toy")
+    x = torch.randn(3, 4)
+    with pytest.warns(FallbackWarning, match="runs in parts"):
+        before = module(x)["out"]
+    with torch.no_grad():
+        model.second.bias.add_(1)
+    torch.testing.assert_close(module(x)["out"], before + 1)
+    module.recapture()
+    assert module.parts == ()
+    with pytest.warns(FallbackWarning, match="runs in parts"):
+        torch.testing.assert_close(module(x)["out"], before + 1)
+    with pytest.raises(ModelError, match="data-dependent"):
+        xrt.XRTModule(model, engine="toy", strict=True)(x)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from xrt.frontends.torch.capture import Leaf
 
-__all__ = ["xrt_backend"]
+__all__ = ["compile_graph", "xrt_backend"]
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it empties, and returns the outputs in order."""
@@ -43,8 +43,6 @@ def xrt_backend(
     it is ONNX Runtime where that is installed. A backward graph is compiled as the forward graph is; in training ``freeze``
     leaves parameters that require a gradient as inputs. Raises OptionError for an unknown option, or for a ``mode``.
     """
-    from torch._dynamo.backends.common import aot_autograd
-
     given = dict(options or {})
     if mode is not None:
         raise OptionError(f"the backend 'xrt' has no modes; got mode={mode!r}. Give options={{'engine': ...}} instead")
@@ -52,17 +50,35 @@ def xrt_backend(
     if not isinstance(freeze, bool):
         raise OptionError(f"freeze must be True or False; got {freeze!r}")
     check_sizes_closed(parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")}))
+    return compile_graph(graph, inputs, given, freeze=freeze)
+
+
+def compile_graph(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    freeze: bool = False,
+    modules: list[XRTModule] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo for such inputs, by arguments of `XRTModule`; each XRTModule made is appended to ``modules``.
+
+    A graph that cannot be lowered runs in PyTorch, with a FallbackWarning.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    compile_one = partial(_compile, options=options, modules=[] if modules is None else modules)
     static = find_static_inputs(inputs) if freeze else {}
 
     def compile_forward(forward: GraphModule, fakes: Sequence[Any], *, is_training: bool) -> Compiled:
         context = TracingContext.try_get()
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
         fixed = {index: one for index, one in static.items() if index not in written and not (is_training and one.requires_grad)}
-        compile_for = partial(_compile, forward, options=given)
+        compile_for = partial(compile_one, forward)
         return FrozenGraph(compile_for, fixed) if fixed and len(fakes) == len(inputs) else compile_for({})
 
     def compile_backward(backward: GraphModule, fakes: Sequence[Any]) -> Compiled:
-        return _compile(backward, {}, options=given)
+        return compile_one(backward, {})
 
     compile_all: Any = aot_autograd(
         fw_compiler=partial(compile_forward, is_training=True),
@@ -92,7 +108,9 @@ def _write_out_recurrence(graph: GraphModule) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: dict[str, Any]) -> Compiled:
+def _compile(
+    graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: Mapping[str, Any], modules: list[XRTModule]
+) -> Compiled:
     try:
         with _disable_current_modes():
             found = lower_graph(graph, fixed)
@@ -104,6 +122,7 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: 
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, found.function, is_strict=bool(options.get("strict")))}
     module = XRTModule(found.function, **{**arguments, "first": "wanted"})
+    modules.append(module)
     is_single = len(found.function.outputs) == 1
     dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
     given = list(zip(found.inputs, dtypes, strict=True))

@@ -29,12 +29,16 @@ from xrt.passes import drop_dead_nodes
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["Capture", "Leaf", "capture"]
+__all__ = ["Capture", "DataDependentError", "Leaf", "capture"]
 
 MOST_DECOMPOSITIONS = 8
 """How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
 _EXPORT = threading.RLock()
 """`torch.export` is not safe in several threads: one module is captured at a time."""
+
+
+class DataDependentError(ModelError):
+    """The module's code branches on a value, or has a size that a value decides; no one graph holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ def capture(
 ) -> Capture:
     """Return the module captured with example inputs.
 
-    Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``.
+    Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``;
+    DataDependentError where its code depends on values.
     """
     if isinstance(module, torch.nn.Module):
         check_module(module)
@@ -102,8 +107,10 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     except Exception as error:
         _check_arguments(module, args, named)
         text = str(error).strip().partition("\n")[0]
-        remedy = _ON_DATA if "data-dependent" in text else ""
-        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}{remedy}") from error
+        text = f"PyTorch cannot export {type(module).__name__}: {text}"
+        if "data-dependent" in text:
+            raise DataDependentError(text + _ON_DATA) from error
+        raise ModelError(text) from error
     if not allow_guards:
         _check_guards(program, shapes)
     guards = getattr(program.module(), "_guards_fn", None) if shapes else None

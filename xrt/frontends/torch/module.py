@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from xrt.cache import open_cache
 from xrt.cache.closing import close_in_background
 from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError
-from xrt.frontends.torch.capture import Capture, capture
+from xrt.frontends.torch.capture import Capture, DataDependentError, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
 from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed
 from xrt.frontends.torch.leaves import (
@@ -32,7 +31,8 @@ from xrt.frontends.torch.leaves import (
     make_output,
     unflatten,
 )
-from xrt.frontends.torch.state import ModuleState, check_module, list_tensor_names
+from xrt.frontends.torch.split import SplitModule, split
+from xrt.frontends.torch.state import ModuleState, check_keywords, check_module, list_tensor_names
 from xrt.module.module import XRTModule
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.specialization_cache import warn_of_signatures
@@ -93,8 +93,6 @@ class _Compiled:
 
 MOST_SIZES = 1024
 """Sizes that a capture remembers as checked; others are checked in each call."""
-_OF_XRT = {"fetch", "out", "options"}
-"""What a call of another XRTModule takes."""
 
 
 @shorten_tracebacks
@@ -109,6 +107,7 @@ class TorchModule(XRTModule):
     buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
     does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
     Together, captures hold at most ``max_specialization_bytes``. The module must not run elsewhere while a call captures it.
+    A module whose code branches on data has no one graph: it runs in `parts`, with a FallbackWarning; ``strict`` refuses it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
     """
@@ -132,6 +131,7 @@ class TorchModule(XRTModule):
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
         self._latest: _Compiled | None = None
+        self._split: SplitModule | None = None
         self._calls = 0
         self._guard = threading.RLock()
         self._is_closed = False
@@ -142,8 +142,15 @@ class TorchModule(XRTModule):
         """Run the module on inputs as the module itself takes them; see the class."""
         leaves, structure, given = flatten(args, kwargs)
         if kwargs:
-            self._check_keywords(kwargs)
-        compiled, buffers, results = self._run(leaves, structure, given)
+            check_keywords(self.model, kwargs)
+        if self._split is not None and not self._is_closed:
+            return self._split.run(leaves, structure, given)
+        try:
+            compiled, buffers, results = self._run(leaves, structure, given)
+        except DataDependentError as error:
+            with self._guard:
+                self._split = self._split or split(self.model, self._arguments, error)
+            return self._split.run(leaves, structure, given)
         results = results if isinstance(results, tuple) else (results,)
         if written := list_written_tensors(compiled.capture, buffers, leaves):
             torch.autograd.graph.increment_version(written)
@@ -166,14 +173,6 @@ class TorchModule(XRTModule):
             except InputError:
                 if self._is_closed or not compiled.module._closed:  # else another thread has dropped the capture meanwhile
                     raise
-
-    def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
-        for name in _OF_XRT & kwargs.keys():
-            parameters = inspect.signature(self.model.forward).parameters
-            if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-                raise InputError(
-                    f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
-                )
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_Compiled, list[Any]]:
         """Return the capture for such inputs, made where there is none, and the buffers that it updates."""
@@ -246,8 +245,16 @@ class TorchModule(XRTModule):
                 compiled.module.close()
             self._captures.clear()
             self._latest = None
+            if self._split is not None:
+                self._split.close()
+                self._split = None
 
     # ------------------------------------------------------------------ the Function and its plan
+
+    @property
+    def parts(self) -> tuple[XRTModule, ...]:
+        """The modules of the parts of a module that branches on data, in the order of their first calls; else none."""
+        return () if self._split is None else self._split.parts
 
     @property
     def function(self) -> Function:
@@ -260,6 +267,8 @@ class TorchModule(XRTModule):
         return self._require().capture.declined
 
     def _require(self) -> _Compiled:
+        if self._split is not None:
+            raise InputError(f"{type(self.model).__name__} branches on data and runs in parts; ask one of its .parts")
         if self._latest is None:
             raise InputError("a module of PyTorch is captured for its inputs; call it, or its compile(*examples), first")
         return self._latest
@@ -281,6 +290,8 @@ class TorchModule(XRTModule):
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
         leaves, structure, _ = flatten(args, named)
+        if self._split is not None:
+            self._require()
         compiled, buffers = self._find(leaves, structure)
         return compiled, collect_arrays(compiled.capture, leaves, buffers)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
 import torch
 
-from xrt.errors import ModelError
+from xrt.errors import InputError, ModelError
 
-__all__ = ["ModuleState", "check_module", "list_tensor_names"]
+__all__ = ["ModuleState", "check_keywords", "check_module", "list_tensor_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,20 @@ def check_module(model: torch.nn.Module) -> None:
             raise ModelError(
                 f"{name} was made under torch.inference_mode, and PyTorch neither exports such a tensor nor counts writes to it; "
                 f"make or load the module outside, or under torch.no_grad"
+            )
+
+
+_OF_XRT = {"fetch", "out", "options"}
+"""What a call of another XRTModule takes."""
+
+
+def check_keywords(model: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Raise InputError for a named input that a call of another XRTModule takes, and the module does not."""
+    for name in _OF_XRT & given.keys():
+        parameters = inspect.signature(model.forward).parameters
+        if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            raise InputError(
+                f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
             )
 
 
