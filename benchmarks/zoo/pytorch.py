@@ -110,7 +110,20 @@ def run_module(model: Any, calls: Iterable[Any], name: str) -> Any:
     import xrt
 
     module = xrt.XRTModule(model, engine=LISTS[name], **make_options(name))
-    return run_calls(module, model, calls), [module.plan], 1
+    results = run_calls(module, model, calls)
+    plans = list_plans(module.parts or [module])
+    return results, plans, len(plans)
+
+
+def list_plans(modules: Sequence[Any]) -> list[Any]:
+    """Return the plans of modules, without those of a graph that no call has reached."""
+    import xrt
+
+    plans = []
+    for module in modules:
+        with contextlib.suppress(xrt.XRTError):
+            plans.append(module.plan)
+    return plans
 
 
 def run_compiled(model: Any, calls: Iterable[Any], name: str) -> Any:
@@ -130,11 +143,7 @@ def run_compiled(model: Any, calls: Iterable[Any], name: str) -> Any:
     with mock.patch.object(backend, "XRTModule", make):
         compiled = torch.compile(model, backend="xrt", options={"engine": LISTS[name], **make_options(name)})
         results = run_calls(compiled, model, calls)
-    plans = []
-    for module in modules:
-        with contextlib.suppress(xrt.XRTError):  # of a graph that no call has reached
-            plans.append(module.plan)
-    return results, plans, len(modules)
+    return results, list_plans(modules), len(modules)
 
 
 def make_options(name: str) -> dict[str, Any]:

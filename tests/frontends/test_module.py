@@ -343,7 +343,7 @@ def test_a_module_that_branches_on_data_runs_in_parts() -> None:
             torch.testing.assert_close(module(one), model(one))
     assert len(module.parts) >= 3
     assert {part.engines for part in module.parts} == {("toy",)}
-    assert [kind for part in module.parts for kind in part.function.count_operators() if kind == "Gemm"]
+    assert any("Gemm" in str(part.explain()) for part in module.parts)
     assert not result["out"].requires_grad
     array = module(x.numpy())["out"]
     assert isinstance(array, np.ndarray)
