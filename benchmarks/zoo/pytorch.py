@@ -129,7 +129,6 @@ def list_plans(modules: Sequence[Any]) -> list[Any]:
 def run_compiled(model: Any, calls: Iterable[Any], name: str) -> Any:
     import torch
 
-    import xrt
     from xrt.frontends.torch import backend
 
     modules: list[Any] = []
