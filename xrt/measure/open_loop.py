@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 AHEAD = 0.01
 """Seconds before the first arrival, in which the threads start."""
+CALLS = 1000
+"""Batches of requests that are always waiting, which are repeated."""
 SHORTEST = 1e-6
 """Seconds that are not worth a sleep."""
 
@@ -36,7 +38,8 @@ class _Load:
     """The requests that are still to be taken, in the order of arrival."""
 
     def __init__(self, arrivals: Times, batching: Batching, clock: Clock, sleep: Sleep, most_late: float) -> None:
-        self._arrivals, self._batching, self._clock, self._sleep = arrivals, batching, clock, sleep
+        self._arrivals: list[float] = arrivals.tolist()
+        self._batching, self._clock, self._sleep = batching, clock, sleep
         self._most_late = most_late
         self._next, self._lock = 0, threading.Lock()
         self.done: Times = np.full(len(arrivals), math.inf)
@@ -48,6 +51,14 @@ class _Load:
             first, rows = taken
             instance(first, rows)
             self.done[first : first + rows] = self._clock() - self.began
+
+    def serve_one(self, instance: Instance) -> None:
+        """Serve a batch; after the last request the first one comes again."""
+        if (taken := self._take()) is None:
+            self._next = 0
+            taken = 0, self._batching.most
+        instance(*taken)
+        self.done[taken[0] : sum(taken)] = self._clock() - self.began
 
     def stop(self) -> None:
         with self._lock:
@@ -86,8 +97,8 @@ def run_open_loop(
 ) -> Times:
     """Return when each request was done, counted from the same moment as the arrivals; each instance has a thread.
 
-    Once a request starts more than ``most_late`` seconds after its arrival, the run is given up: what is left is never done, which
-    is an infinite time. An exception of an instance ends the run and is raised.
+    Once a request starts more than ``most_late`` seconds after its arrival, the run is given up: what is left has an infinite
+    time. An exception of an instance ends the run and is raised.
     """
     load = _Load(arrivals, batching, clock, sleep, most_late)
     if len(instances) == 1:
@@ -108,15 +119,17 @@ def sample_busy_instances(
 ) -> list[float]:
     """Return the seconds of single calls of ``rows`` requests, while all instances call one after the other without a pause.
 
-    Each makes two calls that do not count and at least ``least`` that do. What is returned is of the time in which all were busy.
+    What it takes to form a batch is part of that. Each makes two calls that do not count and at least ``least`` that do. What is returned is of the time in which all were busy.
     """
     barrier = threading.Barrier(len(instances))
+    load = _Load(np.zeros(rows * CALLS), Batching(rows), clock, time.sleep, math.inf)
+    load.began -= AHEAD  # all requests are there
 
     def call(number: int) -> list[tuple[float, float]]:
-        instance, taken, first = instances[number], [], number * rows
+        instance, taken = instances[number], []
         try:
             for _ in range(2):
-                instance(first, rows)
+                instance(0, rows)
             barrier.wait()
         except BaseException:
             barrier.abort()  # the others wait no longer
@@ -124,9 +137,8 @@ def sample_busy_instances(
         end = clock() + seconds
         while len(taken) < least or clock() < end:
             began = clock()
-            instance(first, rows)
+            load.serve_one(instance)
             taken.append((began, clock()))
-            first += rows * len(instances)
         return taken
 
     if len(instances) == 1:

@@ -7,8 +7,9 @@ rows it has; the simulation and `xrt.measure.open_loop`, which runs real calls, 
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -43,24 +44,24 @@ class Batching:
         most = min(waiting, self.most)
         return most if not self.sizes else max(size for size in self.sizes if size <= most)
 
-    def find_start(self, arrivals: Times, first: int, free: float) -> float:
+    def find_start(self, arrivals: Sequence[float], first: int, free: float) -> float:
         """Return when the batch starts whose oldest request is the ``first``, on an instance that is free from then on."""
         full = first + self.most - 1
         due = arrivals[first] + self.max_wait
         if full < len(arrivals):
             due = min(due, arrivals[full])
-        return max(free, float(due))
+        return max(free, due)
 
-    def take(self, arrivals: Times, first: int, now: float) -> int:
+    def take(self, arrivals: Sequence[float], first: int, now: float) -> int:
         """Return how many requests the batch takes that starts now: at least the ``first``, which has arrived."""
-        arrived = int(np.searchsorted(arrivals[first : first + self.most], now, "right"))
-        return self.count_rows(max(arrived, 1))
+        until = bisect.bisect_right(arrivals, now, first, min(first + self.most, len(arrivals)))
+        return self.count_rows(max(until - first, 1))
 
 
 def draw_arrivals(rate: float, count: int, seed: int) -> Times:
     """Return the arrival times of a Poisson process of that many requests per second.
 
-    With one seed, the arrivals of two rates are the same sample on two scales: what is compared at one load meets the same bursts.
+    With one seed, the arrivals of two rates are the same sample on two scales, with the same bursts.
     """
     return np.cumsum(np.random.default_rng(seed).exponential(1.0, count)) / rate
 
@@ -70,12 +71,12 @@ def simulate_queue(arrivals: Times, batching: Batching, service: Callable[[int],
 
     The oldest requests go to the instance that is free first.
     """
-    done = np.empty(len(arrivals))
+    done, times = np.empty(len(arrivals)), arrivals.tolist()  # a list is quicker to read one by one
     free = [0.0] * instances
     first = 0
-    while first < len(arrivals):
-        start = batching.find_start(arrivals, first, free[0])
-        rows = batching.take(arrivals, first, start)
+    while first < len(times):
+        start = batching.find_start(times, first, free[0])
+        rows = batching.take(times, first, start)
         end = start + service(rows)
         done[first : first + rows] = end
         heapq.heapreplace(free, end)

@@ -12,9 +12,9 @@ __all__ = ["RateSearch", "search_rate"]
 
 RESOLUTION = 0.02
 """Rates that differ by no more than this part are not told from each other."""
-STEP = 1.1
+STEP = 1.12
 """Factor between the first rate and the second."""
-GROWTH = 1.5
+GROWTH = 1.8
 """How the step grows while no rate has been on the other side of the bound."""
 
 

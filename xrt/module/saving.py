@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.module.bundle_index import SECTION, make_index
+from xrt.module.stored_serving import SERVING
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ def save_module(
     engines: EngineList,
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
+    serving: str = "",
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
+
+    ``serving`` is the text of its serving configuration.
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    compiled: dict[str, Buffer] = {}
+    compiled: dict[str, Buffer] = {SERVING: serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:

@@ -1,4 +1,4 @@
-"""The search for throughput on simulated times: what it chooses, what it declines, and that it chooses the highest rate measured."""
+"""The search for throughput on simulated times: what it chooses and declines; its choice has the highest measured rate."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nothing_is_chosen_where_a_single_call_takes_too_long() -> None:
 
 
 def test_without_a_bound_the_instances_are_filled() -> None:
-    found = tune(SimulatedBench(flat), bound=math.inf)
+    found = tune(SimulatedBench(flat), bound=math.inf, budget=5.0)
     assert found.configuration is not None
     assert found.configuration.batch == 32
     assert found.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=0.1)
@@ -106,7 +106,7 @@ def test_the_budget_is_kept() -> None:
 def test_an_interrupt_keeps_what_was_measured() -> None:
     class Interrupted(SimulatedBench):
         def run_load(self, *terms: object) -> object:  # type: ignore[override]  # raises in the end
-            if len(self.loads) == 2:
+            if len(self.loads) == 1:
                 raise KeyboardInterrupt
             return super().run_load(*terms)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     st.floats(1e-5, 2e-3),
     st.floats(0.0, 1.0),
     st.floats(0.0, 0.2),
-    st.floats(0.004, 0.2),
+    st.floats(0.004, 0.05),
     st.booleans(),
     st.integers(0, 5),
 )

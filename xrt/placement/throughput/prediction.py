@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,12 +16,18 @@ from xrt.measure.rate_search import search_rate
 
 __all__ = ["GAIN", "CallTimes", "predict_rate"]
 
+DRAWN = 997
+"""Times of calls that are drawn of each size, and repeated."""
+CALM = 0.9
+"""Share of the calls, the quickest, that a prediction rests on: what a busy machine delays is met under load."""
 GAIN = 0.03
 """Part of the time per request that a larger batch must save over every smaller one: each request waits longer for it."""
-REQUESTS = 1500
-"""Of a simulated load."""
-TRIALS = 12
-WAITS = (0.0, 0.1, 0.25)
+REQUESTS, MOST = 1000, 50_000
+"""Requests of a simulated load, at least and at most."""
+SPANS = 10.0
+"""Times the bound that it takes: a queue that grows must have time to grow."""
+TRIALS = 8
+WAITS = (0.0, 0.15)
 """Parts of the bound that requests may wait for others, of which the best is predicted."""
 
 
@@ -40,24 +48,41 @@ class CallTimes:
         if mine > bound:
             return f"a call takes {1e3 * mine:.3g} ms, longer than a request may"
         smaller = [(self.medians[size] / size, size) for size in self.medians if size < batch]
-        least, size = min(smaller, default=(float("inf"), 0))
+        least, size = min(smaller, default=(math.inf, 0))
         if mine / batch > (1 - GAIN) * least:
             return f"batching does not pay: {1e3 * mine / batch:.3g} ms per request, and {1e3 * least:.3g} ms in calls of {size}"
         return ""
 
-    def draw(self, rows: int, generator: np.random.Generator) -> float:
-        """Return the seconds of a call: one that was measured; between two measured sizes, of these by interpolation."""
-        sizes = list(self.medians)
+    def make_service(self, seed: int) -> Callable[[int], float]:
+        """Return what gives the seconds of a call: one that was measured; between two measured sizes by interpolation.
+
+        The slowest calls are left out.
+        """
+        generator, sizes = np.random.default_rng(seed), list(self.medians)
+        drawn = {size: itertools.cycle(generator.choice(_select_calm(self.samples[size]), DRAWN).tolist()) for size in sizes}
+        scales: dict[int, tuple[int, float]] = {}
+
+        def serve(rows: int) -> float:
+            if rows not in scales:
+                scales[rows] = self._find_scale(sizes, rows)
+            size, scale = scales[rows]
+            return scale * next(drawn[size])
+
+        return serve
+
+    def _find_scale(self, sizes: list[int], rows: int) -> tuple[int, float]:
+        """Return the measured size that a number of rows is drawn from, and the factor of the time."""
         at = bisect.bisect_left(sizes, rows)
         high = sizes[min(at, len(sizes) - 1)]
-        several = self.samples[high]
-        seconds = several[int(generator.integers(len(several)))]
         if rows >= high or at == 0:
-            return seconds
+            return high, 1.0
         low = sizes[at - 1]
         share = (rows - low) / (high - low)
-        middle = self.medians[low] + share * (self.medians[high] - self.medians[low])
-        return seconds * middle / self.medians[high]
+        return high, (self.medians[low] + share * (self.medians[high] - self.medians[low])) / self.medians[high]
+
+
+def _select_calm(samples: Sequence[float]) -> list[float]:
+    return sorted(samples)[: max(1, math.ceil(CALM * len(samples)))]
 
 
 def predict_rate(
@@ -68,14 +93,15 @@ def predict_rate(
     The rate is 0 where none is within the bound. ``sizes`` are those that a batch may have, as in `Batching`.
     """
     capacity = instances * batch / times.medians[batch]
+    if math.isinf(bound):
+        return capacity, Batching(batch, 0.0, sizes)
     chosen, best = Batching(batch, 0.0, sizes), 0.0
-    for share in WAITS if batch > 1 and bound < float("inf") else WAITS[:1]:
+    for share in WAITS if batch > 1 else WAITS[:1]:
         batching = Batching(batch, share * bound, sizes)
 
         def simulate(rate: float, batching: Batching = batching) -> LoadResult:
-            generator = np.random.default_rng(seed)
-            arrivals = draw_arrivals(rate, REQUESTS, seed)
-            done = simulate_queue(arrivals, batching, lambda rows: times.draw(rows, generator), instances)
+            arrivals = draw_arrivals(rate, int(min(max(REQUESTS, SPANS * bound * rate), MOST)), seed)
+            done = simulate_queue(arrivals, batching, times.make_service(seed), instances)
             return summarize_load(rate, arrivals, done)
 
         found = search_rate(simulate, 0.8 * capacity, capacity, bound, TRIALS).best

@@ -86,6 +86,6 @@ def parse_bound(asked: Any) -> float:
     """Return the bound on the latency in seconds, infinite for None; raises OptionError for no positive number."""
     if asked is None:
         return math.inf
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked:
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
         raise OptionError(f"p99 must be a positive number of seconds, such as p99=0.020, or None; got {asked!r}")
     return float(asked)

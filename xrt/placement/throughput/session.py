@@ -28,24 +28,26 @@ __all__ = ["ServingBench", "Tell", "ThroughputSession"]
 Tell: TypeAlias = Callable[[str], object]
 """Takes what is being done, in a few words."""
 
-FINALISTS = 4
-"""Candidates that are put under load."""
+FINALISTS = 5
+"""Candidates that are put under load, unless none of them is within the bound."""
 TRIALS = 6
 """Loads of one candidate, at most."""
-NEAR = 0.8
-"""A candidate that is predicted to serve less than this part of the best one is not put under load."""
-LEAST, MOST = 200, 20_000
+START = 0.9
+"""Part of the predicted rate at which the trials of a candidate begin."""
+NEAR = 0.95
+"""A candidate that is not expected to serve more than this part of the best one is not put under load."""
+LEAST, MOST = 200, 500_000
 """Requests of a load. Of fewer than 200 the 99th percentile is the latest one or the second."""
 FEWEST = 50
 """Requests of a load where time is short."""
 SHARE = 0.7
 """Share of the time left, after calls are timed, that goes to trials; the rest confirms the choice."""
-LATE = 5.0
+LATE = 3.0
 """Times the bound that a request may start late before a load is given up."""
-BACK = 0.95
-"""Factor from a rate that was not confirmed to the next."""
-CONFIRMATIONS = 4
-"""Loads of fresh arrivals that one candidate may take to confirm a rate."""
+SPANS = 5.0
+"""Times the bound that a load takes at least, where the budget allows it: a queue that grows must have time to grow."""
+BACK = (0.95, 0.88, 0.75)
+"""Factors from a rate that fresh arrivals did not confirm to the next."""
 HELD_OUT = 1_000_003
 """Added to the seed of the arrivals that confirm a choice: they are not those that led to it."""
 
@@ -81,6 +83,7 @@ class ThroughputSession:
     tell: Tell = lambda text: None
     notes: tuple[str, ...] = ()
     _found: list[ServingCandidate] = field(default_factory=list)
+    _times: dict[Split, CallTimes] = field(default_factory=dict)
     _began: float = 0.0
     _is_short: bool = False
     """Whether time was missing for a load."""
@@ -112,7 +115,8 @@ class ThroughputSession:
                 samples[size] = bench.sample_calls(split, size)
                 if min(samples[size]) > request.bound:
                     break  # larger batches take longer still
-            self._found += self._judge(split, CallTimes(samples))
+            self._times[split] = CallTimes(samples)
+            self._found += self._judge(split, self._times[split])
 
     def _judge(self, split: Split, times: CallTimes) -> Iterator[ServingCandidate]:
         bound, measured = self.request.bound, list(times.medians)
@@ -123,8 +127,7 @@ class ThroughputSession:
             if reason := times.find_reason_against(batch, bound):
                 yield replace(one, verdict="declined", note=reason)
                 continue
-            rate, batching = predict_rate(times, batch, split.instances, bound, sizes, self.request.seed)
-            yield replace(one, predicted=rate, max_wait=batching.max_wait, note="" if rate else "no rate is within the bound")
+            yield one
         for batch in self.request.batches[len(measured) :]:
             took = f"calls of {measured[-1]} already take {format_latency(min(times.samples[measured[-1]]))}"
             yield ServingCandidate(batch, split, "declined", note=took)
@@ -138,23 +141,48 @@ class ThroughputSession:
     # ------------------------------------------------------------------ loads
 
     def _put_under_load(self) -> None:
-        rates = {number: one.predicted for number, one in enumerate(self._found) if one.predicted}
-        order = sorted(rates, key=lambda number: -(rates[number] or 0.0))
-        best = rates[order[0]] if order else 0.0
-        finalists = [number for number in order if (rates[number] or 0.0) >= NEAR * (best or 0.0)][:FINALISTS]
-        until = self.clock() + SHARE * max(self._left, 0.0)
-        for place, number in enumerate(finalists):
-            share = max(until - self.clock(), 0.0) / (len(finalists) - place)
-            self._found[number] = self._search(self._found[number], share)
+        """Put candidates under load, the most promising first, until no other can serve as much as the best one."""
+        until, best, searched = self.clock() + SHARE * max(self._left, 0.0), 0.0, 0
+        waiting = [number for number, one in enumerate(self._found) if one.verdict == "predicted"]
+        while waiting and (not searched or self.clock() < until) and (searched < FINALISTS or not best):
+            number = max(waiting, key=lambda number: self._estimate(self._found[number]))
+            one = self._found[number]
+            if self._estimate(one) <= NEAR * best:
+                break
+            if one.predicted is None:
+                self._found[number] = self._predict(one)
+                continue  # another one may be more promising now
+            waiting.remove(number)
+            if not one.predicted:
+                continue
+            share = max(until - self.clock(), 0.0) / max(FINALISTS - searched, 1)
+            one = self._found[number] = self._search(one, share)
+            best, searched = max(best, one.load.rate if one.load else 0.0), searched + 1
+        for number in waiting:
+            if self._found[number].predicted is None:
+                note = f"serves {format_rate(self._found[number].capacity or 0.0)} at most"
+                self._found[number] = replace(self._found[number], note=note)
+
+    def _estimate(self, one: ServingCandidate) -> float:
+        """Return the rate that a candidate is not expected to exceed."""
+        return one.predicted if one.predicted is not None else one.capacity or 0.0
+
+    def _predict(self, one: ServingCandidate) -> ServingCandidate:
+        self.tell(f"batches of {one.batch}, {one.split}, simulated")
+        terms = self.request.bound, self._list_sizes(one.batch), self.request.seed
+        rate, batching = predict_rate(self._times[one.split], one.batch, one.split.instances, *terms)
+        note = "" if rate else "no rate is within the bound"
+        return replace(one, predicted=rate, max_wait=batching.max_wait, note=note)
 
     def _search(self, one: ServingCandidate, seconds: float) -> ServingCandidate:
         """Return a candidate with the highest rate within the bound that trials within that time find."""
         assert one.predicted is not None
         until, taken = self.clock() + seconds, 0
+        span = 0.0 if math.isinf(self.request.bound) else SPANS * self.request.bound
 
         def load(rate: float) -> LoadResult | None:
             nonlocal taken
-            length = max(seconds / TRIALS, min(LEAST / rate, seconds / 2))
+            length = max(seconds / TRIALS, min(max(LEAST / rate, span), seconds / 2))
             if taken and length > until - self.clock():
                 self._is_short = True
                 return None
@@ -162,7 +190,7 @@ class ThroughputSession:
             return self._run(one, rate, length, seed=0)
 
         ceiling = one.capacity or one.predicted
-        search = search_rate(load, one.predicted, ceiling, self.request.bound, TRIALS)
+        search = search_rate(load, START * one.predicted, ceiling, self.request.bound, TRIALS)
         if search.best is None:
             lowest = min(trial.rate for trial in search.trials)
             return replace(one, verdict="over", trials=search.trials, note=f"over the bound at {format_rate(lowest)}")
@@ -193,14 +221,14 @@ class ThroughputSession:
             assert one.load is not None
             rate, trials = one.load.rate, list(one.trials)
             load: LoadResult | None = None
-            for attempt in range(CONFIRMATIONS):
-                seconds = max(self._left, 0.0) / (CONFIRMATIONS - attempt)
+            for attempt, back in enumerate((1.0, *BACK)):
+                rate *= back
+                seconds = max(self._left, 0.0) / (1 + len(BACK) - attempt)
                 trial = self._run(one, rate, seconds, seed=HELD_OUT + attempt)
                 trials.append(trial)
                 if trial.p99 <= self.request.bound:
                     load = trial
                     break
-                rate *= BACK
             confirmed.add(number)
             verdict: dict[str, object] = {"verdict": "within"} if load else {"verdict": "over", "note": "not confirmed"}
             self._found[number] = replace(one, load=load, trials=tuple(trials), **verdict)  # type: ignore[arg-type]
