@@ -79,9 +79,7 @@ _OPTIONS = (
     click.option(
         "-o", "--output", "target", type=click.Path(dir_okay=False), help="With throughput: write the result to this lockfile"
     ),
-    click.option(
-        "--html", "page", type=click.Path(dir_okay=False), help="With throughput: write table and curves to this page"
-    ),
+    click.option("--html", "page", type=click.Path(dir_okay=False), help="With throughput: write table and curves to this page"),
 )
 
 

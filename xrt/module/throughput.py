@@ -49,7 +49,9 @@ class RequestPool:
         source = module._source
         traced = source.is_traced
         self.inputs = source.inputs
-        self.dim, self.reason = ("", "an xrt.Graph has no symbolic dim") if traced else find_batch_dim(*_list_ends(module), batch_dim)
+        self.dim, self.reason = (
+            ("", "an xrt.Graph has no symbolic dim") if traced else find_batch_dim(*_list_ends(module), batch_dim)
+        )
         if traced and batch_dim is not None:
             raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
         self._axes = {place for place, axis, name in ([] if traced else list_open_axes(self.inputs)) if name == self.dim}
@@ -213,9 +215,7 @@ class ModuleBench:
             bases = list(self._found.values())
         return self._choose_plan(module, {describe_plan(one.plan): one for one in bases}, size, values)
 
-    def _choose_plan(
-        self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]
-    ) -> TuningResult:
+    def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
         taken: list[tuple[float, int, TuningResult]] = []
         for number, base in enumerate(bases.values()):
             note = f"for calls of {size} the quickest of the plans that were found at other sizes"
@@ -270,7 +270,9 @@ class ModuleBench:
         for (number, size), tuned in self._found.items():
             if number == threads:
                 values = module._check_inputs(self._pool.join(0, size), {})
-                module._adopt_decision(module._specialize(values, place=lambda function, tuned=tuned: tuned))
+                build = module._specialize(values, place=lambda function, tuned=tuned: tuned)
+                module._adopt_decision(build)
+                module._program(build)
 
     def close(self) -> None:
         """Release the instances."""

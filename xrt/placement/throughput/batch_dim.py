@@ -30,8 +30,9 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
             if _find_first(value) != first:
                 found = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
                 return "", f"{found}; batch_dim={first!r} (--batch-dim) asks for it all the same"
-    if repeated := next((i for i, axis, one in list_open_axes(inputs) if one == first and axis), None):
-        return "", f"dim {first!r} is another extent of input {inputs[repeated].name!r} too"
+    for place, axis, other in list_open_axes(inputs):
+        if axis and other == first:
+            return "", f"dim {first!r} is another extent of input {inputs[place].name!r} too"
     return first, ""
 
 
@@ -42,7 +43,9 @@ def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -
         raise OptionError(f"batch_dim names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, names)}")
     for place, axis, one in axes:
         if one == name and axis:
-            raise OptionError(f"batch_dim={name!r} is extent {axis} of input {inputs[place].name!r}; requests are joined on extent 0")
+            raise OptionError(
+                f"batch_dim={name!r} is extent {axis} of input {inputs[place].name!r}; requests are joined on extent 0"
+            )
     for value in outputs:
         first = _find_first(value)
         if first is not None and first != name:
