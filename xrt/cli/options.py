@@ -206,7 +206,7 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str) ->
 @overload
 def parse_seconds(context: click.Context, option: click.Parameter, text: None) -> None: ...
 def parse_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return seconds from a text such as ``60s``, ``20ms``, ``2m`` or ``90``, None from None; raises OptionError for another form."""
+    """Return seconds from a text such as ``60s``, ``20ms``, ``2m`` or ``90``, or None from None; raises OptionError otherwise."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", text.strip())

@@ -119,7 +119,7 @@ def tune_for_throughput(
                 seed=seed,
                 budget=budget,
                 progress=False,
-                tell=lambda text: status.update(text),
+                tell=status.update,
                 use=lambda one, given: locks.append(lock_module(one, given, source, gate)) if gate else None,
                 **terms,
             )

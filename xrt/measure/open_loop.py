@@ -119,7 +119,8 @@ def sample_busy_instances(
 ) -> list[float]:
     """Return the seconds of single calls of ``rows`` requests, while all instances call one after the other without a pause.
 
-    What it takes to form a batch is part of that. Each makes two calls that do not count and at least ``least`` that do. What is returned is of the time in which all were busy.
+    What it takes to form a batch is part of that. Each makes two calls that do not count and at least ``least`` that do. What is
+    returned is of the time in which all were busy.
     """
     barrier = threading.Barrier(len(instances))
     load = _Load(np.zeros(rows * CALLS), Batching(rows), clock, time.sleep, math.inf)

@@ -1,4 +1,4 @@
-"""The serving configuration of a model in files: in the cache, for later modules with its engines and threads, and in a bundle."""
+"""The serving configuration of a model in files: in the cache, for modules with its engines and threads, and in a bundle."""
 
 from __future__ import annotations
 

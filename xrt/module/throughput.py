@@ -1,7 +1,7 @@
 """A module tuned for throughput: instances of it, each with a plan per batch size, timed and put under load.
 
-An instance is a module of its own in a thread of this process: its executables have their own threads, and engines compute outside
-of the interpreter lock. The record docs/design/0039 has the measurements behind that.
+An instance is a module of its own in a thread of this process: its executables have their own threads, and engines compute
+outside of the interpreter lock. The record docs/design/0039 has the measurements behind that.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ class ModuleBench:
         build = module._specializations.get(module._get_key(values, ()))
         if build is None or build.tuned is not tuned:
             build = module._specialize(values, place=lambda function: tuned)
+            module._program(build)  # what is not compiled is not kept when a decision is adopted
             module._adopt_decision(build)
         return build
 
@@ -217,9 +218,9 @@ class ModuleBench:
 
     def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
         taken: list[tuple[float, int, TuningResult]] = []
+        note = f"for calls of {size} the quickest of the plans that were found at other sizes"
         for number, base in enumerate(bases.values()):
-            note = f"for calls of {size} the quickest of the plans that were found at other sizes"
-            build = module._specialize(values, place=lambda function, base=base: module._automatic.like(base, function, note))
+            build = module._specialize(values, place=partial(module._automatic.like, base, note=note))
             assert build.tuned is not None
             if len(bases) == 1:
                 return build.tuned
@@ -271,8 +272,8 @@ class ModuleBench:
             if number == threads:
                 values = module._check_inputs(self._pool.join(0, size), {})
                 build = module._specialize(values, place=lambda function, tuned=tuned: tuned)
-                module._adopt_decision(build)
                 module._program(build)
+                module._adopt_decision(build)
 
     def close(self) -> None:
         """Release the instances."""

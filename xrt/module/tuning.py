@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from xrt.errors import OptionError, PlacementWarning, warn
@@ -170,7 +171,7 @@ def open_throughput_bench(
 def tune_throughput(
     module: XRTModule,
     args: Sequence[Any] = (),
-    named: Mapping[str, Any] = {},  # noqa: B006  # it is not changed
+    named: Mapping[str, Any] = MappingProxyType({}),
     *,
     p99: float | None = None,
     batches: Sequence[int] | None = None,

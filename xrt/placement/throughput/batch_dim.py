@@ -50,8 +50,8 @@ def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -
         first = _find_first(value)
         if first is not None and first != name:
             raise OptionError(
-                f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: its rows are not those "
-                f"of the requests"
+                f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: its rows are not "
+                f"those of the requests"
             )
 
 
