@@ -127,7 +127,7 @@ def sample_busy_instances(
     load.began -= AHEAD  # all requests are there
 
     def call(number: int) -> list[tuple[float, float]]:
-        instance, taken = instances[number], []
+        instance, taken = instances[number], list[tuple[float, float]]()
         try:
             for _ in range(2):
                 instance(0, rows)

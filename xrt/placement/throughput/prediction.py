@@ -66,7 +66,7 @@ class CallTimes:
             if rows not in scales:
                 scales[rows] = self._find_scale(sizes, rows)
             size, scale = scales[rows]
-            return scale * next(drawn[size])
+            return scale * float(next(drawn[size]))
 
         return serve
 
