@@ -269,11 +269,11 @@ def measure(model: str, p99: float, budget: float) -> dict[str, Any]:
         began = time.perf_counter()
         found = module.tune(objective="throughput", p99=p99, budget=budget)
         spent = time.perf_counter() - began
-        path = os.path.join(folder, "m.xrt")
+        path = Path(folder, "m.xrt")
         module.save(path)
-        lines = [subprocess.check_output([sys.executable, "-c", _FIRST, path, "0"], text=True) for _ in range(5)]
+        lines = [subprocess.check_output([sys.executable, "-c", _FIRST, os.fspath(path), "0"], text=True) for _ in range(5)]
         starts, firsts = zip(*((float(x) for x in line.split()) for line in lines), strict=True)
-        bundle = Path(path).stat().st_size
+        bundle = path.stat().st_size
         lock = len(dumps(PlacementFile(serving=found.to_record())))
     serving = None if found.configuration is None else found.configuration.to_dict()
     return {"tuning": spent, "bundle": bundle, "lock": lock, "start": min(starts), "first": min(firsts), "serving": serving}

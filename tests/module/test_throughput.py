@@ -198,3 +198,11 @@ def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pyte
     with xrt.load(tmp_path / "m.xrt") as loaded, pytest.raises(BundleError) as caught:
         _ = loaded.serving
     assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")
+
+
+def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with xrt.XRTModule(torch.nn.Linear(4, 3).eval(), engine="toy", threads=1, cache=tmp_path) as m:
+        found = tune(m, torch.ones(2, 4))
+        assert found.configuration is not None
+        assert m.serving == found.configuration

@@ -23,6 +23,7 @@ from xrt.placement.size_ranges import list_open_axes, resize_values
 from xrt.placement.throughput.batch_dim import find_batch_dim
 
 if TYPE_CHECKING:
+    from xrt.graph import Function
     from xrt.measure.queueing import Batching, Times
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
@@ -95,6 +96,11 @@ class RequestPool:
             if not (found := compare_all(joined[number], alone, names=names)):
                 return f"a request has other results together with others than alone: {found.message}"
         return ""
+
+
+def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
+    """Place a Function as it was placed before."""
+    return tuned
 
 
 def _list_ends(module: XRTModule) -> tuple[Any, Any]:
@@ -195,7 +201,7 @@ class ModuleBench:
         tuned = self._found[threads, size]
         build = module._specializations.get(module._get_key(values, ()))
         if build is None or build.tuned is not tuned:
-            build = module._specialize(values, place=lambda function: tuned)
+            build = module._specialize(values, place=partial(_return_placement, tuned))
             module._program(build)  # what is not compiled is not kept when a decision is adopted
             module._adopt_decision(build)
         return build
@@ -271,7 +277,7 @@ class ModuleBench:
         for (number, size), tuned in self._found.items():
             if number == threads:
                 values = module._check_inputs(self._pool.join(0, size), {})
-                build = module._specialize(values, place=lambda function, tuned=tuned: tuned)
+                build = module._specialize(values, place=partial(_return_placement, tuned))
                 module._program(build)
                 module._adopt_decision(build)
 
