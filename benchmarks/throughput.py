@@ -2,9 +2,9 @@
 
 Three models: a perceptron (batches pay), MobileNet v2 at 96 x 96 and a small BERT. The tuner has a budget and chooses. Then every
 cell of the grid, batch sizes by divisions of the thread budget, is put under open-loop loads of other arrivals than the tuner's,
-and the highest rate within the bound on the 99th percentile is searched for in each. The chosen cell's rate is to be at
-least 0.95 of the best cell's. Last, what instances in threads of one process serve, over the same in processes of their own: the cost of the
-interpreter lock.
+and the highest rate within the bound on the 99th percentile is searched for in each. The chosen cell and the best one are then
+compared again, in rounds: the median ratio of their rates is to be at least 0.95. Last, what instances in threads of one process
+serve, over the same in processes of their own: the cost of the interpreter lock.
 
     python -m benchmarks.throughput [--quick] [--json] [--engine ort] [--models bert] [--rounds 2]
 """

@@ -13,9 +13,11 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 ROOT = Path(__file__).parents[1]
 PAGE, RECORD = ROOT / "docs" / "concepts" / "fleet.md", ROOT / "docs" / "fleet.json"
 HOUR, MILLION = 3600.0, 1e6
+WIDTH = 96
+"""Characters of a line of prose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ def make_page() -> str:
         _make_row(*(one[name] for name in ("name", "percent", "engine", "rate", "best_elsewhere", "kind", "how")))
         for one in ({**kind, "percent": f"{kind['share']:.0%}"} for kind in record["processors"])
     ]
-    return _PAGE.format(
+    page = _PAGE.format(
         model=record["model"],
         machine=record["machine"],
         inputs="\n".join(rows),
@@ -227,6 +231,18 @@ def make_page() -> str:
         price=inputs["price"],
         utilization=inputs["utilization"],
     )
+    return "\n\n".join(_wrap(part) for part in page.split("\n\n"))
+
+
+def _wrap(paragraph: str) -> str:
+    """Return a paragraph of prose, or the items of a list, in lines of a page's width."""
+    if paragraph.startswith(("#", "|")):
+        return paragraph
+    items = re.split(r"^(?=- )", paragraph, flags=re.MULTILINE) if paragraph.startswith("- ") else [paragraph]
+    indent = "  " if paragraph.startswith("- ") else ""
+    ends = "\n" if paragraph.endswith("\n") else ""
+    wrapped = (textwrap.fill(" ".join(item.split()), WIDTH, subsequent_indent=indent) for item in items if item.strip())
+    return "\n".join(wrapped) + ends
 
 
 def _make_row(*cells: object) -> str:

@@ -171,7 +171,7 @@ def throughput(command: Command, tmp_path: Path) -> Command:
     return lambda *arguments: command(*fixed, *arguments)
 
 
-def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: Path) -> None:
+def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock, page = tmp_path / "serve.lock", tmp_path / "page.html"
     code, out, _ = throughput("--batch", "1,2", "-o", str(lock), "--html", str(page))
     assert code == 0
@@ -191,6 +191,7 @@ def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: 
     with pytest.raises(SystemExit) as left:
         main(["check", str(lock), "--budget", "1s"])
     assert not left.value.code
+    assert capsys.readouterr().out.startswith("served as it was tuned, which a check does not repeat: ")
 
 
 def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import xrt
 from tests.placement.uneven import Uneven
+from xrt.cli import main
 from xrt.errors import BundleError, OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -41,7 +42,7 @@ def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
     return module.tune(*args, objective="throughput", **{"batches": (1, 4), "budget": 1.0, "progress": False, **terms})
 
 
-def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path) -> None:
+def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
         found = tune(m)
@@ -63,6 +64,9 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path) ->
         loaded.save(tmp_path / "again.xrt")
     with xrt.load(tmp_path / "again.xrt") as again:
         assert again.serving == chosen
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "again.xrt")])
+    assert capsys.readouterr().out.splitlines()[-1] == f"tuned for throughput: {chosen}"
 
 
 def test_a_bundle_of_a_module_that_was_not_tuned_has_no_choice(tmp_path: Path) -> None:

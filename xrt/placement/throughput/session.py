@@ -269,7 +269,7 @@ class ThroughputSession:
         sizes = self._list_sizes(one.batch)
         plans = tuple(self.bench.describe_plan(one.split, size) for size in sizes or (one.batch,))
         load = one.load
-        return ServingConfiguration(
+        made = ServingConfiguration(
             one.batch,
             one.split.instances,
             one.split.threads,
@@ -283,3 +283,4 @@ class ThroughputSession:
             plans,
             one.memory or 0,
         )
+        return made.round()
