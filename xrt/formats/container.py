@@ -108,7 +108,7 @@ class Container:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
-            return cls(map_file(file.fileno()), kind)
+            return cls(map_file(file.fileno(), path.resolve()), kind)
 
     @property
     def sections(self) -> Mapping[str, Section]:

@@ -81,7 +81,7 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
     if section not in compiled:
         try:
             with make_working_directory() as folder:
-                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder))
+                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder, is_shared=True))
         except CompileRefused as error:
             section, reason = "", str(error)
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again
