@@ -138,6 +138,7 @@ def _loaded(
         )
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
+    module._bundle = file
     return module
 
 
