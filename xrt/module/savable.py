@@ -70,7 +70,8 @@ class Savable:
             examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
             self.compile(*examples, **named)
         kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
-        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict(), kept)
+        builds, serving = self._specializations.to_dict(), self._spell_serving()
+        save_module(path, self._source, self._engines, self._settings, builds, kept, serving)
 
     def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
         """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
@@ -127,6 +128,9 @@ class Savable:
         raise NotImplementedError
 
     def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _spell_serving(self) -> str:
         raise NotImplementedError
 
     def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.formats.example import encode_example
 from xrt.module.bundle_index import SECTION, make_index
 from xrt.module.self_test import SECTION as EXAMPLE
+from xrt.module.stored_serving import SERVING
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
@@ -39,13 +40,16 @@ def save_module(
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
     example: Example | None = None,
+    serving: str = "",
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
+
+    ``serving`` is the text of its serving configuration.
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    compiled: dict[str, Buffer] = {}
+    compiled: dict[str, Buffer] = {SERVING: serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:
