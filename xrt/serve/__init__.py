@@ -13,12 +13,16 @@ from xrt.lazy_names import load_lazily
 if TYPE_CHECKING:
     from xrt.serve.application import Application as Application
     from xrt.serve.application import app as app
+    from xrt.serve.grpc_service import start_grpc as start_grpc
     from xrt.serve.options import ServingOptions as ServingOptions
+    from xrt.serve.server import run_server as run_server
 
 _MODULES = {
     "Application": "xrt.serve.application",
     "ServingOptions": "xrt.serve.options",
     "app": "xrt.serve.application",
+    "run_server": "xrt.serve.server",
+    "start_grpc": "xrt.serve.grpc_service",
 }
 
 __all__ = [*_MODULES]

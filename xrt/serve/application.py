@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from xrt import __version__
@@ -30,6 +30,7 @@ Answer: TypeAlias = tuple[int, Headers, list[Any]]
 """Status, headers, and the parts of the body."""
 
 SERVER = "xrt"
+SESSION_HEADER = "xrt-session"
 EXTENSIONS = ("binary_tensor_data", "sequence")
 """Extensions of the protocol, by the names that Triton gives them."""
 _JSON = [(b"content-type", b"application/json")]
@@ -46,7 +47,7 @@ def app(
     engine: Any = None,
     threads: int | None = None,
     replica: str = "",
-    session_header: str = "xrt-session",
+    session_header: str = SESSION_HEADER,
     **options: Any,
 ) -> Application:
     """Return an ASGI application that serves models by the Open Inference Protocol v2.
@@ -76,7 +77,13 @@ class Application:
     """An ASGI application over a repository of models. `app` makes it."""
 
     def __init__(
-        self, models: Any, options: ServingOptions, opening: dict[str, Any], *, replica: str, session_header: str
+        self,
+        models: Any,
+        options: ServingOptions,
+        opening: Mapping[str, Any],
+        *,
+        replica: str = "",
+        session_header: str = SESSION_HEADER,
     ) -> None:
         if not session_header or not session_header.replace("-", "").replace("_", "").isalnum():
             raise OptionError(f"session_header is the name of a header; got {session_header!r}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
@@ -24,11 +25,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRTModule:
     """Return the module of a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or of XRTModule.
 
+    ``engine`` is for ONNX files. A bundle has its engines; one that may name files or code must be in ``engine`` too.
     Raises BundleError or ModelError where the file is missing or damaged.
     """
-    if is_bundle(path) or not os.fspath(path).endswith(".onnx"):
-        return load(path, **options)
-    return XRTModule(path, **options)
+    if os.fspath(path).endswith(".onnx") and not is_bundle(path):
+        return XRTModule(path, **options)
+    engines = options.get("engine", ())
+    named = [one for one in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(one), "bundle")]
+    return load(path, **{**options, "engine": named})
 
 
 class Repository:
