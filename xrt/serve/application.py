@@ -249,14 +249,15 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) 
     announced = headers.get(b"content-length", b"0")
     size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
     parts: list[bytes] = []
-    while size <= limit:
+    received, more = 0, True
+    while max(size, received) <= limit:
+        if not more:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Refusal("the client went away", MALFORMED)
         parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        size = max(size, sum(map(len, parts)))
+        received, more = received + len(parts[-1]), message.get("more_body", False)
     raise Refusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
 
 

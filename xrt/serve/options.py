@@ -41,15 +41,15 @@ class ServingOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise OptionError(f"{name} is a number of seconds from 0 on; got {value!r}")
-        if any(type(size) is not int or size < 1 for size in self.sizes):
+        given = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
+        if self.batch is not None and (not given or any(type(size) is not int or size < 1 for size in given)):
             raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of batches in order; empty where requests are not joined."""
-        if self.batch is None:
-            return ()
-        return tuple(sorted(set(self.batch))) if isinstance(self.batch, Sequence) else (self.batch,)
+        given = {*self.batch} if isinstance(self.batch, Sequence) else {self.batch or 1}
+        return tuple(sorted(given)) if max(given) > 1 else ()
 
     @property
     def rounds_up(self) -> bool:
@@ -57,10 +57,13 @@ class ServingOptions:
         return isinstance(self.batch, Sequence)
 
     def complete(self, tuned: Any) -> ServingOptions:
-        """Return these options with those of a tuned configuration where they are None; it has some of their names."""
-        names = ("batch", "max_wait", "instances")
-        found = {name: getattr(tuned, name, None) for name in names if getattr(self, name) is None}
-        return replace(self, **{name: value for name, value in found.items() if value is not None})
+        """Return these options with those of a module's serving configuration where they are None."""
+        if tuned is None:
+            return self
+        sizes = tuple(getattr(tuned, "sizes", ()) or ())
+        batch = list(sizes) if sizes else getattr(tuned, "batch", None)
+        found = {"batch": batch, "max_wait": getattr(tuned, "max_wait", None), "instances": getattr(tuned, "instances", None)}
+        return replace(self, **{name: value for name, value in found.items() if getattr(self, name) is None})
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -32,7 +32,12 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
         return XRTModule(path, **options)
     engines = options.get("engine", ())
     named = [one for one in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(one), "bundle")]
-    return load(path, **{**options, "engine": named})
+    module = load(path, **{**options, "engine": named})
+    tuned = getattr(getattr(module, "serving", None), "threads", None)
+    if "threads" in options or tuned in (None, module.threads):
+        return module
+    module.close()
+    return load(path, **{**options, "engine": named, "threads": tuned})  # what the instances of its configuration have
 
 
 class Repository:
