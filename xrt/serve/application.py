@@ -168,7 +168,7 @@ class Application:
         path = scope["path"]
         if (root := scope.get("root_path", "")) and path.startswith(root):
             path = path[len(root) :]
-        match path.strip("/").split("/"):
+        match path.removeprefix("/").removesuffix("/").split("/"):
             case ["v2", "models", name, "infer"]:
                 return await self._infer(name, None, scope, receive)
             case ["v2", "models", name, "versions", version, "infer"]:

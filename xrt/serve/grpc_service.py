@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from xrt import __version__
 from xrt.errors import OptionError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from grpc.aio import Server
 
 __all__ = ["read_message", "start_grpc", "write_message"]
+
+_log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -76,22 +80,27 @@ class _Service:
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guard(answer),
-                request_deserializer=getattr(messages, f"{name}Request").FromString,
+                self._guard(getattr(messages, f"{name}Request"), answer),
                 response_serializer=getattr(messages, f"{name}Response").SerializeToString,
             )
             for name, answer in answers.items()
         }
 
-    def _guard(self, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def answer_or_abort(request: Any, context: Any) -> Any:
+    def _guard(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """Return the handler of a call: it gets the bytes of the request, which gRPC would report with a traceback."""
+
+        async def answer_or_abort(data: bytes, context: Any) -> Any:
             self._application.start()
             try:
-                return await answer(request, context)
+                return await answer(_parse(kind, data), context)
             except Refusal as refusal:
-                if refusal.retry_after is not None:
-                    context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-                await context.abort(self._codes[refusal.code], str(refusal))
+                status, message, wait = refusal.code, str(refusal), refusal.retry_after
+            except Exception as error:  # noqa: BLE001  # no client gets a traceback
+                _log.exception("a request for %s failed", kind.__name__)
+                status, message, wait = "INTERNAL", f"the server failed: {type(error).__name__}", None
+            if wait is not None:
+                context.set_trailing_metadata((("retry-after", str(wait)),))
+            return await context.abort(self._codes[status], message)  # it raises
 
         return answer_or_abort
 
@@ -134,6 +143,13 @@ class _Service:
 
 
 # ---------------------------------------------------------------------- messages
+
+
+def _parse(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise Refusal(f"the request is not a {kind.__name__} of the protocol") from None
 
 
 def read_message(request: Any, limit: int) -> InferRequest:

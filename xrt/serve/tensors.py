@@ -83,14 +83,24 @@ def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> 
     except (ValueError, OverflowError, RecursionError) as error:
         raise Refusal(f"the data of input {name!r} are no tensor: {error}") from None
     count = math.prod(shape)
-    if array.size != count or (array.ndim > 1 and array.shape != shape):
+    if array.size != count or (count and array.ndim > 1 and array.shape != shape):
         raise Refusal(
             f"input {name!r} has shape {list(shape)}, {count} elements; its data have {array.size}"
             + (f" in shape {list(array.shape)}" if array.ndim > 1 else "")
         )
+    if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy's choice for large and small numbers
+        array = _read_integers(data, array)
     if count and array.dtype.kind not in kind.kinds:
         raise Refusal(f"the data of input {name!r} do not have the datatype {datatype}")
     return _convert(name, datatype, array.reshape(shape))
+
+
+def _read_integers(data: Any, array: Array) -> Array:
+    """Return the data as unsigned integers where they are such, else the array."""
+    exact = np.array(data, dtype=object)
+    if all(type(item) is int and 0 <= item < 1 << 64 for item in exact.flat):
+        return exact.astype(np.uint64)
+    return array
 
 
 def _convert(name: str, datatype: str, array: Array) -> Array:
