@@ -73,13 +73,15 @@ def run_server(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another with --host and --port") from error
+    with ExitStack() as stack:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another host or port") from error
+        stack.pop_all()
     return listener
 
 
