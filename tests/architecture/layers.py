@@ -103,11 +103,13 @@ FILES = (
     "cache.disk",
     "processes.tree",
     "runtime.threads",
+    "serve.triton_repository",
     "testing.files",
     "testing.onnx_models",
 )
 """Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
-for the children of a process, and `html.rendering` reads the style sheets of the package."""
+for the children of a process, `html.rendering` reads the style sheets of the package, and `serve.triton_repository` writes what
+Triton reads."""
 
 TOUCHES = frozenset(
     [

@@ -19,7 +19,7 @@ from xrt.errors import OptionError, RunFailed
 from xrt.graph import DType, Function, TensorType
 from xrt.serve import app
 from xrt.serve.batches import run_batch
-from xrt.serve.refusal import Refusal
+from xrt.serve.refusal import RequestRefusal
 from xrt.serve.scheduler import Scheduler
 
 
@@ -108,7 +108,7 @@ def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> None:
         first = scheduler.submit(gate, rows(1))
         await gate.wait_for_entry()
         second, third = scheduler.submit(gate, rows(2)), scheduler.submit(gate, rows(3))
-        with pytest.raises(Refusal, match=r"^2 requests are waiting, and no more are queued; try again$") as refused:
+        with pytest.raises(RequestRefusal, match=r"^2 requests are waiting, and no more are queued; try again$") as refused:
             scheduler.submit(gate, rows(4))
         assert (refused.value.status, refused.value.retry_after, refused.value.code) == (503, 1, "UNAVAILABLE")
         second.cancel()

@@ -15,7 +15,7 @@ import xrt
 from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
-from xrt.serve.refusal import Refusal
+from xrt.serve.refusal import RequestRefusal
 from xrt.serve.sessions import SessionRequest, SessionTable, read_session
 
 
@@ -146,7 +146,7 @@ def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
     ],
 )
 def test_parameters_that_name_no_session(parameters: dict[str, Any], header: str, message: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestRefusal) as refused:
         read_session(parameters, header)
     assert str(refused.value) == message
     assert read_session({"sequence_id": 0}) is None
@@ -172,7 +172,7 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
                     steps[name], used[name] = state[0], now[0]
                 if end:
                     del steps[name]
-            except Refusal as refusal:
+            except RequestRefusal as refusal:
                 refused = refusal.status
                 expected = {404: start is False, 410: start is not True, 503: len(steps) == 2}
                 assert (not known, expected[refused]) == (True, True)

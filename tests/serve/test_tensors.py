@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from xrt.serve.protocol import encode_document
-from xrt.serve.refusal import Refusal
+from xrt.serve.refusal import RequestRefusal
 from xrt.serve.tensors import DATATYPES, decode_binary, decode_json, encode_binary, encode_json
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
@@ -42,7 +42,7 @@ def test_bytes_come_back(datatype: str) -> None:
         data = bytes(offset) + bytes(encode_binary(array))
         found = decode_binary("x", datatype, array.shape, memoryview(data)[offset:])
         assert same(found, array) and found.flags.aligned
-        with pytest.raises(Refusal):
+        with pytest.raises(RequestRefusal):
             decode_binary("x", datatype, array.shape, memoryview(data + b"1")[offset:])
 
     check()
@@ -79,7 +79,7 @@ def test_json_comes_back(datatype: str) -> None:
     ],
 )
 def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestRefusal) as refused:
         decode_json("x", datatype, (1,), data)
     assert str(refused.value).startswith(message)
 
@@ -97,6 +97,6 @@ def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
     ],
 )
 def test_bytes_that_do_not_fit(datatype: str, data: bytes, message: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestRefusal) as refused:
         decode_binary("x", datatype, (1,), memoryview(data))
     assert str(refused.value) == message

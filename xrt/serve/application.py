@@ -16,7 +16,7 @@ from xrt.errors import OptionError
 from xrt.serve.metrics import CONTENT_TYPE, Metrics
 from xrt.serve.options import ServingOptions
 from xrt.serve.protocol import BINARY, encode_document, read_request, write_response
-from xrt.serve.refusal import FAILED, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, Refusal
+from xrt.serve.refusal import FAILED, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel
 
@@ -153,11 +153,11 @@ class Application:
         self.start()
         try:
             status, headers, parts = await self._respond(scope, receive)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             status, headers, parts = _write_refusal(refusal)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             _log.exception("a request to %s failed", scope["path"])
-            status, headers, parts = _write_refusal(Refusal(f"the server failed: {type(error).__name__}", FAILED))
+            status, headers, parts = _write_refusal(RequestRefusal(f"the server failed: {type(error).__name__}", FAILED))
         length = str(sum(map(len, parts))).encode()
         await send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *self._headers, (b"content-length", length)]}
@@ -180,9 +180,9 @@ class Application:
 
     def _inform(self, path: list[str], method: str) -> Answer:
         if path not in (["metrics"], ["v2"]) and path[:2] not in (["v2", "health"], ["v2", "models"]):
-            raise Refusal(f"there is no path {'/'.join(path)[:200]!r}; the protocol's begin with /v2", UNKNOWN)
+            raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}; the protocol's begin with /v2", UNKNOWN)
         if method not in ("GET", "HEAD"):
-            raise Refusal(f"{method} is not a method of this path; GET is", WRONG_METHOD)
+            raise RequestRefusal(f"{method} is not a method of this path; GET is", WRONG_METHOD)
         match path:
             case ["metrics"]:
                 return 200, [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
@@ -196,7 +196,7 @@ class Application:
                 return self._describe(name, None, is_ready=len(path) > 3)
             case ["v2", "models", name, "versions", version] | ["v2", "models", name, "versions", version, "ready"]:
                 return self._describe(name, version, is_ready=len(path) > 5)
-        raise Refusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
+        raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
 
     def _describe(self, name: str, version: str | None, *, is_ready: bool) -> Answer:
         model = self.models.find(name, version)
@@ -212,7 +212,7 @@ class Application:
         try:
             answer = await self._run(model, scope, receive)
             status = answer[0]
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             status = refusal.status
             raise
         except Exception:
@@ -224,7 +224,7 @@ class Application:
 
     async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
         if scope["method"] != "POST":
-            raise Refusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
+            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
         headers = dict(scope["headers"])
         body = await _read_body(receive, headers, self.options.max_request_bytes)
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
@@ -241,9 +241,9 @@ class Application:
 
 
 async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
-    """Return the body; raises Refusal for one that is too large, as early as that is known."""
+    """Return the body; raises RequestRefusal for one that is too large, as early as that is known."""
     if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
-        raise Refusal(
+        raise RequestRefusal(
             f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is", MALFORMED
         )
     announced = headers.get(b"content-length", b"0")
@@ -255,10 +255,10 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) 
             return parts[0] if len(parts) == 1 else b"".join(parts)
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refusal("the client went away", MALFORMED)
+            raise RequestRefusal("the client went away", MALFORMED)
         parts.append(message.get("body", b""))
         received, more = received + len(parts[-1]), message.get("more_body", False)
-    raise Refusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
+    raise RequestRefusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
 
 
 def _write(document: Any, status: int = 200) -> Answer:
@@ -272,7 +272,7 @@ def _write_ready(reason: str, facts: dict[str, Any]) -> Answer:
     return _write({**facts, "ready": True})
 
 
-def _write_refusal(refusal: Refusal) -> Answer:
+def _write_refusal(refusal: RequestRefusal) -> Answer:
     headers = list(_JSON)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))

@@ -15,7 +15,7 @@ from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.application import EXTENSIONS, SERVER, Application
 from xrt.serve.protocol import InferRequest, InferResponse
-from xrt.serve.refusal import FAILED, Refusal
+from xrt.serve.refusal import FAILED, RequestRefusal
 from xrt.serve.tensors import DATATYPES, Array, check_shape, decode_binary, encode_binary
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _Service:
             self._application.start()
             try:
                 return await answer(_parse(kind, data), context)
-            except Refusal as refusal:
+            except RequestRefusal as refusal:
                 status, message, wait = refusal.code, str(refusal), refusal.retry_after
             except Exception as error:  # noqa: BLE001  # no client gets a traceback
                 _log.exception("a request for %s failed", kind.__name__)
@@ -130,7 +130,7 @@ class _Service:
             response = await model.infer(asked, self._find_session(context))
             answer = write_message(asked, response)
             status = 200
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             status = refusal.status
             raise
         finally:
@@ -149,19 +149,19 @@ def _parse(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise Refusal(f"the request is not a {kind.__name__} of the protocol") from None
+        raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
 
 def read_message(request: Any, limit: int) -> InferRequest:
-    """Return the request of a ModelInferRequest; raises Refusal."""
+    """Return the request of a ModelInferRequest; raises RequestRefusal."""
     raw: Sequence[bytes] = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
-        raise Refusal(
+        raise RequestRefusal(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw contents; each input has one, or none has"
         )
     inputs = {one.name: _read_tensor(one, raw[place] if raw else None, limit) for place, one in enumerate(request.inputs)}
     if len(inputs) != len(request.inputs):
-        raise Refusal("the request gives an input more than once")
+        raise RequestRefusal("the request gives an input more than once")
     outputs = dict.fromkeys((one.name for one in request.outputs), True)
     return InferRequest(inputs, request.id, _read_parameters(request.parameters), outputs, bool(raw))
 
@@ -169,30 +169,30 @@ def read_message(request: Any, limit: int) -> InferRequest:
 def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
     name, datatype = tensor.name, tensor.datatype
     if datatype not in DATATYPES:
-        raise Refusal(f"input {name!r} has datatype {datatype[:200]!r}; there is: {', '.join(DATATYPES)}")
+        raise RequestRefusal(f"input {name!r} has datatype {datatype[:200]!r}; there is: {', '.join(DATATYPES)}")
     shape = check_shape(name, tensor.shape, limit)
     if raw is not None:
         if tensor.HasField("contents"):
-            raise Refusal(f"input {name!r} has both contents and raw contents")
+            raise RequestRefusal(f"input {name!r} has both contents and raw contents")
         return decode_binary(name, datatype, shape, memoryview(raw))
     if datatype not in _FIELDS:
-        raise Refusal(f"input {name!r} is {datatype}, which contents cannot hold; send it in raw_input_contents")
+        raise RequestRefusal(f"input {name!r} is {datatype}, which contents cannot hold; send it in raw_input_contents")
     return _read_contents(name, datatype, shape, getattr(tensor.contents, _FIELDS[datatype]))
 
 
 def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
     if len(elements) != (count := int(np.prod(shape, dtype=object))):
-        raise Refusal(f"input {name!r} has shape {list(shape)}, {count} elements; {_FIELDS[datatype]} has {len(elements)}")
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}, {count} elements; {_FIELDS[datatype]} has {len(elements)}")
     if datatype == "BYTES":
         try:
             texts = [item.decode() for item in elements]
         except UnicodeDecodeError as error:
-            raise Refusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
+            raise RequestRefusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
         return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
     try:
         return np.array(list(elements), dtype=DATATYPES[datatype].dtype.numpy).reshape(shape)
     except OverflowError:
-        raise Refusal(f"input {name!r} has a number that {datatype} cannot hold") from None
+        raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
 
 
 def _read_parameters(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,11 @@ class ServingOptions:
             return self
         sizes = tuple(getattr(tuned, "sizes", ()) or ())
         batch = list(sizes) if sizes else getattr(tuned, "batch", None)
-        found = {"batch": batch, "max_wait": getattr(tuned, "max_wait", None), "instances": getattr(tuned, "instances", None)}
+        found: dict[str, Any] = {
+            "batch": batch,
+            "max_wait": getattr(tuned, "max_wait", None),
+            "instances": getattr(tuned, "instances", None),
+        }
         return replace(self, **{name: value for name, value in found.items() if getattr(self, name) is None})
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from xrt.serve.refusal import Refusal
+from xrt.serve.refusal import RequestRefusal
 from xrt.serve.tensors import DATATYPES, Array, check_shape, decode_binary, decode_json, encode_binary, encode_json
 
 __all__ = ["BINARY", "InferRequest", "InferResponse", "encode_document", "read_request", "write_response"]
@@ -80,14 +80,14 @@ class InferResponse:
 
 
 def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequest:
-    """Return the request in a body; ``json_bytes`` is the value of the header `BINARY`. Raises Refusal."""
+    """Return the request in a body; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
     whole = memoryview(body)
     asked = _decode(whole[:length])
     rest = _Tail(whole[length:])
     inputs = {one.name: _read_input(one, rest, limit) for one in asked.inputs}
     if len(inputs) != len(asked.inputs):
-        raise Refusal("the request gives an input more than once")
+        raise RequestRefusal("the request gives an input more than once")
     rest.check_end()
     default = _flag(asked.parameters, "binary_data_output", "the request", False)
     outputs = {one.name: _flag(one.parameters, "binary_data", f"output {one.name!r}", default) for one in asked.outputs}
@@ -98,7 +98,7 @@ def _read_length(text: bytes, most: int) -> int:
     length = int(text) if text.isdigit() and len(text) < len(str(most)) + 1 else -1
     if not 0 < length <= most:
         shown = text[:_MAX_SHOWN].decode("latin-1")
-        raise Refusal(f"Inference-Header-Content-Length is {shown!r}; it is the bytes of the JSON in a body of {most}")
+        raise RequestRefusal(f"Inference-Header-Content-Length is {shown!r}; it is the bytes of the JSON in a body of {most}")
     return length
 
 
@@ -111,15 +111,15 @@ def _decode(text: memoryview) -> _Request:
         except msgspec.DecodeError:  # NaN and infinities: no JSON, but what Python's clients send
             return msgspec.convert(json.loads(bytes(text)), _Request)
     except RecursionError:
-        raise Refusal("the request's JSON is nested too deeply") from None
+        raise RequestRefusal("the request's JSON is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Refusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
     found = parameters.get(name, default)
     if not isinstance(found, bool):
-        raise Refusal(f"parameter {name!r} of {where} is true or false")
+        raise RequestRefusal(f"parameter {name!r} of {where} is true or false")
     return found
 
 
@@ -133,26 +133,28 @@ class _Tail:
     def take(self, name: str, size: Any) -> memoryview:
         left = len(self._data) - self._at
         if type(size) is not int or not 0 <= size <= left:
-            raise Refusal(f"binary_data_size of input {name!r} is {str(size)[:_MAX_SHOWN]}, and {left} bytes are left")
+            raise RequestRefusal(f"binary_data_size of input {name!r} is {str(size)[:_MAX_SHOWN]}, and {left} bytes are left")
         self._at += size
         return self._data[self._at - size : self._at]
 
     def check_end(self) -> None:
         if self._at != len(self._data):
-            raise Refusal(f"{len(self._data) - self._at} bytes follow the last tensor of the request")
+            raise RequestRefusal(f"{len(self._data) - self._at} bytes follow the last tensor of the request")
 
 
 def _read_input(given: _Input, rest: _Tail, limit: int) -> Array:
     if given.datatype not in DATATYPES:
-        raise Refusal(f"input {given.name!r} has datatype {given.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}")
+        raise RequestRefusal(
+            f"input {given.name!r} has datatype {given.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}"
+        )
     shape = check_shape(given.name, given.shape, limit)
     size = given.parameters.get("binary_data_size")
     if size is None:
         if given.data is msgspec.UNSET:
-            raise Refusal(f"input {given.name!r} has neither data nor the parameter binary_data_size")
+            raise RequestRefusal(f"input {given.name!r} has neither data nor the parameter binary_data_size")
         return decode_json(given.name, given.datatype, shape, given.data)
     if given.data is not msgspec.UNSET:
-        raise Refusal(f"input {given.name!r} has both data and the parameter binary_data_size")
+        raise RequestRefusal(f"input {given.name!r} has both data and the parameter binary_data_size")
     return decode_binary(given.name, given.datatype, shape, rest.take(given.name, size))
 
 
@@ -176,7 +178,7 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[int 
 
 def _encode_data(name: str, datatype: str, array: Array) -> Any:
     if not DATATYPES[datatype].has_json:
-        raise Refusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
+        raise RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
     return encode_json(array)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BUSY", "CONFLICT", "FAILED", "GONE", "MALFORMED", "TOO_LARGE", "UNKNOWN", "WRONG_METHOD", "Refusal"]
+__all__ = ["BUSY", "CONFLICT", "FAILED", "GONE", "MALFORMED", "TOO_LARGE", "UNKNOWN", "WRONG_METHOD", "RequestRefusal"]
 
 MALFORMED, UNKNOWN, WRONG_METHOD, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 409, 410, 413
 FAILED, BUSY = 500, 503
@@ -19,7 +19,7 @@ _GRPC = {
 }
 
 
-class Refusal(Exception):
+class RequestRefusal(Exception):
     """Why a request gets no result, as its client reads it."""
 
     def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None) -> None:

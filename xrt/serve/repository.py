@@ -14,7 +14,7 @@ from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
 from xrt.serve.metrics import Metrics
 from xrt.serve.options import ServingOptions
-from xrt.serve.refusal import UNKNOWN, Refusal
+from xrt.serve.refusal import UNKNOWN, RequestRefusal
 from xrt.serve.served_model import ServedModel
 
 __all__ = ["Repository", "open_module"]
@@ -75,13 +75,13 @@ class Repository:
             yield from versions.values()
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """Return the model; the highest version where none is named. Raises Refusal."""
+        """Return the model; the highest version where none is named. Raises RequestRefusal."""
         versions = self._models.get(name)
         if versions is None:
-            raise Refusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._models)}", UNKNOWN)
+            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._models)}", UNKNOWN)
         chosen = self.list_versions(name)[-1] if version is None or version == "" else version
         if chosen not in versions:
-            raise Refusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
+            raise RequestRefusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
         return versions[chosen]
 
     def list_versions(self, name: str) -> tuple[str, ...]:

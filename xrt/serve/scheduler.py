@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from xrt.serve.batches import Values, run_batch
-from xrt.serve.refusal import BUSY, Refusal
+from xrt.serve.refusal import BUSY, RequestRefusal
 
-__all__ = ["Observer", "Scheduler"]
+__all__ = ["CallObserver", "Scheduler"]
 
 
-class Observer(Protocol):
+class CallObserver(Protocol):
     """What a scheduler reports to."""
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Scheduler:
     """A queue in front of a number of instances."""
 
     def __init__(
-        self, instances: int, max_queue: int, observer: Observer, *, sizes: Sequence[int] = (), rounds_up: bool = False,
+        self, instances: int, max_queue: int, observer: CallObserver, *, sizes: Sequence[int] = (), rounds_up: bool = False,
         max_wait: float = 0.0,
     ) -> None:  # fmt: skip
         self._queue: deque[_Waiting] = deque()
@@ -70,9 +70,11 @@ class Scheduler:
         return len(self._queue)
 
     def submit(self, call: Callable[..., Values], values: Values, key: Any = None, rows: int = 1) -> asyncio.Future[Values]:
-        """Queue a call; requests with equal keys, which are not None, may become one. Raises Refusal where the queue is full."""
+        """Queue a call; requests with equal keys, which are not None, may become one. Raises RequestRefusal for a full queue."""
         if len(self._queue) >= self._max_queue:
-            raise Refusal(f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1)
+            raise RequestRefusal(
+                f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1
+            )
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         joins = key is not None and 0 < rows <= self._most
         self._queue.append(_Waiting(call, values, key if joins else None, rows, future))

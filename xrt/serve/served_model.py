@@ -15,7 +15,7 @@ from xrt.runtime import inputs, to_host
 from xrt.serve.batches import explain_mixed_rows, find_reason_against_batches
 from xrt.serve.metrics import Metrics, ModelMetrics
 from xrt.serve.protocol import InferRequest, InferResponse
-from xrt.serve.refusal import BUSY, FAILED, Refusal
+from xrt.serve.refusal import BUSY, FAILED, RequestRefusal
 from xrt.serve.scheduler import Scheduler
 from xrt.serve.sessions import SessionTable, read_session
 from xrt.serve.tensors import DATATYPES, NAMES, Array
@@ -74,6 +74,11 @@ class ServedModel:
             options.instances or 1, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=rounds_up, max_wait=wait
         )
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its calls are steps of sessions."""
+        return self._stateful is not None
+
     # ------------------------------------------------------------------ before requests
 
     async def prepare(self) -> None:
@@ -118,13 +123,13 @@ class ServedModel:
     # ------------------------------------------------------------------ requests
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Return the response to a request; raises Refusal."""
+        """Return the response to a request; raises RequestRefusal."""
         if self.why_not_ready:
-            raise Refusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
+            raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
         self._check_outputs(request)
         session = read_session(request.parameters, session_name)
         if session is not None and not self._stateful:
-            raise Refusal(f"model {self.name!r} has no state, and takes no session")
+            raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
         with self.sessions.enter(session) if session else nullcontext() as held:
             try:
@@ -140,26 +145,28 @@ class ServedModel:
         known = [value.name for value in self.outputs]
         for name in request.outputs:
             if name not in known:
-                raise Refusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(known)}")
+                raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(known)}")
             if request.outputs[name] is False and not DATATYPES[self._datatypes[name]].has_json:
-                raise Refusal(f"output {name!r} is {self._datatypes[name]}, which JSON cannot hold; ask for it with binary_data")
+                raise RequestRefusal(
+                    f"output {name!r} is {self._datatypes[name]}, which JSON cannot hold; ask for it with binary_data"
+                )
 
     def _bind(self, given: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Return the values of a call in order; raises Refusal where they do not fit, so that a batch holds none that do not."""
+        """Return the values of a call in order; raises RequestRefusal where they do not fit, so that no batch holds such."""
         try:
             values = inputs.bind(self.inputs, (), given)
             for value, array in zip(self.inputs, values, strict=True):
                 self._check_datatype(value, array)
             inputs.check(self.inputs, values)
         except InputError as error:
-            raise Refusal(str(error)) from None
+            raise RequestRefusal(str(error)) from None
         return tuple(values)
 
     def _check_datatype(self, value: Value, array: Array) -> None:
         declared = self._datatypes[value.name]
         if array.dtype != DATATYPES[declared].dtype.numpy:
             found = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
-            raise Refusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {found}")
+            raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {found}")
 
     def _submit(self, session: Any, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         if self._stateful:
@@ -177,13 +184,13 @@ class ServedModel:
         results = (self.module.new_session() if session is None else session)(*values)
         return () if results is None else results if isinstance(results, tuple) else (results,)
 
-    def _explain(self, error: Exception) -> Refusal:
-        if isinstance(error, Refusal):
+    def _explain(self, error: Exception) -> RequestRefusal:
+        if isinstance(error, RequestRefusal):
             return error
         if isinstance(error, InputError):
-            return Refusal(str(error))
+            return RequestRefusal(str(error))
         _log.error("a call of model %s failed", self.name, exc_info=error)
-        return Refusal(f"model {self.name!r} failed: {error}", FAILED)
+        return RequestRefusal(f"model {self.name!r} failed: {error}", FAILED)
 
     # ------------------------------------------------------------------ after requests
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from xrt.serve.refusal import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, Refusal
+from xrt.serve.refusal import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, RequestRefusal
 
 __all__ = ["SessionRequest", "SessionTable", "read_session"]
 
@@ -34,20 +34,20 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
     """Return the session that a request names by its parameters or a header; None for a request without one.
 
     ``session_id``, ``session_start`` and ``session_end`` are XRT's; ``sequence_id``, ``sequence_start`` and ``sequence_end`` are
-    those that clients of Triton send. Raises Refusal.
+    those that clients of Triton send. Raises RequestRefusal.
     """
     kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
     name = parameters.get(f"{kind}_id", header or None)
     if name is None or (kind == "sequence" and name in (0, "")):  # how Triton's clients say that there is none
         return None
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
-        raise Refusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
+        raise RequestRefusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
     if header and str(name) != header:
-        raise Refusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
+        raise RequestRefusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
     flags = {flag: parameters.get(f"{kind}_{flag}") for flag in ("start", "end")}
     for flag, value in flags.items():
         if value is not None and not isinstance(value, bool):
-            raise Refusal(f"parameter '{kind}_{flag}' is true or false")
+            raise RequestRefusal(f"parameter '{kind}_{flag}' is true or false")
     return SessionRequest(str(name), flags["start"], bool(flags["end"]))
 
 
@@ -79,13 +79,13 @@ class SessionTable:
 
     @contextmanager
     def enter(self, asked: SessionRequest) -> Iterator[Any]:
-        """Give the session for one call; raises Refusal where it is in use, gone, or one too many."""
+        """Give the session for one call; raises RequestRefusal where it is in use, gone, or one too many."""
         entry = self._find(asked)
         entry.is_busy = True
         try:
             yield entry.session
         except BaseException as error:
-            if not (isinstance(error, Refusal) and error.status == MALFORMED):
+            if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
                 self._forget(asked.name, f"a call of it failed: {error}")  # its state may be written in part
             raise
         finally:
@@ -98,7 +98,7 @@ class SessionTable:
         self.sweep()
         entry = self._entries.get(asked.name)
         if entry is not None and entry.is_busy:
-            raise Refusal(f"a call of session {asked.name!r} is under way; a session makes one call at a time", CONFLICT)
+            raise RequestRefusal(f"a call of session {asked.name!r} is under way; a session makes one call at a time", CONFLICT)
         if entry is None or asked.start:
             self._check_new(asked, is_known=entry is not None)
             entry = self._entries[asked.name] = _Entry(self.make(), self.clock())
@@ -108,11 +108,13 @@ class SessionTable:
 
     def _check_new(self, asked: SessionRequest, *, is_known: bool) -> None:
         if not asked.start and (why := self._forgotten.get(asked.name)) is not None:
-            raise Refusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
+            raise RequestRefusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
         if asked.start is False:
-            raise Refusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
+            raise RequestRefusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
         if not is_known and len(self._entries) >= self.most:
-            raise Refusal(f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1)
+            raise RequestRefusal(
+                f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
+            )
 
     def sweep(self) -> None:
         """Forget the sessions that have been unused for too long."""

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from xrt.graph import DType
-from xrt.serve.refusal import Refusal
+from xrt.serve.refusal import RequestRefusal
 
 __all__ = ["DATATYPES", "NAMES", "Array", "check_shape", "decode_binary", "decode_json", "encode_binary", "encode_json"]
 
@@ -60,13 +60,13 @@ NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
 
 
 def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """Return the shape; raises Refusal for negative extents, and where they are more than ``limit`` even without the zeros."""
+    """Return the shape; raises RequestRefusal for negative extents, and for more than ``limit`` even without the zeros."""
     if len(shape) > MAX_RANK:
-        raise Refusal(f"input {name!r} has {len(shape)} axes; at most {MAX_RANK} are served")
+        raise RequestRefusal(f"input {name!r} has {len(shape)} axes; at most {MAX_RANK} are served")
     if any(extent < 0 for extent in shape):
-        raise Refusal(f"input {name!r} has shape {list(shape)}; the extents of a request are 0 or more")
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}; the extents of a request are 0 or more")
     if math.prod(max(extent, 1) for extent in shape) > limit:
-        raise Refusal(f"input {name!r} has shape {list(shape)}, which is more than a request may hold")
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}, which is more than a request may hold")
     return tuple(shape)
 
 
@@ -74,24 +74,24 @@ def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
 
 
 def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Array:
-    """Return the array of a tensor whose elements are JSON, flat or nested as its shape is; raises Refusal."""
+    """Return the array of a tensor whose elements are JSON, flat or nested as its shape is; raises RequestRefusal."""
     kind = DATATYPES[datatype]
     if not kind.has_json:
-        raise Refusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
+        raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
     try:
         array = np.array(data, dtype=object if datatype == "BYTES" else None)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise Refusal(f"the data of input {name!r} are no tensor: {error}") from None
+        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
     count = math.prod(shape)
     if array.size != count or (count and array.ndim > 1 and array.shape != shape):
-        raise Refusal(
+        raise RequestRefusal(
             f"input {name!r} has shape {list(shape)}, {count} elements; its data have {array.size}"
             + (f" in shape {list(array.shape)}" if array.ndim > 1 else "")
         )
     if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy's choice for large and small numbers
         array = _read_integers(data, array)
     if count and array.dtype.kind not in kind.kinds:
-        raise Refusal(f"the data of input {name!r} do not have the datatype {datatype}")
+        raise RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}")
     return _convert(name, datatype, array.reshape(shape))
 
 
@@ -104,17 +104,17 @@ def _read_integers(data: Any, array: Array) -> Array:
 
 
 def _convert(name: str, datatype: str, array: Array) -> Array:
-    """Return the array with the elements of the datatype; raises Refusal where one does not fit."""
+    """Return the array with the elements of the datatype; raises RequestRefusal where one does not fit."""
     if datatype == "BYTES":
         if not all(isinstance(item, str) for item in array.flat):
-            raise Refusal(f"the data of input {name!r} do not have the datatype BYTES; JSON has its elements as strings")
+            raise RequestRefusal(f"the data of input {name!r} do not have the datatype BYTES; JSON has its elements as strings")
         return array
     target = DATATYPES[datatype].dtype.numpy
     with np.errstate(over="ignore"):
         converted = array.astype(target)
     fits = np.isfinite(converted) == np.isfinite(array) if target.kind == "f" else converted == array
     if not np.all(fits):
-        raise Refusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
+        raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
     return converted
 
 
@@ -130,15 +130,15 @@ def encode_json(array: Array) -> Any:
 
 
 def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """Return the array of a binary tensor, in place where its bytes are aligned; raises Refusal."""
+    """Return the array of a binary tensor, in place where its bytes are aligned; raises RequestRefusal."""
     if datatype == "BYTES":
         return _decode_texts(name, shape, data)
     dtype = DATATYPES[datatype].dtype.numpy
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
-        raise Refusal(f"input {name!r} is {datatype} of shape {list(shape)}, {expected} bytes; got {len(data)}")
+        raise RequestRefusal(f"input {name!r} is {datatype} of shape {list(shape)}, {expected} bytes; got {len(data)}")
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
-        raise Refusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
+        raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
     little = dtype.newbyteorder("<") if sys.byteorder == "big" and dtype.itemsize > 1 else dtype
     array = np.frombuffer(data, dtype=little).reshape(shape)
     return array if array.flags.aligned and little is dtype else array.astype(dtype)
@@ -157,10 +157,10 @@ def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
         try:
             texts.append(str(data[at : at + size], "utf-8"))
         except UnicodeDecodeError as error:
-            raise Refusal(f"element {len(texts)} of input {name!r} is no UTF-8 text: {error.reason}") from None
+            raise RequestRefusal(f"element {len(texts)} of input {name!r} is no UTF-8 text: {error.reason}") from None
         at += size
     if len(texts) != count or at != len(data):
-        raise Refusal(
+        raise RequestRefusal(
             f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each with its length in four bytes before it; "
             f"its {len(data)} bytes are not"
         )
