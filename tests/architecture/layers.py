@@ -37,6 +37,8 @@ LINE = (
     ("module",),
     ("frontends",),
     ("training",),
+    ("integrations",),
+    ("ray",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -69,7 +71,9 @@ LIBRARIES = {
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
     "openvino": ("engines.openvino",),
+    "pyarrow": ("integrations",),
     "pytest": ("testing",),
+    "ray": ("integrations",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
     "torch": ("frontends", "engines.torch"),
@@ -91,6 +95,7 @@ FILES = (
     "formats",
     "cli",
     "bench",
+    "integrations.batch.folder",
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
@@ -102,8 +107,8 @@ FILES = (
     "testing.files",
     "testing.onnx_models",
 )
-"""Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
-for the children of a process, and `html.rendering` reads the style sheets of the package."""
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota of
+its cores, `processes` for the children of a process, and `html.rendering` reads the style sheets of the package."""
 
 TOUCHES = frozenset(
     [

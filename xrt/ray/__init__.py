@@ -1,0 +1,34 @@
+"""XRT on Ray: batch jobs, services and pipelines, where Ray runs the processes and XRT the models.
+
+    from xrt.ray import Predictor
+
+    rows.map_batches(Predictor, fn_constructor_args=["model.xrt"], num_cpus=1, batch_size=Predictor.batch("model.xrt"))
+
+Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
+    from xrt.integrations.ray.deployments import deployment as deployment
+    from xrt.integrations.ray.predictor import Predictor as Predictor
+    from xrt.integrations.ray.predictor import predict as predict
+    from xrt.integrations.ray.stage_actors import StagePipeline as StagePipeline
+    from xrt.integrations.ray.stage_actors import pipeline as pipeline
+
+_MODULES = {
+    "Predictor": "xrt.integrations.ray.predictor",
+    "StagePipeline": "xrt.integrations.ray.stage_actors",
+    "deployment": "xrt.integrations.ray.deployments",
+    "pipeline": "xrt.integrations.ray.stage_actors",
+    "predict": "xrt.integrations.ray.predictor",
+    "run_cluster_job": "xrt.integrations.ray.cluster_job",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)
