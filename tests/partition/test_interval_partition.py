@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def _list_all(units: Sequenced, parts: int, memory: int | None):
     """Yield every partition that fits, as (cost of the costliest part, bytes at the cuts)."""
     for inner in combinations(range(1, len(units)), parts - 1):
         edges = (0, *inner, len(units))
-        measured = [_measure(units, start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        measured = [_measure(units, start, stop) for start, stop in pairwise(edges)]
         if memory is None or all(held <= memory for _, held in measured):
             yield max(cost for cost, _ in measured), sum(units.cuts[cut] for cut in inner)
 
@@ -46,7 +46,7 @@ def test_no_partition_is_better(units, parts, memory, slack):
         return
     assert found is not None and found[-1] == len(units) and sorted(set(found)) == found and len(found) == parts
     edges = (0, *found)
-    measured = [_measure(units, start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    measured = [_measure(units, start, stop) for start, stop in pairwise(edges)]
     assert memory is None or max(held for _, held in measured) <= memory
     bound = min(cost for cost, _ in every) * (1 + slack)  # of integers and halves: exact
     assert max(cost for cost, _ in measured) <= bound

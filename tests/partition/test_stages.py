@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ class _Chain(xrt.Graph):
     """Products of one size, with a narrow place in the middle."""
 
     def __init__(self, widths):
-        self.weights = [np.ones(pair, "float32") for pair in zip(widths, widths[1:], strict=False)]
+        self.weights = [np.ones(pair, "float32") for pair in pairwise(widths)]
 
     def build(self, x):
         for weight in self.weights:

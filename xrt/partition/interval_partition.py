@@ -1,10 +1,10 @@
-"""Cut a sequence of units into consecutive parts: the least cost of the costliest part, then the fewest bytes at the cuts. Exact."""
+"""Cut a sequence of units into parts, exactly: the least cost of the costliest part, then the fewest bytes at the cuts."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,7 +31,7 @@ class Sequenced:
         return len(self.costs)
 
     def find_reach(self, memory: int | None) -> list[int]:
-        """Return for each number of units the smallest start of a part that ends there and fits; the number itself if none does."""
+        """Return for each number of units the smallest start of a part that ends there and fits; the number if none does."""
         if memory is None:
             return [0] * (len(self) + 1)
         reach, start, held = [0], 0, _Held(self)
@@ -109,22 +109,23 @@ def _find_bottleneck(sums: Sequence[float], reach: Sequence[int], parts: int) ->
         before, best = best, [0.0]
         for stop in range(1, len(sums)):
             # With a later start the rest costs more and the last part less; the best start is where the two cross.
-            cross = _find_first(reach[stop], stop, lambda start, stop=stop: before[start] >= sums[stop] - sums[start])  # type: ignore[misc]  # the default binds the loop's variable
+            cross = _find_crossing(before, sums, reach[stop], stop)
             tried = [start for start in (cross - 1, cross) if reach[stop] <= start < stop]
             best.append(min([max(before[start], sums[stop] - sums[start]) for start in tried], default=infinite))
     return None if best[-1] == infinite else best[-1]
 
 
-def _find_first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first number from ``low`` on for which a monotone condition holds; ``high`` if there is none."""
+def _find_crossing(before: Sequence[float], sums: Sequence[float], low: int, stop: int) -> int:
+    """Return the first start from ``low`` on where what is before it costs as much as what is behind; ``stop`` if there is none."""
+    high = stop
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+        low, high = (low, middle) if before[middle] >= sums[stop] - sums[middle] else (middle + 1, high)
     return low
 
 
 def _minimize_bytes(cuts: Sequence[int], first: Sequence[int], parts: int) -> list[int] | None:
-    """Return the ends of parts with the fewest bytes at the cuts; a part that ends at ``stop`` starts at ``first[stop]`` or later."""
+    """Return the ends of parts with the fewest bytes at the cuts; what ends at ``stop`` starts at ``first[stop]`` or later."""
     infinite = float("inf")
     best: list[float] = [0.0] + [infinite] * (len(first) - 1)
     choices = []

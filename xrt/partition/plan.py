@@ -120,9 +120,9 @@ class Plan:
     ) -> tuple[Stage, ...]:
         """Return the plan in so many consecutive stages, each a Plan for a process of its own.
 
-        Their costs are balanced, by ``costs`` where regions were measured, with the fewest bytes between them that this allows. The
-        weights and values of each need at most ``memory`` bytes. ``sizes`` are those of symbolic dims. Launches are cut where there
-        are too few of them, or too large ones. Raises PlanError where there are no such stages. Nearly linear in the nodes.
+        Their costs are balanced, by ``costs`` where regions were measured, with the fewest bytes between them that this allows.
+        The weights and values of each need at most ``memory`` bytes. ``sizes`` are those of symbolic dims. Launches are cut where
+        there are too few of them, or too large ones. Raises PlanError where there are no such stages. Nearly linear in the nodes.
         """
         from xrt.partition.stages import cut_stages  # for plans of several processes alone
 

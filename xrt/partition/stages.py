@@ -1,4 +1,4 @@
-"""Stages of a Plan: consecutive parts for processes in a row, balanced by cost, with few bytes between them, each within a memory.
+"""Stages of a Plan: consecutive parts for processes in a row, balanced by cost, with few bytes between them.
 
 A stage is a Plan of its own. It ends between two launches where that is balanced; otherwise launches are cut between two of their
 nodes, as a region may be cut anywhere in the order of its nodes. Nothing here is measured: costs come from a cost table, or are
@@ -71,8 +71,8 @@ def cut_stages(
 ) -> tuple[Stage, ...]:
     """Return the plan in ``count`` stages whose weights and values each need at most ``memory`` bytes.
 
-    The costliest stage is as cheap as possible, within `SLACK`; among such stages they send the fewest bytes. ``costs`` has measured
-    regions, ``sizes`` the extents of symbolic dims (1 without it). Raises PlanError where there are no such stages.
+    The costliest stage is as cheap as possible, within `SLACK`; among such stages they send the fewest bytes. ``costs`` has
+    measured regions, ``sizes`` the extents of symbolic dims (1 without it). Raises PlanError where there are no such stages.
     """
     if plan.function.aliases:
         names = ", ".join(before for before, _ in plan.function.aliases)

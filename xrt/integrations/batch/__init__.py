@@ -1,7 +1,7 @@
 """Batch jobs: rows of a table go in, and the same rows with a model's outputs come out.
 
-Rows become inputs by the names of columns, are grouped by their sizes, run, and return in their order. A job writes its results in
-parts, each whole or not at all, so that it can be continued. Nothing here starts a process.
+Rows become inputs by the names of columns, are grouped by their sizes, run, and return in their order. A job writes its results
+in parts, each whole or not at all, so that it can be continued. Nothing here starts a process.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ def run_job(
     workers: int | None = None,
     progress: JobProgress = lambda report: None,
 ) -> JobReport:
-    """Write the parts of a job that its folder does not have yet; the cores are divided among ``workers``, one for each core.
+    """Write the parts of a job that its folder does not have yet; ``workers``, one for each core, share the cores.
 
-    Raises BatchJobError for a folder of another job, InputError and EngineError where a row cannot be run. Parts that were written
-    by then stay.
+    Raises BatchJobError for a folder of another job, InputError and EngineError where a row cannot be run. Parts that were
+    written by then stay.
     """
     place = JobFolder(folder)
     missing, report = place.claim(job, rows)

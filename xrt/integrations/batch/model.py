@@ -50,7 +50,7 @@ def choose_batch(module: XRTModule) -> int:
 class RowModel:
     """A module that is called with columns, and returns columns: its outputs, and the columns that are no input.
 
-    ``columns`` maps inputs to columns where the names differ, and ``outputs`` names the outputs to return, or maps them to columns.
+    ``columns`` maps inputs to columns where the names differ; ``outputs`` names the outputs to return, or maps them to columns.
     ``keep`` lists the columns that are passed on. Rows of different sizes run in groups of equal ones, and return in their order.
     With ``on_error="column"`` a row that cannot be run has no outputs and a reason in the column ``error``.
     Raises OptionError for a name that the model does not have.
@@ -103,8 +103,8 @@ class RowModel:
                 raise OptionError(f"keep names {name!r}; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}")
             if name in made:
                 raise OptionError(
-                    f"{name!r} is a column of the rows and of the results; give the output another name: outputs={{{name!r}: ...}}, "
-                    "or list the columns to keep without it"
+                    f"{name!r} is a column of the rows and of the results; give the output another name: "
+                    f"outputs={{{name!r}: ...}}, or list the columns to keep without it"
                 )
         return kept
 

@@ -63,13 +63,17 @@ class Rows:
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for row in range(self.count):
             if row not in self.errors:
-                groups.setdefault(tuple(column[row].shape for column in ragged.values()), []).append(row)  # type: ignore[union-attr]  # a row without a value has an error
+                sizes = tuple(np.shape(column[row]) for column in ragged.values())  # type: ignore[arg-type]  # it has a value
+                groups.setdefault(sizes, []).append(row)
         for members in groups.values():
             yield RowGroup(np.array(members), {name: _take(column, members) for name, column in self.columns.items()})
 
 
 def _take(column: Column, rows: Sequence[int]) -> Array:
-    return np.stack([column[row] for row in rows]) if isinstance(column, list) else column[rows]  # type: ignore[misc]  # none of them is None
+    """Return rows that have a value and one shape as an array."""
+    if isinstance(column, list):
+        return np.stack([column[row] for row in rows])  # type: ignore[misc]  # none of them is None
+    return column[rows]
 
 
 # ---------------------------------------------------------------------- the model's side
@@ -112,9 +116,9 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Row
     """Return the columns as the inputs; raises InputError where a column is missing."""
     for one in inputs:
         if one.column not in columns:
-            hint = did_you_mean(one.column, columns)
+            known = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
             raise InputError(
-                f"input {one.name!r} is filled from column {one.column!r}, and the rows have {', '.join(columns) or 'none'}.{hint} "
+                f"input {one.name!r} is filled from column {one.column!r}, and the rows have {known} "
                 f"Name the column: columns={{{one.name!r}: ...}} (--column {one.name}=COLUMN on the command line)"
             )
     errors: dict[int, str] = {}

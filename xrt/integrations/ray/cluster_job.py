@@ -71,7 +71,7 @@ def _run(
     num_cpus: int,
     progress: Callable[[JobReport], object],
 ) -> JobReport:
-    """Hand out the chunks, a few more at a time than can run, and collect the reports, which are small and come to this process."""
+    """Hand out the chunks, a few more at a time than can run, and collect the reports, which come to this process."""
     task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
     chunks = iter(missing)
     running: set[Any] = set()

@@ -68,8 +68,8 @@ class Predictor:
 def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
     """Return a batch with the model's outputs, in a task of `map_batches`; ``options`` are those of `Predictor`.
 
-    The model is loaded once in each process of Ray, and stays there for further tasks. No task waits for the machine of another, so
-    a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor` need a processor to spare.
+    The model is loaded once in each process of Ray, and stays there for further tasks. No task waits for the machine of another,
+    so a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor` need a processor to spare.
     """
     return _find_predictor(model, _freeze(options), count_granted_threads())(batch)
 
