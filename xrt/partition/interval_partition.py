@@ -116,7 +116,7 @@ def _find_bottleneck(sums: Sequence[float], reach: Sequence[int], parts: int) ->
 
 
 def _find_crossing(before: Sequence[float], sums: Sequence[float], low: int, stop: int) -> int:
-    """Return the first start from ``low`` on where what is before it costs as much as what is behind; ``stop`` if there is none."""
+    """Return the first start from ``low`` on where what is before costs as much as what is behind; else ``stop``."""
     high = stop
     while low < high:
         middle = (low + high) // 2

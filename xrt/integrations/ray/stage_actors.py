@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,7 +46,7 @@ def pipeline(
     num_cpus: float = 1,
     actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
 ) -> StagePipeline:
-    """Return a model in ``stages`` actors of ``num_cpus`` processors each, which work on several micro-batches at the same time.
+    """Return a model in ``stages`` actors of ``num_cpus`` processors each, which work on several micro-batches at a time.
 
     ``model`` is a bundle, or an ONNX file on ``engine``, at a path that every machine of the cluster has. ``memory``, ``costs`` and
     ``sizes`` are those of `Plan.stages`. A call splits its rows into parts of ``micro_batch``. ``sizes`` must have the largest
@@ -55,7 +56,7 @@ def pipeline(
     Close the pipeline, or use it in ``with``. Raises PlanError where the plan has no such stages.
     """
     ray = import_ray()
-    path = os.path.abspath(model)
+    path = os.fspath(Path(model).absolute())
     with open_model(path, engine=engine) as module:
         inputs, outputs = module.inputs, module.outputs
         extents = {**_find_row_dims(inputs, micro_batch or 1), **(sizes or {})}
