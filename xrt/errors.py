@@ -251,10 +251,7 @@ class CalibrationError(XRTError, ValueError):
 
 
 class BatchJobError(XRTError, ValueError):
-    """A batch job cannot be begun, continued or finished.
-
-    The folder of its results belongs to another job, or another process fills it. Also: the cluster cannot be reached, or lost
-    what a part of the results needs.
+    """The folder of a batch job's results belongs to another job or process, or the cluster cannot be reached, or lost a part.
 
     Remedy: continue a job with the arguments and the files of its first run, or write to another folder.
     """

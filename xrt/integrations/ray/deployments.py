@@ -34,11 +34,11 @@ def deployment(
 ) -> Any:
     """Return an application for `serve.run`, which serves models by the Open Inference Protocol at its route.
 
-    ``model`` and ``engine`` are those of `xrt.serve.app`: paths that every machine of the cluster has. Its other options (``batch``,
-    ``max_wait``, ``instances``, ...) are among ``options``; the rest of them are those of `serve.deployment`: ``num_replicas``,
-    ``autoscaling_config``, ... The thread budget of each instance is its part of ``num_cpus``. ``sessions`` routes all requests with
-    one header ``x-session-id`` to one replica, as models with state need it. A replica takes ``max_ongoing_requests``; more than
-    ``max_queued_requests`` that wait for a replica are answered with status 503.
+    ``model`` and ``engine`` are those of `xrt.serve.app`: paths that every machine of the cluster has. Its other options
+    (``batch``, ``max_wait``, ``instances``, ...) are among ``options``; the rest of them are those of `serve.deployment`:
+    ``num_replicas``, ``autoscaling_config``, ... The thread budget of each instance is its part of ``num_cpus``. ``sessions``
+    routes all requests with one header ``x-session-id`` to one replica, as models with state need it. A replica takes
+    ``max_ongoing_requests``; more than ``max_queued_requests`` that wait for a replica are answered with status 503.
 
     A handle calls ``handle.infer.remote({"x": array}, model="name")``, which returns the outputs by name.
     Raises OptionError for an option that neither has.
