@@ -177,6 +177,9 @@ class IsolatedEngine(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        return self.inner.serves_threads(saved, threads)
+
 
 class RemoteExecutable(Executable):
     """An executable in a worker. If the worker died because of another region, it is made again in the next one."""

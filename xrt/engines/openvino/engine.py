@@ -129,6 +129,10 @@ class OpenVino(GraphCompiler):
         executable.saved = data
         return executable
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: the blob is the graph before the plugin has chosen kernels, which it does when it imports it."""
+        return True
+
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Strict types are, where precision is not lowered."""
         asked = context.options.unusual()

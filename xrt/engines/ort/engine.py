@@ -223,6 +223,10 @@ class Ort(GraphCompiler):
         """Return a session over the optimised model, which the library takes as it is."""
         return self._restored(data, function, context.threads)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: a session gets its threads when it is opened, and the optimizer does not look at them."""
+        return True
+
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
         handed, border = saved.export(function), saved.border(function)
