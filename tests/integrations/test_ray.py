@@ -27,6 +27,20 @@ def cluster():
         yield cluster
 
 
+def test_a_module_in_an_actor_has_what_ray_grants(cluster, tmp_path):
+    import ray
+
+    def count(path):
+        import xrt
+        import xrt.ray  # it connects the budget of a module to what Ray grants
+
+        with xrt.XRTModule(path, engine="toy") as module, xrt.XRTModule(path, engine="toy", threads=2) as other:
+            return module.threads, other.threads
+
+    path = write_model(tmp_path, SCALE)
+    assert ray.get(ray.remote(count).options(num_cpus=1).remote(path)) == (1, min(2, os.cpu_count() or 1))
+
+
 class _Watched(Predictor):
     def count_threads(self) -> int:
         return self.module.threads

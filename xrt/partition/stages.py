@@ -204,7 +204,7 @@ class _Nodes:
         type_ = self.function.get_type(name)
         if not isinstance(type_, TensorType):
             return 0
-        return math.prod(self.find_shape(name)) * max(type_.dtype.numpy.itemsize, 1)
+        return math.prod(self.find_shape(name)) * int(type_.dtype.numpy.itemsize)
 
     def find_shape(self, name: str) -> tuple[int, ...]:
         type_ = self.function.get_type(name)

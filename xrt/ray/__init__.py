@@ -4,14 +4,16 @@
 
     rows.map_batches(Predictor, fn_constructor_args=["model.xrt"], num_cpus=1, batch_size=Predictor.batch("model.xrt"))
 
-Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
+Once this is imported, a module in an actor or a task has the threads that Ray grants it, unless it is made with ``threads=``. Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xrt.integrations.ray.grant import count_granted_threads
 from xrt.lazy_names import load_lazily
+from xrt.runtime import set_budget_source
 
 if TYPE_CHECKING:
     from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
@@ -32,3 +34,4 @@ _MODULES = {
 
 __all__ = [*_MODULES]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)
+set_budget_source(count_granted_threads)

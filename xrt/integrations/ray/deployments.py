@@ -95,7 +95,7 @@ def _make_absolute(model: Any) -> Any:
 class ModelReplica:
     """A replica: the application, after its models are compiled and tested."""
 
-    async def __init__(self, model: Any, engine: Any, options: Mapping[str, Any]) -> None:
+    async def __init__(self, model: Any, engine: Any, options: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         from ray import serve
 
         from xrt.serve import app

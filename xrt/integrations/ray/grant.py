@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from xrt.errors import OptionError
@@ -23,8 +24,8 @@ def count_granted_threads() -> int | None:
 
     Ray sets no affinity. Of the engines' thread pools it limits those that read ``OMP_NUM_THREADS``.
     """
-    ray = import_ray()
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():  # an actor's process has imported it
         return None
     context = ray.get_runtime_context()
     if context.worker.mode != ray.WORKER_MODE:
