@@ -5,7 +5,7 @@ micro-batches, and each stage alone in this process with one thread. The *ideal*
 stage; with fewer processors than stages it is the time of all stages divided by the processors. Figures are micro-batches per
 second, the ratio to the ideal within each round, and the bytes of weights that each stage holds.
 
-    python -m benchmarks.pipeline [--json] [--quick] [--stages 4] [--layers 16] [--width 1024] [--micro-batch 8] [--rounds 5]
+    python -m benchmarks.pipeline [--json] [--quick] [--stages 4] [--layers 16] [--width 1024] [--micro-batch 32] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.ray_models import start_cluster, write_model
 
 import xrt
+from benchmarks.ray_models import start_cluster, write_model
 from xrt.graph import DType, TensorType
 from xrt.measure.interleave import take_turns
 from xrt.module.stages import compile_stage
@@ -87,7 +87,7 @@ def measure(arguments: Any) -> dict[str, Any]:
             seconds = take_turns({"pipeline": run, **turns}, arguments.rounds)
             stages = [str(stage) for stage in piped.stages]
     rounds = list(zip(*(seconds[f"stage {place}"] for place in range(arguments.stages)), strict=True))
-    ideals = [max(max(one), sum(one) / min(available_cores(), arguments.stages)) for one in rounds]
+    ideals = [max(*one, sum(one) / min(available_cores(), arguments.stages)) for one in rounds]
     return {
         "stages": stages,
         "pipeline_per_second": 1 / statistics.median(seconds["pipeline"]),
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engine", default="ort")

@@ -1,14 +1,14 @@
-"""How much of the throughput of one process does a batch job on a cluster of Ray keep, and does it lose rows when nodes die?
+"""How much of the throughput of one process does a batch job on a cluster of Ray keep, and are rows lost when nodes die?
 
-A cluster of four nodes of one processor, in this machine, takes 20,000 rows of small images (MobileNet v2) and of ragged texts. In
-turns: `xrt batch` in one process with as many threads (*process*), the same job as tasks of the cluster (*cluster*), and
-`map_batches` with actors of `xrt.ray.Predictor` (*data*), of ONNX Runtime with one thread as its user would tune it (*tuned*), and
+A cluster of four nodes of one processor, in this machine, takes 20,000 rows of small images (MobileNet v2) and of ragged texts.
+In turns: `xrt batch` in one process with as many threads (*process*), the same job as tasks of the cluster (*cluster*), and
+`map_batches` with actors of `xrt.ray.Predictor` (*data*), of ONNX Runtime with one thread as a user would tune it (*tuned*), and
 of ONNX Runtime's defaults (*default*). Figures are rows per second, and ratios within each round: *cluster* and *data* to
 *process*, *data* to *tuned* and to *default*. Ray Data starts its actors anew for each turn: the last three are timed from their
-first results on, and the start is reported on its own.
+first results on; the start is reported on its own.
 
-With ``--kills N`` a node is killed in the middle of a job N times, and another takes its place: every row must be there once, with
-equal results.
+With ``--kills N`` a node is killed in the middle of a job N times, and another takes its place: every row must be there once,
+with equal results.
 
     python -m benchmarks.ray_batch [--json] [--quick] [--rows 20000] [--nodes 4] [--rounds 3] [--kills 20] [--engine ort]
 """
@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.dataset as ds
-from benchmarks.ray_models import make_image_model, make_text_model, start_cluster, write_images, write_model, write_texts
 
+from benchmarks.ray_models import make_image_model, make_text_model, start_cluster, write_images, write_model, write_texts
 from xrt.integrations.batch import BatchJob, run_job
 from xrt.measure.interleave import take_turns
 from xrt.ray import Predictor, run_cluster_job

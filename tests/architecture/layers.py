@@ -102,6 +102,7 @@ FILES = (
     "engines.native.elf",
     "html.rendering",
     "cache.disk",
+    "processes.haproxy",
     "processes.tree",
     "runtime.threads",
     "testing.files",

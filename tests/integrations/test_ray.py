@@ -167,6 +167,15 @@ def test_a_pipeline_equals_the_whole_model(cluster, tmp_path):
     assert str(closed.value) == "the pipeline is closed; make another one: xrt.ray.pipeline(...)"
 
 
+def test_a_stage_that_dies_ends_the_call(cluster, tmp_path):
+    import ray
+
+    with pipeline(write_model(tmp_path, SCALE), 2, engine="toy") as found:
+        ray.kill(found._actors[1])
+        with pytest.raises(ray.exceptions.RayError):
+            found(np.ones((1, 3), "float32"), np.ones(1, "float32"))
+
+
 def test_an_error_in_a_stage_is_the_engines(cluster, tmp_path):
     text = LOOKUP.replace("y = Gather (table, index)", "z = Gather (table, index) y = Neg (z)")
     with pipeline(write_model(tmp_path, text), 2, engine="toy") as found:

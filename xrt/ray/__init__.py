@@ -4,7 +4,8 @@
 
     rows.map_batches(Predictor, fn_constructor_args=["model.xrt"], num_cpus=1, batch_size=Predictor.batch("model.xrt"))
 
-Once this is imported, a module in an actor or a task has the threads that Ray grants it, unless it is made with ``threads=``. Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
+Once this is imported, a module in an actor or a task has the threads that Ray grants it, unless it is made with ``threads=``.
+Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from xrt.runtime import set_budget_source
 if TYPE_CHECKING:
     from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
     from xrt.integrations.ray.deployments import deployment as deployment
+    from xrt.integrations.ray.haproxy import protect_haproxy as protect_haproxy
     from xrt.integrations.ray.predictor import Predictor as Predictor
     from xrt.integrations.ray.predictor import predict as predict
     from xrt.integrations.ray.stage_actors import StagePipeline as StagePipeline
@@ -29,6 +31,7 @@ _MODULES = {
     "deployment": "xrt.integrations.ray.deployments",
     "pipeline": "xrt.integrations.ray.stage_actors",
     "predict": "xrt.integrations.ray.predictor",
+    "protect_haproxy": "xrt.integrations.ray.haproxy",
     "run_cluster_job": "xrt.integrations.ray.cluster_job",
 }
 

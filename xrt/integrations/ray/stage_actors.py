@@ -30,6 +30,8 @@ __all__ = ["StagePipeline", "pipeline"]
 
 FRAME = 1 << 20
 """Bytes of a message between stages beyond its values."""
+WAIT = -1
+"""Seconds that a message may take: no limit. A stage may be slow, and Ray ends the wait where an actor dies."""
 AHEAD = 2
 """Micro-batches for each stage that are on their way at the same time."""
 
@@ -48,9 +50,9 @@ def pipeline(
 ) -> StagePipeline:
     """Return a model in ``stages`` actors of ``num_cpus`` processors each, which work on several micro-batches at a time.
 
-    ``model`` is a bundle, or an ONNX file on ``engine``, at a path that every machine of the cluster has. ``memory``, ``costs`` and
-    ``sizes`` are those of `Plan.stages`. A call splits its rows into parts of ``micro_batch``. ``sizes`` must have the largest
-    extents of symbolic dims, which give the size of the messages; a dim of rows that is not in it is ``micro_batch``.
+    ``model`` is a bundle, or an ONNX file on ``engine``, at a path that every machine of the cluster has. ``memory``,
+    ``costs`` and ``sizes`` are those of `Plan.stages`. A call splits its rows into parts of ``micro_batch``. ``sizes`` has
+    the largest extents of symbolic dims, which give the size of the messages; a dim of rows that is not in it is ``micro_batch``.
     ``actor_options`` are those of Ray for all actors, or one for each.
 
     Close the pipeline, or use it in ``with``. Raises PlanError where the plan has no such stages.
@@ -124,7 +126,10 @@ class StagePipeline:
             for actor in actors:
                 values = actor.run.bind(values)  # noqa: PLW2901  # a chain
         self._graph = values.experimental_compile(
-            _buffer_size_bytes=FRAME + 2 * largest, _max_inflight_executions=self._limit, _max_buffered_results=self._limit
+            _submit_timeout=WAIT,
+            _buffer_size_bytes=FRAME + 2 * largest,
+            _max_inflight_executions=self._limit,
+            _max_buffered_results=self._limit,
         )
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -198,14 +203,14 @@ class StagePipeline:
         finally:
             for left in waiting:  # so that the next call finds the graph empty
                 with suppress(Exception):
-                    left.get()
+                    left.get(timeout=WAIT)
 
 
 def _take(reference: Any) -> list[Any]:
     """Return results as arrays of this process; those of a compiled graph are in memory that the next message reuses."""
     ray = import_ray()
     try:
-        results = reference.get()
+        results = reference.get(timeout=WAIT)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, XRTError):
             raise error.cause from None
