@@ -112,7 +112,7 @@ class NativeTape:
 
     def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, name: str) -> bool:
         end = last.get(given.name, -1)
-        dead = end < index or (end == index and writer.node.outputs[0] == name and writer.can_overwrite(given.name))
+        dead = end < index or (end == index and writer.can_overwrite(given.name, writer.node.outputs.index(name)))
         return dead and given.type == writer.outputs[name]
 
     def _call(self, given: Sequence[Array], results: Sequence[Array]) -> int:
