@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,9 @@ class LazyEngine(GraphCompiler):
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
+
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return self.inner.list_mutable_inputs(node, function)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         return self.inner.remarks(function)

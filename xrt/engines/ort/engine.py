@@ -126,6 +126,11 @@ class Ort(GraphCompiler):
 
         return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        from xrt.engines.toolkit.scatters import list_scattered_inputs
+
+        return list_scattered_inputs(node)
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Return a session over the Function; its large constants stay where they are and are not copied.
 

@@ -62,9 +62,11 @@ class InterpretedExecutable(Executable):
     @cached_property
     def _pairs(self) -> tuple[tuple[int, int], ...]:
         """The pairs in which no kernel reads that input after the one that writes the output, and both are of one type."""
-        types = [value.type for value in self.function.outputs]
-        pairs = self._tape.find_inplace_pairs()
-        return tuple((i, o) for i, o in pairs if _is_plain(types[o]) and types[o] == self.function.inputs[i].type)
+        places: dict[Type | None, list[int]] = {}
+        for place, value in enumerate(self.function.inputs):
+            places.setdefault(value.type, []).append(place)
+        alike = [places.get(value.type, ()) if _is_plain(value.type) else () for value in self.function.outputs]
+        return self._tape.find_inplace_pairs(alike)
 
     def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
         """Return, by the slot of the output, the inputs in whose memory an output is to be written."""

@@ -60,7 +60,7 @@ class Segments:
         def run(*arrays: Any, out: Sequence[Any] | None = None) -> tuple[Any, ...]:
             return tuple(tape.run(arrays, out))
 
-        return StepKernel(run, pairs=tuple(tape.in_place))
+        return StepKernel(run, pairs=tape.in_place)
 
 
 def with_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:

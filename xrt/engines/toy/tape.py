@@ -87,8 +87,10 @@ class Tape:
         writers = {slot: step for step in self.steps for slot in step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
-    def find_inplace_pairs(self) -> list[tuple[int, int]]:
+    def find_inplace_pairs(self, alike: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
         """Return the (input, output) places where the output may be written to the input's memory.
+
+        ``alike`` has, by output, the places of the inputs of its type.
 
         It is so where no step reads the input, or a view of it that an operator of shapes makes, after the one that writes the
         output. Kernels may make other views: whether one is alive, the call itself finds out.
@@ -96,14 +98,12 @@ class Tape:
         last = self._find_last_reads()
         order = {id(step): number for number, step in enumerate(self.steps)}
         found = []
-        for place, (slot, step) in enumerate(zip(self.outputs, self.find_output_steps(), strict=True)):
-            for given, source in enumerate(self.inputs):
-                if step is None:
-                    continue
-                end, own = last[source], order[id(step)]
-                if end < own or (end == own and (source, slot) in step.pairs):
+        for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
+            for given in inputs if step is not None else ():
+                source, own = self.inputs[given], order[id(step)]
+                if last[source] < own or (last[source] == own and (source, slot) in step.pairs):
                     found.append((given, place))
-        return found
+        return tuple(sorted(found))
 
     def _find_last_reads(self) -> list[int]:
         """Return, by slot, the last step that reads it or a view of it; -1 for none, the number of steps for outputs."""
