@@ -91,21 +91,24 @@ class ImplicitEngine(LazyEngine):
 
 
 class RecordedSupportEngine(GraphCompiler):
-    """An engine by the answers that it has given before: it is asked nothing, and compiles nothing."""
+    """An engine by the answers that it has given before: it is not asked what it takes, and compiles nothing."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
         """``declined`` has the reasons by the names of nodes."""
-        self._spec = engine.spec
+        self._engine = engine
         self._declined = declined
         self.name = engine.name  # type: ignore[misc]  # as above
         self.devices = engine.devices  # type: ignore[misc]
 
     @property
     def spec(self) -> str:
-        return self._spec
+        return self._engine.spec
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return self._declined.get(node.name)
+
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return self._engine.list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         raise NotImplementedError(f"{self.spec!r} was asked for answers alone")

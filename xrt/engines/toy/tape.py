@@ -99,7 +99,9 @@ class Tape:
         order = {id(step): number for number, step in enumerate(self.steps)}
         found = []
         for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
-            for given in inputs if step is not None else ():
+            if step is None:
+                continue
+            for given in inputs:
                 source, own = self.inputs[given], order[id(step)]
                 if last[source] < own or (last[source] == own and (source, slot) in step.pairs):
                     found.append((given, place))
