@@ -146,7 +146,7 @@ class Ort(GraphCompiler):
             handed = self._handed(function, context)
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        options = self._session_options(context.threads, context.device)
+        options = self._session_options(function, context.threads, context.device)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
         if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
@@ -160,7 +160,9 @@ class Ort(GraphCompiler):
         """
         try:
             with in_memory() as file:
-                return self._restored(optimize_model(function, handed, self._session_options(threads), file), function, threads)
+                return self._restored(
+                    optimize_model(function, handed, self._session_options(function, threads), file), function, threads
+                )
         except Exception:  # noqa: BLE001  # the library's errors have no common base
             return None
 
@@ -216,7 +218,7 @@ class Ort(GraphCompiler):
             return executable.saved
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed, options = self._handed(executable.function, context), self._session_options(context.threads)
+        handed, options = self._handed(executable.function, context), self._session_options(executable.function, context.threads)
         with (context.workdir / "session").open("w+b") as file:
             return optimize_model(executable.function, handed, options, file)
 
@@ -231,7 +233,7 @@ class Ort(GraphCompiler):
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
         handed, border = saved.export(function), saved.border(function)
-        options = self._session_options(threads)
+        options = self._session_options(function, threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         executable = self._opened(border, handed, options, dict(saved.header["inplace"]))
         executable.saved = data
@@ -273,7 +275,7 @@ class Ort(GraphCompiler):
         why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
         return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
-    def _session_options(self, threads: int, device: str = "cpu") -> SessionOptions:
+    def _session_options(self, function: Function, threads: int, device: str = "cpu") -> SessionOptions:
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
@@ -288,7 +290,10 @@ class Ort(GraphCompiler):
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         exact = _EXACT_CONFIG if self.arithmetic == "exact" else {}
-        for key, value in {**own, **exact, **self.config}.items():
+        settings = {**own, **exact, **self.config}
+        if any(node.control for node in function.nodes):  # what waits for another node is not to be computed with an equal one
+            settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "CommonSubexpressionElimination")))
+        for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options
 
