@@ -126,6 +126,9 @@ class IsolatedEngine(GraphCompiler):
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return () if self.runs else self.inner.list_mutable_inputs(node, function)
+
     def why_not_dynamic(self, function: Function) -> str | None:
         return self.inner.why_not_dynamic(function)
 
