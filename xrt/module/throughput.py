@@ -17,6 +17,7 @@ from xrt.comparison import compare_all
 from xrt.errors import OptionError, XRTError
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.measure.open_loop import Instance, run_open_loop, sample_busy_instances
+from xrt.measure.queueing import Batching
 from xrt.measure.timing import sample_call_times
 from xrt.placement.result import describe_plan
 from xrt.placement.size_ranges import list_open_axes, resize_values
@@ -24,7 +25,7 @@ from xrt.placement.throughput.batch_dim import find_batch_dim
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-    from xrt.measure.queueing import Batching, Times
+    from xrt.measure.queueing import Times
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement.result import TuningResult
@@ -69,13 +70,14 @@ class RequestPool:
         several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
         return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
 
-    def join(self, first: int, count: int) -> list[Any]:
-        """Return the inputs of a call for so many requests, from the ``first`` on."""
+    def join(self, first: int, count: int, size: int = 0) -> list[Any]:
+        """Return the inputs of a call for so many requests, from the ``first`` on; the last one is repeated up to the size."""
         if not self.dim:
             return self._values
         rows, values = self._rows, list(self._values)
         for place in self._axes:
-            values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
+            several = [rows[number % len(rows)][place] for number in range(first, first + count)]
+            values[place] = np.concatenate(several + several[-1:] * (size - count))
         return values
 
     def split(self, results: Any, count: int) -> list[Any]:
@@ -177,7 +179,7 @@ class ModuleBench:
             options["execution"] = replace(execution, threads=threads)
         return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module._cache.disk), **options)
 
-    def _prepare(self, split: Split, size: int) -> list[Instance]:
+    def _prepare(self, split: Split, size: int, batching: Batching) -> list[Instance]:
         """Return the instances, ready for calls of that size: placed alike, compiled and called once."""
         modules = self._get_modules(split.threads, split.instances)
         for number, one in enumerate(modules):
@@ -185,10 +187,10 @@ class ModuleBench:
                 self._specialize(one, split.threads, size)
                 one(*self._pool.join(0, size))
                 self._is_ready.add(key)
-        return [partial(self._serve, one) for one in modules]
+        return [partial(self._serve, one, batching) for one in modules]
 
-    def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
-        return self._pool.split(module(*self._pool.join(first, count)), count)
+    def _serve(self, module: XRTModule, batching: Batching, first: int, count: int) -> list[Any]:
+        return self._pool.split(module(*self._pool.join(first, count, batching.find_size(count))), count)
 
     # ------------------------------------------------------------------ plans
 
@@ -241,13 +243,13 @@ class ModuleBench:
 
     def sample_calls(self, split: Split, size: int) -> Sequence[float]:
         """Return seconds of calls of so many requests, while all instances are busy."""
-        return sample_busy_instances(self._prepare(split, size), size, TIMED)
+        return sample_busy_instances(self._prepare(split, size, Batching(size)), size, TIMED)
 
     def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
         """Return when each request was done."""
         for size in batching.sizes or (1, batching.most):
-            self._prepare(split, size)
-        return run_open_loop(self._prepare(split, batching.most), arrivals, batching, most_late=most_late)
+            self._prepare(split, size, batching)
+        return run_open_loop(self._prepare(split, batching.most, batching), arrivals, batching, most_late=most_late)
 
     def describe_plan(self, split: Split, size: int) -> str:
         """Return the engines of the plan for so many requests."""

@@ -40,7 +40,7 @@ class ServingConfiguration:
     dim: str = ""
     """The symbolic dim that counts requests; empty where each call is one request."""
     sizes: tuple[int, ...] = ()
-    """Requests that a call may have, ascending: as many as are waiting, rounded down. Empty: any number up to ``batch``."""
+    """Rows that a call may have, ascending: fewer requests are filled up with a repeated row. Empty: any up to ``batch``."""
     plans: tuple[str, ...] = ()
     """The engines of the plan at each of the ``sizes``; where these are empty, at the batch size."""
     memory: int = 0
