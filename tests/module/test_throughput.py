@@ -17,6 +17,7 @@ from xrt.cli import main
 from xrt.errors import BundleError, OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.measure.queueing import Batching
 from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
@@ -174,6 +175,7 @@ def test_searches_go_to_the_smallest_and_the_largest_batch_first() -> None:
     assert PlanSchedule([1], (1, 2, 4), 60.0).seconds == 20.0
 
 
+@pytest.mark.slow
 def test_each_batch_size_has_the_plan_that_is_quickest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that time is too short to search at takes over a plan that was found at another size."""
     monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
@@ -204,9 +206,22 @@ def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pyte
     assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")
 
 
+@pytest.mark.slow
 def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     with xrt.XRTModule(torch.nn.Linear(4, 3).eval(), engine="toy", threads=1, cache=tmp_path) as m:
         found = tune(m, torch.ones(2, 4))
         assert found.configuration is not None
         assert m.serving == found.configuration
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.BudgetWarning")
+def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
+        bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(2, 1), Split(2, 2)), (1, 4), 1.0)
+        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, 1, Batching(4))]
+        assert [len(one(0, 3)) for one in instances] == [3] * 4
+        (shared,), (first, second) = bench._modules[1], bench._modules[2]
+        executables = [one._current().program().executables[0] for one in (shared, first, second)]
+        assert len({id(one) for one in executables}) == 3
+        bench.close()

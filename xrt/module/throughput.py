@@ -1,7 +1,7 @@
 """A module tuned for throughput: instances of it, each with a plan per batch size, timed and put under load.
 
-An instance is a module of its own in a thread of this process: its executables have their own threads, and engines compute
-outside of the interpreter lock. The record docs/design/0039 has the measurements behind that.
+An instance is a thread of this process that calls a module: engines compute outside of the interpreter lock. Instances of several
+threads are modules of their own, whose executables have threads of their own. The record docs/design/0039 has the measurements.
 """
 
 from __future__ import annotations
@@ -181,13 +181,17 @@ class ModuleBench:
 
     def _prepare(self, split: Split, size: int, batching: Batching) -> list[Instance]:
         """Return the instances, ready for calls of that size: placed alike, compiled and called once."""
-        modules = self._get_modules(split.threads, split.instances)
+        modules = self._get_modules(split.threads, self._count_modules(split))
         for number, one in enumerate(modules):
             if (key := (split.threads, number, size)) not in self._is_ready:
                 self._specialize(one, split.threads, size)
                 one(*self._pool.join(0, size))
                 self._is_ready.add(key)
-        return [partial(self._serve, one, batching) for one in modules]
+        return [partial(self._serve, modules[number % len(modules)], batching) for number in range(split.instances)]
+
+    def _count_modules(self, split: Split) -> int:
+        """Return how many modules the instances are: one with one thread, whose calls compute in the threads that make them."""
+        return split.instances if split.threads > 1 else 1
 
     def _serve(self, module: XRTModule, batching: Batching, first: int, count: int) -> list[Any]:
         return self._pool.split(module(*self._pool.join(first, count, batching.find_size(count))), count)
@@ -263,7 +267,7 @@ class ModuleBench:
             found = build.memory()
             own += found.held - found.weights - found.unused
             weights = max(weights, found.weights + found.unused)
-        return weights + split.instances * own
+        return weights + self._count_modules(split) * own
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
         """Return the first instance with that many threads, and the inputs of a call of so many requests."""

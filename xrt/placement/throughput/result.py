@@ -26,7 +26,7 @@ class ServingConfiguration:
     batch: int
     """Requests of one call, at most."""
     instances: int
-    """Calls that run at a time, each on a module of its own with so many ``threads``."""
+    """Calls that run at a time, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
     threads: int
     max_wait: float
     """Seconds that a request may wait for others while an instance is idle."""
