@@ -45,6 +45,7 @@ class ServedModel:
         self.inputs = self._stateful.others if self._stateful else module.inputs
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
+        _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
         self.options = self._settle_batches(chosen, is_wanted=options.batch is not None)
         self.why_not_ready = STARTING
@@ -211,6 +212,14 @@ def _find_state(module: XRTModule) -> Any:
         return module._find_declared()
     except InputError:
         return None
+
+
+def _check_names(model: str, outputs: tuple[Value, ...]) -> None:
+    names = [value.name for value in outputs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(
+            f"output {twice!r} of model {model!r} is given twice, and the protocol has each once; name one otherwise"
+        )
 
 
 def _name_datatype(model: str, value: Value) -> str:
