@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class ServedModel:
         self.metrics = ModelMetrics(metrics, name, version)
         self._scheduler = self._make_scheduler()
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle)
+        self._admitted = 0
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
@@ -122,6 +123,18 @@ class ServedModel:
         return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": list(_list_extents(v))} for v in values]
 
     # ------------------------------------------------------------------ requests
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request from before its body is read, so that the bodies in memory are bounded; raises RequestRefusal."""
+        most = self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
+        if self._admitted >= most:
+            raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Return the response to a request; raises RequestRefusal."""
