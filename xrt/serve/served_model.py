@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, OptionError, XRTError
@@ -32,22 +34,35 @@ STARTING = "it is being prepared"
 
 
 class ServedModel:
-    """A module under a name and a version.
+    """A model under a name and a version: one module for each instance, or one that all share.
 
-    It is used on the thread of one event loop; its calls run in threads of its own. Raises OptionError for a module that the
+    It is used on the thread of one event loop; its calls run in threads of its own. ``is_wanted`` says whether the operator
+    asked for the batch of the options. Raises OptionError for a module that the
     protocol cannot describe, and for a batch that its shapes do not admit.
     """
 
-    def __init__(self, name: str, version: str, module: XRTModule, options: ServingOptions, metrics: Metrics) -> None:
-        self.name, self.version, self.module = name, version, module
-        chosen = options.complete(getattr(module, "serving", None))
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        modules: Sequence[XRTModule],
+        options: ServingOptions,
+        metrics: Metrics,
+        *,
+        is_wanted: bool = True,
+    ) -> None:
+        self.name, self.version, self._modules = name, version, modules
+        self.module = module = modules[0]
+        self._free: SimpleQueue[XRTModule] = SimpleQueue()
         self._stateful = _find_state(module)
         self.inputs = self._stateful.others if self._stateful else module.inputs
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
         _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        self.options = self._settle_batches(chosen, is_wanted=options.batch is not None)
+        self.options = self._settle_batches(options, is_wanted=is_wanted)
+        for place in range(self.options.instances or 1):
+            self._free.put(modules[place % len(modules)])
         self.why_not_ready = STARTING
         """Why the model gets no requests; empty when it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
@@ -60,8 +75,6 @@ class ServedModel:
 
     def _settle_batches(self, options: ServingOptions, *, is_wanted: bool) -> ServingOptions:
         """Return the options without a batch that the shapes do not admit; raises OptionError where it was asked for."""
-        from dataclasses import replace
-
         reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
         if not options.sizes or not reason:
             return options
@@ -96,16 +109,17 @@ class ServedModel:
 
     def _test(self) -> str:
         """Return why the model must not be in service; empty where nothing speaks against it."""
-        test = getattr(self.module, "run_self_test", None)
-        if test is not None:
+        for module in self._modules:
+            test = getattr(module, "run_self_test", None)
             try:
-                test()
+                if test is not None:
+                    test()
             except XRTError as error:
                 return f"its self-test failed: {error}"
-        try:
-            self.module.compile()
-        except InputError:
-            _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
+            try:
+                module.compile()
+            except InputError:
+                _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
         if self.options.sizes:
             return explain_mixed_rows(self._call, self.inputs, self.options.sizes, rounds_up=self.options.rounds_up)
         return ""
@@ -190,7 +204,11 @@ class ServedModel:
         return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values), values[0].shape[0])
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
-        results = self.module(*values)
+        module = self._free.get()
+        try:
+            results = module(*values)
+        finally:
+            self._free.put(module)
         return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
