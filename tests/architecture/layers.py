@@ -38,6 +38,8 @@ LINE = (
     ("frontends",),
     ("training",),
     ("serve",),
+    ("integrations",),
+    ("ray",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -72,7 +74,9 @@ LIBRARIES = {
     "onnxruntime": ("engines.ort",),
     "openvino": ("engines.openvino",),
     "prometheus_client": ("serve",),
+    "pyarrow": ("integrations",),
     "pytest": ("testing",),
+    "ray": ("integrations",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
     "torch": ("frontends", "engines.torch"),
@@ -95,21 +99,23 @@ FILES = (
     "formats",
     "cli",
     "bench",
+    "integrations.batch.folder",
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
     "engines.native.elf",
     "html.rendering",
     "cache.disk",
+    "processes.haproxy",
     "processes.tree",
     "runtime.threads",
     "serve.triton_repository",
     "testing.files",
     "testing.onnx_models",
 )
-"""Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
-for the children of a process, `html.rendering` reads the style sheets of the package, and `serve.triton_repository` writes what
-Triton reads."""
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota of
+its cores, `processes` for the children of a process, `html.rendering` reads the style sheets of the package, and
+`serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(
     [

@@ -19,6 +19,7 @@ _COMMANDS = (
     "inspect",
     "run",
     "compile",
+    "batch",
     "explain",
     "tune",
     "lock",
