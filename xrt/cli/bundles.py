@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import BundleFile, load_model
 from xrt.module import XRTModule, load
+from xrt.module.stored_serving import read_serving
+from xrt.placement.throughput.result import ServingConfiguration
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -81,6 +84,7 @@ def read_bundle_facts(path: str) -> dict[str, Any]:
         "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
         "programs": [_facts_of_program(program) for program in manifest["programs"]],
         "bytes": file.sizes,
+        **({} if (found := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(found).to_dict()}),
     }
 
 
@@ -115,3 +119,8 @@ def show_bundle(facts: Mapping[str, Any]) -> None:
         for r in program["regions"]
     ]
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
+    if "serving" in facts:
+        chosen = facts["serving"]
+        out.print(
+            f"tuned for throughput: {ServingConfiguration(**{**chosen, 'bound': chosen['bound'] or math.inf})}", markup=False
+        )
