@@ -3,7 +3,8 @@
 A model is cut into stages (`Plan.stages`), which run as actors of Ray with one processor each. In turns: the pipeline over many
 micro-batches, and each stage alone in this process with one thread. The *ideal* is one micro-batch in the time of the slowest
 stage; with fewer processors than stages it is the time of all stages divided by the processors. Figures are micro-batches per
-second, the ratio to the ideal within each round, and the bytes of weights that each stage holds.
+second, the ratio to the ideal within each round, and the memory (PSS) of each stage's process, which has the weights
+of its stage alone.
 
     python -m benchmarks.pipeline [--json] [--quick] [--stages 4] [--layers 16] [--width 1024] [--micro-batch 32] [--rounds 5]
 """
@@ -65,6 +66,12 @@ def _time_alone(program: Any, values: Any, least: float = 0.3) -> float:
     return (time.perf_counter() - began) / count
 
 
+def count_megabytes(pid: int) -> float:
+    """Return the memory of a process of this machine, with its share of what several map."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+
+
 def measure(arguments: Any) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     x = rng.random((arguments.micro_batch, arguments.width), "float32")
@@ -86,10 +93,12 @@ def measure(arguments: Any) -> dict[str, Any]:
                 np.testing.assert_allclose(piped(x), module(x), rtol=1e-4, atol=1e-5)
             seconds = take_turns({"pipeline": run, **turns}, arguments.rounds)
             stages = [str(stage) for stage in piped.stages]
+            memory = [count_megabytes(process.pid) for process in piped.processes]
     rounds = list(zip(*(seconds[f"stage {place}"] for place in range(arguments.stages)), strict=True))
     ideals = [max(*one, sum(one) / min(available_cores(), arguments.stages)) for one in rounds]
     return {
         "stages": stages,
+        "megabytes": memory,
         "pipeline_per_second": 1 / statistics.median(seconds["pipeline"]),
         "ideal_per_second": 1 / statistics.median(ideals),
         "ratio": statistics.median(ideal / taken for ideal, taken in zip(ideals, seconds["pipeline"], strict=True)),
@@ -115,8 +124,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    for stage in found["stages"]:
-        print(f"  {stage}")
+    for stage, size in zip(found["stages"], found["megabytes"], strict=True):
+        print(f"  {stage}; its process has {size:.0f} MB")
     print(f"pipeline {found['pipeline_per_second']:.1f}/s, ideal {found['ideal_per_second']:.1f}/s: {found['ratio']:.3f} x")
 
 
