@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from benchmarks.ray_models import start_cluster, write_model
+from benchmarks.ray_models import start_cluster
 from xrt.graph import DType, TensorType
 from xrt.measure.interleave import take_turns
 from xrt.module.stages import compile_stage
@@ -46,9 +46,9 @@ class Perceptron(xrt.Graph):
         return x
 
 
-def time_stages(model: str, ends: list[int], x: Any, engine: str) -> list[Callable[[], float]]:
+def time_stages(model: Path, ends: list[int], x: Any) -> list[Callable[[], float]]:
     """Return for each stage a function that runs it alone, with the values that it receives, and returns the seconds of a run."""
-    module = xrt.XRTModule(model, engine=engine, threads=1)
+    module = xrt.load(model, threads=1)
     calls, values = [], [x]
     for stage in cut_plan(module.plan, ends, {"n": len(x)}):
         program = compile_stage(module, stage)
@@ -77,9 +77,11 @@ def measure(arguments: Any) -> dict[str, Any]:
     x = rng.random((arguments.micro_batch, arguments.width), "float32")
     with tempfile.TemporaryDirectory() as name, start_cluster(arguments.stages):
         graph = Perceptron(arguments.layers, arguments.width).trace(x=TensorType(DType.FLOAT32, ("n", arguments.width)))
-        model = write_model(graph, Path(name) / "model.onnx")
-        with pipeline(model, arguments.stages, engine=arguments.engine, micro_batch=arguments.micro_batch) as piped:
-            alone = time_stages(model, [stage.stop for stage in piped.stages], x, arguments.engine)
+        model = Path(name) / "model.xrt"
+        with xrt.XRTModule(graph, engine=arguments.engine, threads=1) as module:
+            module.save(model)
+        with pipeline(model, arguments.stages, micro_batch=arguments.micro_batch) as piped:
+            alone = time_stages(model, [stage.stop for stage in piped.stages], x)
             turns: dict[str, Callable[[], float]] = {f"stage {place}": call for place, call in enumerate(alone)}
 
             def run() -> float:
@@ -89,7 +91,7 @@ def measure(arguments: Any) -> dict[str, Any]:
                 return (time.perf_counter() - began) / arguments.batches
 
             run()
-            with xrt.XRTModule(model, engine=arguments.engine, threads=1) as module:
+            with xrt.load(model, threads=1) as module:
                 np.testing.assert_allclose(piped(x), module(x), rtol=1e-4, atol=1e-5)
             seconds = take_turns({"pipeline": run, **turns}, arguments.rounds)
             stages = [str(stage) for stage in piped.stages]

@@ -31,8 +31,9 @@ __all__ = ["StagePipeline", "pipeline"]
 
 FRAME = 1 << 20
 """Bytes of a message between stages beyond its values."""
-WAIT = -1
-"""Seconds that a message may take: no limit. A stage may be slow, and Ray ends the wait where an actor dies."""
+WAIT = 86_400.0
+"""Seconds that a message may take: a stage may be slow, and Ray ends the wait where an actor dies. Ray 2.60 takes -1, which it
+documents as no limit, for no time at all."""
 AHEAD = 2
 """Micro-batches for each stage that are on their way at the same time."""
 
