@@ -13,6 +13,7 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError                         an entry of the cache cannot be read
     ├── BundleError (ValueError)           a bundle cannot be read or written
+    │   └── SelfTestFailed                 its example gives other outputs, or none
     ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
     │   └── LockError                      a lockfile does not apply, or cannot be made
     ├── CalibrationError (ValueError)      calibration data or a calibration table cannot be used
@@ -65,6 +66,7 @@ __all__ = [
     "PlanError",
     "ReferenceWarning",
     "RunFailed",
+    "SelfTestFailed",
     "SignatureWarning",
     "UnknownEngine",
     "XRTError",
@@ -211,6 +213,21 @@ class BundleError(XRTError, ValueError):
     Remedy: the message says which of these it is. Save the bundle again with the version that reads it. Without
     ``strict=True``, XRT compiles again for other engines, versions and processors.
     """
+
+
+class SelfTestFailed(BundleError):
+    """A bundle's example gives other outputs on this machine than those that were saved with it, or cannot be computed.
+
+    The message names the output and the largest difference, which ``difference`` has too; it is None where a call or a check of
+    the file failed, whose error is chained.
+
+    Remedy: do not serve from this bundle here. ``xrt verify BUNDLE`` finds the region that differs. A damaged file is to be
+    copied again.
+    """
+
+    def __init__(self, message: str, difference: float | None = None) -> None:
+        super().__init__(message)
+        self.difference = difference
 
 
 class PlacementFileError(XRTError, ValueError):

@@ -39,6 +39,7 @@ from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, ch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
+from xrt.module.stored_serving import read_serving
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
@@ -138,6 +139,8 @@ def _loaded(
         )
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
+    module._bundle = file
+    module._load_serving = partial(read_serving, file)
     return module
 
 
