@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import BundleError, FallbackWarning, InputError, warn
+from xrt.errors import FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
@@ -217,11 +217,10 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         from xrt.module.saving import save_module
 
         self._check_open()
-        if self._buckets is not None:
-            raise BundleError("a bundle holds no buckets; save a module without buckets=")
         if examples or named or not any(build.is_compiled for build in self._specializations):
             self.compile(*examples, **named)
-        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict())
+        terms = self._source, self._engines, self._settings, self._specializations.to_dict()
+        save_module(path, *terms, has_buckets=self._buckets is not None)
 
     def __call__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
-from xrt.module.bundle_index import SECTION, make_index
+from xrt.module.bundle_index import BUCKETS, SECTION, make_index
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.formats.container import Buffer
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
-    from xrt.module.options import ModuleOptions
+    from xrt.module.options import BucketOption, ModuleOptions
     from xrt.module.specialization import Specialization
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
@@ -35,9 +36,12 @@ def save_module(
     engines: EngineList,
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
+    *,
+    has_buckets: bool = False,
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
+    With ``has_buckets`` they are of the padded form of the model, which a load makes again.
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
@@ -51,7 +55,14 @@ def save_module(
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
-    write_bundle(path, manifest, models, compiled if index is None else {SECTION: index, **compiled})
+    sections: dict[str, Buffer] = {} if index is None else {SECTION: index}
+    if has_buckets:
+        sections[BUCKETS] = json.dumps({"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}).encode()
+    write_bundle(path, manifest, models, {**sections, **compiled})
+
+
+def _list_buckets(asked: BucketOption) -> Any:
+    return {name: list(sizes) for name, sizes in asked.items()} if isinstance(asked, Mapping) else asked
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
