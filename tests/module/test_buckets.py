@@ -185,6 +185,7 @@ def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path) -> N
         assert len(loaded._specializations) == (2 if buckets != "auto" else 4)
         assert str(loaded.explain()).splitlines()[-1] == text
         assert loaded.inputs == (value("x", "s", 3),)
+        assert loaded.run_self_test() is not None
     with xrt.load(tmp_path / "a.xrt", cache=CompileCache()) as loaded:
         loaded.save(tmp_path / "c.xrt", xs[3])
     with xrt.load(tmp_path / "c.xrt", cache=CompileCache()) as loaded:

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
+from xrt.formats.example import encode_example
 from xrt.module.bundle_index import BUCKETS, SECTION, make_index
+from xrt.module.self_test import SECTION as EXAMPLE
+from xrt.module.stored_serving import SERVING
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
     from xrt.formats.container import Buffer
+    from xrt.formats.example import Example
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
     from xrt.module.options import BucketOption, ModuleOptions
@@ -36,16 +40,20 @@ def save_module(
     engines: EngineList,
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
+    example: Example | None = None,
+    serving: str = "",
     *,
     has_buckets: bool = False,
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
-    With ``has_buckets`` they are of the padded form of the model, which a load makes again.
+    ``serving`` is the text of its serving configuration. With ``has_buckets`` builds are of the padded form of the model, which a
+    load makes again.
+
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    compiled: dict[str, Buffer] = {}
+    compiled: dict[str, Buffer] = {SERVING: serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:
@@ -55,10 +63,13 @@ def save_module(
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
-    sections: dict[str, Buffer] = {} if index is None else {SECTION: index}
     if has_buckets:
-        sections[BUCKETS] = json.dumps({"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}).encode()
-    write_bundle(path, manifest, models, {**sections, **compiled})
+        compiled[BUCKETS] = json.dumps({"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}).encode()
+    if index is not None:
+        compiled = {SECTION: index, **compiled}
+    if example is not None:
+        compiled[EXAMPLE] = encode_example(example)
+    write_bundle(path, manifest, models, compiled)
 
 
 def _list_buckets(asked: BucketOption) -> Any:
@@ -92,7 +103,7 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
     if section not in compiled:
         try:
             with make_working_directory() as folder:
-                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder))
+                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder, is_shared=True))
         except CompileRefused as error:
             section, reason = "", str(error)
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again

@@ -320,7 +320,7 @@ class AutoPlacement:
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
         engines, implicit = request.engines, request.implicit
         if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
-            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values())
+            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)

@@ -126,6 +126,9 @@ class IsolatedEngine(GraphCompiler):
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return () if self.runs else self.inner.list_mutable_inputs(node, function)
+
     def why_not_dynamic(self, function: Function) -> str | None:
         return self.inner.why_not_dynamic(function)
 
@@ -176,6 +179,9 @@ class IsolatedEngine(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
+
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        return self.inner.serves_threads(saved, threads)
 
 
 class RemoteExecutable(Executable):
