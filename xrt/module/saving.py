@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.formats.example import encode_example
-from xrt.module.bundle_index import SECTION, make_index
+from xrt.module.bundle_index import BUCKETS, SECTION, make_index
 from xrt.module.self_test import SECTION as EXAMPLE
 from xrt.module.stored_serving import SERVING
 from xrt.partition.serialization import to_message
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from xrt.formats.example import Example
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
-    from xrt.module.options import ModuleOptions
+    from xrt.module.options import BucketOption, ModuleOptions
     from xrt.module.specialization import Specialization
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
@@ -41,10 +42,13 @@ def save_module(
     builds: Mapping[Any, Specialization],
     example: Example | None = None,
     serving: str = "",
+    *,
+    has_buckets: bool = False,
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
-    ``serving`` is the text of its serving configuration.
+    ``serving`` is the text of its serving configuration. With ``has_buckets`` builds are of the padded form of the model, which a
+    load makes again.
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
@@ -59,11 +63,17 @@ def save_module(
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
+    if has_buckets:
+        compiled[BUCKETS] = json.dumps({"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}).encode()
     if index is not None:
         compiled = {SECTION: index, **compiled}
     if example is not None:
         compiled[EXAMPLE] = encode_example(example)
     write_bundle(path, manifest, models, compiled)
+
+
+def _list_buckets(asked: BucketOption) -> Any:
+    return {name: list(sizes) for name, sizes in asked.items()} if isinstance(asked, Mapping) else asked
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
