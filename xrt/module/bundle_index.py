@@ -72,7 +72,7 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
 
     None where the bundle has no index, or one of another form: then the manifest is read. Raises BundleError for a damaged one.
     """
-    data = file.find_section(SECTION)
+    data = file.find_section(f"{SECTION}{file.suffix}")
     if data is None:
         return None
     try:
