@@ -199,7 +199,9 @@ class Ort(GraphCompiler):
         thread_pool.use()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(function, session, handed.files, partial(report_memory, handed.copied, growth), inplace)
+        executable = OrtExecutable(
+            function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace
+        )
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
