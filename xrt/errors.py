@@ -17,6 +17,7 @@
     ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
     │   └── LockError                      a lockfile does not apply, or cannot be made
     ├── CalibrationError (ValueError)      calibration data or a calibration table cannot be used
+    ├── BatchJobError (ValueError)         a batch job cannot be begun, continued or finished
     └── DeviceError (ValueError)           the device is unknown or not present
         └── OutOfDeviceMemory (MemoryError)  it has too little free memory
 
@@ -41,6 +42,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "BatchJobError",
     "BudgetWarning",
     "BundleError",
     "CacheError",
@@ -262,6 +264,13 @@ class CalibrationError(XRTError, ValueError):
     read; two tables of different methods are merged. Also: no quantized model keeps the error within the budget.
 
     Remedy: the message names the batch, the value or the file. Calibrate again with ``m.calibrate(batches)``.
+    """
+
+
+class BatchJobError(XRTError, ValueError):
+    """The folder of a batch job's results belongs to another job or process, or the cluster cannot be reached, or lost a part.
+
+    Remedy: continue a job with the arguments and the files of its first run, or write to another folder.
     """
 
 

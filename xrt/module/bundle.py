@@ -44,6 +44,7 @@ from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
+    from xrt.formats.serving_record import ServingRecord
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
@@ -139,6 +140,7 @@ def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, A
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
     module._bundle = file
+    module._load_serving = partial(_read_serving, file)
     return module
 
 
@@ -146,6 +148,12 @@ def _execution(manifest: Mapping[str, Any], threads: int | None) -> ExecutionOpt
     """Return the execution options of the bundle, with the thread budget of this process."""
     saved = ExecutionOptions(**manifest["execution"] or {})
     return replace(saved, threads=next((n for n in (threads, find_granted_threads()) if n is not None), saved.threads))
+
+
+def _read_serving(file: BundleFile) -> ServingRecord | None:
+    from xrt.module.stored_serving import read_serving  # for those alone who ask
+
+    return read_serving(file)
 
 
 # ---------------------------------------------------------------------- engines

@@ -27,6 +27,7 @@ from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.tuning import Tunable
 from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from xrt.module.io_binding import IOBinding
     from xrt.module.memory import Memory
     from xrt.partition import Plan
-    from xrt.placement import ProgressCallback, TuningResult
     from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
@@ -46,7 +46,7 @@ __all__ = ["XRTModule"]
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Specializable, Verifiable, StatefulModule, Savable):
+class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Savable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -131,25 +131,6 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule, Savable):
     def plan_for(self, *args: Any, **named: Any) -> Plan:
         """Return the Plan for such inputs, without compiling."""
         return self._specialize(self._check_inputs(args, named)).plan
-
-    @property
-    def tuned(self) -> TuningResult | None:
-        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
-        return self._current().tuned
-
-    def tune(
-        self, *args: Any, budget: float | None = None, progress: ProgressCallback | bool | None = None, **named: Any
-    ) -> TuningResult:
-        """Search again for the fastest placement for these inputs, or for random ones, within ``budget`` seconds.
-
-        The module uses the placement from now on. The cache keeps it, and later modules use it whatever their budget.
-        ``progress`` is called with the state of the search; True shows it, False does not.
-        """
-        values = self._check_inputs(args, named) if args or named else None
-        placing = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
-        build = self._specialize(values, place=placing)
-        self._adopt_decision(build)
-        return build.tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""

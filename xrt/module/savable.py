@@ -79,7 +79,8 @@ class Savable:
         base = BundleFile(path) if add else None
         if base is not None and isinstance(example, bool):
             kept = read_example(base) or kept
-        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict(), kept, base)
+        builds, serving = self._specializations.to_dict(), self._spell_serving()
+        save_module(path, self._source, self._engines, self._settings, builds, kept, serving, base)
 
     def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
         """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
@@ -136,6 +137,9 @@ class Savable:
         raise NotImplementedError
 
     def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _spell_serving(self) -> str:
         raise NotImplementedError
 
     def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:

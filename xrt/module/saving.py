@@ -15,6 +15,7 @@ from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.formats.example import encode_example
 from xrt.module.bundle_index import SECTION, make_index
 from xrt.module.self_test import SECTION as EXAMPLE
+from xrt.module.stored_serving import SERVING
 from xrt.module.variants import SECTION as VARIANTS
 from xrt.module.variants import Extension, Variant, dump_variants, extend_bundle
 from xrt.partition.serialization import to_message
@@ -43,12 +44,13 @@ def save_module(
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
     example: Example | None = None,
+    serving: str = "",
     base: BundleFile | None = None,
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
-    The bundle ``base`` is extended by a variant. Raises BundleError where that is of another model, or the file cannot be
-    written; ModelError for a Function that ONNX cannot say.
+    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. Raises BundleError where
+    that is of another model, or the file cannot be written; ModelError for a Function that ONNX cannot say.
     """
     terms = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
     extension = Extension("", (Variant("", *terms[:2], tuple(terms[2])),), {})
@@ -56,7 +58,7 @@ def save_module(
         _check_same_model(base, source)
         extension = extend_bundle(base, *terms)
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    compiled: dict[str, Buffer] = {}
+    compiled: dict[str, Buffer] = {f"{SERVING}{extension.suffix}": serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:

@@ -106,9 +106,10 @@ def _without_others(file: BundleFile, others: Sequence[Variant]) -> BundleFile:
     """Return the file, whose unused sections are those of the other variants alone."""
     from xrt.module.bundle_index import SECTION as INDEX
     from xrt.module.bundle_index import read_index
+    from xrt.module.stored_serving import SERVING
 
     mine = _list_sections(read_index(file) or file.manifest)
-    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX)}
+    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, SERVING)}
     file.unused = frozenset(own | {name for name in file.sections if name.startswith(("function", "compiled:"))} - mine)
     return file
 
@@ -160,12 +161,13 @@ def _guess(file: BundleFile) -> Iterator[Variant]:
 def _list_kept(file: BundleFile) -> Iterator[str]:
     """Yield the sections of a variant, and the weights of its models."""
     from xrt.module.bundle_index import SECTION as INDEX
+    from xrt.module.stored_serving import SERVING
 
     manifest = file.manifest
     named = _list_sections(manifest)
     for section in (manifest["model"], *(program["function"] for program in manifest["programs"])):
         if section:
             file.model(section)
-    for name in (f"manifest{file.suffix}", f"{INDEX}{file.suffix}", *sorted(named), *sorted(file.read_weights)):
+    for name in (*(f"{kind}{file.suffix}" for kind in ("manifest", INDEX, SERVING)), *sorted(named), *sorted(file.read_weights)):
         if name in file.sections:
             yield name

@@ -206,6 +206,14 @@ class GraphCompiler(abc.ABC):
         """
         return False
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        """Return the node's inputs, by place, over which the engine may write its first result where nothing else reads them.
+
+        Asked of nodes that update state: what one engine of a list would copy goes to one that writes in place. Pure and cheap.
+        An engine with an `OpTable` answers by the ``mutable`` of its kernels. The default is none.
+        """
+        return ()
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()

@@ -97,6 +97,11 @@ class OpenVino(GraphCompiler):
 
         return Terms(self.arithmetic == "native", self.float_tolerance)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        from xrt.engines.toolkit.scatters import list_scattered_inputs
+
+        return list_scattered_inputs(node)
+
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         from xrt.engines.openvino.export import export_function

@@ -129,6 +129,11 @@ class Ort(GraphCompiler):
 
         return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        from xrt.engines.toolkit.scatters import list_scattered_inputs
+
+        return list_scattered_inputs(node)
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Return a session over the Function; its large constants stay where they are and are not copied.
 
@@ -144,7 +149,7 @@ class Ort(GraphCompiler):
             handed = self._handed(function, context)
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        options = self._session_options(context.threads, context.device)
+        options = self._session_options(context.threads, context.device, function)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
         if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
@@ -158,7 +163,9 @@ class Ort(GraphCompiler):
         """
         try:
             with in_memory() as file:
-                return self._restored(optimize_model(function, handed, self._session_options(threads), file), function, threads)
+                return self._restored(
+                    optimize_model(function, handed, self._session_options(threads, function=function), file), function, threads
+                )
         except Exception:  # noqa: BLE001  # the library's errors have no common base
             return None
 
@@ -216,10 +223,12 @@ class Ort(GraphCompiler):
             return self._packed(executable.saved, executable.files, context)
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed, options = self._handed(executable.function, context), self._session_options(context.threads)
+        handed = self._handed(executable.function, context)
+        options = self._session_options(context.threads, function=executable.function)
         with (context.workdir / "session").open("w+b") as file:
             data = optimize_model(executable.function, handed, options, file)
-        return self._packed(data, SavedSession.read(data).export(executable.function).files, context)
+        function = executable.function
+        return self._packed(data, SavedSession.read(data).export(function).files, context)
 
     def _packed(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
         """Return a saved session with the weights that the library packs, where several processes will load it."""
@@ -266,7 +275,7 @@ class Ort(GraphCompiler):
         return executable if placed.release() else None
 
     def _load_options(self, threads: int) -> SessionOptions:
-        """Return the options for an optimized model, which is taken as it is."""
+        """Return the options for an optimized model, which is taken as it is: its nodes are not looked at."""
         options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
@@ -307,7 +316,7 @@ class Ort(GraphCompiler):
         why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
         return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
-    def _session_options(self, threads: int, device: str = "cpu") -> SessionOptions:
+    def _session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
@@ -322,7 +331,11 @@ class Ort(GraphCompiler):
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         exact = _EXACT_CONFIG if self.arithmetic == "exact" else {}
-        for key, value in {**own, **exact, **self.config}.items():
+        settings = {**own, **exact, **self.config}
+        if function is not None and any(node.control for node in function.nodes):
+            # What waits for another node is not to be computed with an equal one.
+            settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "CommonSubexpressionElimination")))
+        for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options
 
