@@ -33,6 +33,8 @@ NO_FIGURES = {
     "training": "prints a table of its own: what a step of training costs beside PyTorch",
     "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
+    "growing_caches": "prints a table of its own: what a token costs with caches in buffers and with caches that grow",
+    "many_sizes": "prints a table of its own: what thousands of sizes cost a process",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
     "dynamic_shapes": "prints a table of its own: what one program for all sizes costs",
     "first_result": "takes processes of its own for every figure, and prints a table of its own",
