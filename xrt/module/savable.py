@@ -100,9 +100,9 @@ class Savable:
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
             given = self._check_inputs(inputs, {})
             call = Call.of(given, None, None, build.function, self._engines.context.device)
-            results: Sequence[Any] = self._run_with_fallback(build, call, None)
-            results = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
-            return results
+            results = self._run_with_fallback(build, call, None)
+            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
+            return on_host
 
         try:
             function, given = build.full_function(), None if values is None else to_host(values)
