@@ -31,6 +31,7 @@ NO_FIGURES = {
     "training": "prints a table of its own: what a step of training costs beside PyTorch",
     "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
+    "serving": "prints a table of its own: what a request to a server costs over a call",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
     "dynamic_shapes": "prints a table of its own: what one program for all sizes costs",
     "first_result": "takes processes of its own for every figure, and prints a table of its own",

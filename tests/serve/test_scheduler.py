@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import xrt
 from tests.serve.serving import HANGS, double, infer, run, tensor
 from xrt.errors import OptionError, RunFailed
+from xrt.formats.serving_record import ServingRecord
 from xrt.graph import DType, Function, TensorType
 from xrt.serve import app
 from xrt.serve.batches import run_batch
@@ -214,21 +215,14 @@ def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: st
     assert str(error.value) == f"model 'double' cannot join requests to a batch: {reason}; leave batch out"
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A serving configuration as a tuned module has it."""
-
-    batch: int = 4
-    instances: int = 2
-    threads: int = 1
-    max_wait: float = 0.0
-    sizes: tuple[int, ...] = (1, 2, 4)
+TUNED = ServingRecord(batch=4, instances=2, threads=1, max_wait=0.0, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
+"""What a module that was tuned for throughput has."""
 
 
 @pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
 def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
     module = xrt.XRTModule(function)
-    module.serving = Tuned()  # type: ignore[attr-defined]
+    module._serving = TUNED
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
         found = next(iter(app({"double": module}, **options).models)).options
         assert (found.sizes, found.instances) == expected
