@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import xrt
 from tests.serve.serving import HANGS, double, infer, run, tensor
 from xrt.errors import OptionError, RunFailed
+from xrt.formats import onnx
 from xrt.formats.serving_record import ServingRecord
 from xrt.graph import DType, Function, TensorType
 from xrt.serve import app
@@ -215,6 +217,7 @@ def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: st
     assert str(error.value) == f"model 'double' cannot join requests to a batch: {reason}; leave batch out"
 
 
+X = np.array([[1, 2, 3]], np.float32)
 TUNED = ServingRecord(batch=4, instances=2, threads=1, max_wait=0.0, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
 """What a module that was tuned for throughput has."""
 
@@ -238,5 +241,20 @@ def test_requests_at_once_are_answered_with_their_own_rows() -> None:
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", x)]}) for x in requests))
         for x, reply in zip(requests, replies, strict=True):
             assert reply.document["outputs"][0]["data"] == (2 * x).reshape(-1).tolist()
+
+    run(application, test)
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 3)])
+def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="ort", threads=threads, instances=3)
+    (model,) = application.models
+    assert len(set(model._modules)) == count and model._free.qsize() == 3
+
+    async def test() -> None:
+        replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", X)]}) for _ in range(9)))
+        assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
 
     run(application, test)
