@@ -33,6 +33,7 @@ NO_FIGURES = {
     "training": "prints a table of its own: what a step of training costs beside PyTorch",
     "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
+    "serving": "prints a table of its own: what a request to a server costs over a call",
     "growing_caches": "prints a table of its own: what a token costs with caches in buffers and with caches that grow",
     "many_sizes": "prints a table of its own: what thousands of sizes cost a process",
     "sizes": "prints a table of its own: what a call waits for because its size is new",
