@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from xrt.errors import OptionError
 from xrt.formats.bundle import BundleFile, load_model
 from xrt.module import XRTModule, load
 from xrt.module.self_test import SECTION as SELF_TEST
+from xrt.module.stored_serving import read_serving
 from xrt.module.variants import Variant, read_variants
+from xrt.placement.throughput.result import ServingConfiguration
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -85,6 +88,7 @@ def read_bundle_facts(path: str) -> dict[str, Any]:
         "self_test": SELF_TEST in file.sections,
         "programs": [_facts_of_program(program) for program in manifest["programs"]],
         "bytes": file.sizes,
+        **({} if (found := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(found).to_dict()}),
     }
 
 
@@ -129,3 +133,8 @@ def show_bundle(facts: Mapping[str, Any]) -> None:
         for r in program["regions"]
     ]
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
+    if "serving" in facts:
+        chosen = facts["serving"]
+        out.print(
+            f"tuned for throughput: {ServingConfiguration(**{**chosen, 'bound': chosen['bound'] or math.inf})}", markup=False
+        )

@@ -33,7 +33,7 @@ from xrt.errors import (
 )
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.graph import Function
-from xrt.module.bundle_index import defer_plan, read_index
+from xrt.module.bundle_index import defer_plan, read_buckets, read_index
 from xrt.module.bundle_tier import BundleTier
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
@@ -133,6 +133,7 @@ def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, A
         fold_constants=manifest["fold_constants"],
         max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
         **asked,
+        **read_buckets(file),
     )
     for reason in missing.values():
         warn(
@@ -267,8 +268,10 @@ def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
     """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
     if isinstance(module._source, BundledTraces):
         return (_types(plan),)
-    is_general = _types(plan) == tuple(value.type for value in module._source.inputs)
-    key = module._source.key(_types(plan), module._engines.are_dynamic or (is_general and module._engines.can_be_dynamic))
+    is_general = _types(plan) == tuple(value.type for value in module._served.inputs)
+    engines = module._engines
+    is_dynamic = module._buckets is None and (engines.are_dynamic or (is_general and engines.can_be_dynamic))
+    key = module._served.key(_types(plan), is_dynamic)
     return (key,) if key is not None or is_general else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from xrt.cache.signature import describe_machine
 from xrt.errors import BundleError, CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.formats.example import encode_example
-from xrt.module.bundle_index import SECTION, make_index
+from xrt.module.bundle_index import BUCKETS, SECTION, make_index
 from xrt.module.self_test import SECTION as EXAMPLE
 from xrt.module.stored_serving import SERVING
 from xrt.module.variants import SECTION as VARIANTS
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from xrt.formats.example import Example
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
-    from xrt.module.options import ModuleOptions
+    from xrt.module.options import BucketOption, ModuleOptions
     from xrt.module.specialization import Specialization
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
@@ -46,11 +47,14 @@ def save_module(
     example: Example | None = None,
     serving: str = "",
     base: BundleFile | None = None,
+    *,
+    has_buckets: bool = False,
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
-    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. Raises BundleError where
-    that is of another model, or the file cannot be written; ModelError for a Function that ONNX cannot say.
+    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. With ``has_buckets``
+    builds are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model,
+    or the file cannot be written; ModelError for a Function that ONNX cannot say.
     """
     terms = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
     extension = Extension("", (Variant("", *terms[:2], tuple(terms[2])),), {})
@@ -68,6 +72,10 @@ def save_module(
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
+    if has_buckets:
+        compiled[f"{BUCKETS}{extension.suffix}"] = json.dumps(
+            {"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}
+        ).encode()
     if index is not None:
         compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
     if example is not None:
@@ -85,6 +93,10 @@ def _check_same_model(base: BundleFile, source: ModelSource) -> None:
     if not same:
         reason = "it is the bundle of another model; save this one to a file of its own"
         raise BundleError(f"cannot add a variant to {os.fspath(base.path)!r}: {reason}")
+
+
+def _list_buckets(asked: BucketOption) -> Any:
+    return {name: list(sizes) for name, sizes in asked.items()} if isinstance(asked, Mapping) else asked
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:

@@ -104,12 +104,12 @@ def _serves_threads(spec: str, saved: int, threads: int) -> bool:
 
 def _without_others(file: BundleFile, others: Sequence[Variant]) -> BundleFile:
     """Return the file, whose unused sections are those of the other variants alone."""
+    from xrt.module.bundle_index import BUCKETS, read_index
     from xrt.module.bundle_index import SECTION as INDEX
-    from xrt.module.bundle_index import read_index
     from xrt.module.stored_serving import SERVING
 
     mine = _list_sections(read_index(file) or file.manifest)
-    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, SERVING)}
+    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, BUCKETS, SERVING)}
     file.unused = frozenset(own | {name for name in file.sections if name.startswith(("function", "compiled:"))} - mine)
     return file
 
@@ -160,6 +160,7 @@ def _guess(file: BundleFile) -> Iterator[Variant]:
 
 def _list_kept(file: BundleFile) -> Iterator[str]:
     """Yield the sections of a variant, and the weights of its models."""
+    from xrt.module.bundle_index import BUCKETS
     from xrt.module.bundle_index import SECTION as INDEX
     from xrt.module.stored_serving import SERVING
 
@@ -168,6 +169,5 @@ def _list_kept(file: BundleFile) -> Iterator[str]:
     for section in (manifest["model"], *(program["function"] for program in manifest["programs"])):
         if section:
             file.model(section)
-    for name in (*(f"{kind}{file.suffix}" for kind in ("manifest", INDEX, SERVING)), *sorted(named), *sorted(file.read_weights)):
-        if name in file.sections:
-            yield name
+    own = (f"{kind}{file.suffix}" for kind in ("manifest", INDEX, BUCKETS, SERVING))
+    yield from (name for name in (*own, *sorted(named), *sorted(file.read_weights)) if name in file.sections)
