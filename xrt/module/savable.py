@@ -92,8 +92,9 @@ class Savable:
             given = self._check_inputs(inputs, {})
             call = Call.of(given, None, None, build.function, self._engines.context.device)
             results: Sequence[Any] = self._run_with_fallback(build, call, None)
-            results = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
-            return results
+            cut = results if self._buckets is None else self._buckets.cut(results, call.inputs)
+            on_host: Sequence[Any] = to_host(list(cut))
+            return on_host
 
         try:
             function, given = build.full_function(), None if values is None else to_host(values)
