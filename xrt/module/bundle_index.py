@@ -73,7 +73,7 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
 
     None where the bundle has no index, or one of another form: then the manifest is read. Raises BundleError for a damaged one.
     """
-    data = file.find_section(SECTION)
+    data = file.find_section(f"{SECTION}{file.suffix}")
     if data is None:
         return None
     try:
@@ -88,7 +88,7 @@ def read_buckets(file: BundleFile) -> dict[str, Any]:
 
     Raises BundleError for a damaged section.
     """
-    data = file.find_section(BUCKETS)
+    data = file.find_section(f"{BUCKETS}{file.suffix}")
     if data is None:
         return {}
     from xrt.module.buckets import parse_buckets  # for those alone who have buckets

@@ -46,6 +46,7 @@ class Savable:
         path: str | os.PathLike[str],
         *examples: Any,
         example: Mapping[str, Any] | Sequence[Any] | bool = True,
+        add: bool = False,
         **named: Any,
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
@@ -56,10 +57,15 @@ class Savable:
         order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
         are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
 
-        Raises BundleError where the file cannot be written, OptionError for an ``example`` that cannot be kept, and what
-        `compile` raises.
+        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
+        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
+
+        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
+        cannot be kept, and what `compile` raises.
         """
+        from xrt.formats.bundle import BundleFile
         from xrt.module.saving import save_module
+        from xrt.module.self_test import read_example
 
         self._check_open()
         if examples or named or not any(build.is_compiled for build in self._specializations):
@@ -68,8 +74,11 @@ class Savable:
             examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
             self.compile(*examples, **named)
         kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
+        base = BundleFile(path) if add else None
+        if base is not None and isinstance(example, bool):
+            kept = read_example(base) or kept
         builds, serving = self._specializations.to_dict(), self._spell_serving()
-        terms = self._source, self._engines, self._settings, builds, kept, serving
+        terms = self._source, self._engines, self._settings, builds, kept, serving, base
         save_module(path, *terms, has_buckets=self._buckets is not None)
 
     def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
@@ -91,9 +100,8 @@ class Savable:
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
             given = self._check_inputs(inputs, {})
             call = Call.of(given, None, None, build.function, self._engines.context.device)
-            results: Sequence[Any] = self._run_with_fallback(build, call, None)
-            cut = results if self._buckets is None else self._buckets.cut(results, call.inputs)
-            on_host: Sequence[Any] = to_host(list(cut))
+            results = self._run_with_fallback(build, call, None)
+            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
             return on_host
 
         try:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
     from xrt.placement.throughput.session import Tell
 
-__all__ = ["Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
+__all__ = ["TERMS", "Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 OBJECTIVES = ("latency", "throughput")
+TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
+"""Keywords of `Tunable.tune` for throughput alone."""
 SEARCHING = 0.5
 """Share of the budget for searches of plans, one for each batch size that time allows."""
 THROUGHPUT_BUDGET = 60.0
@@ -123,7 +125,7 @@ class Tunable:
         requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of the arrivals.
         """
         module = cast("XRTModule", self)
-        given = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
+        given: dict[str, Any] = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
         given = {name: value for name, value in given.items() if value is not None}
         if objective not in OBJECTIVES:
             raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
@@ -196,7 +198,12 @@ def tune_throughput(
     seconds = THROUGHPUT_BUDGET if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
-    terms = {"batches": BATCHES if batches is None else batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
+    terms: dict[str, Any] = {
+        "batches": BATCHES if batches is None else batches,
+        "instances": instances,
+        "batch_dim": batch_dim,
+        "seed": seed,
+    }
     shown = (progress is None and module._settings.shows_progress) or progress is True
     with (
         open_throughput_bench(module, args, named, budget=seconds, **terms) as (bench, found),
