@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.hanging import wait_until
 from tests.module.small_models import relu
 from xrt.cache import CompileCache
 from xrt.cache.memory import LEAST_BYTES
@@ -25,6 +27,7 @@ from xrt.module.lockfile import lock_module
 from xrt.module.options import REFERENCE
 from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
+from xrt.placement.background import BackgroundWork
 from xrt.placement.request import PlacementRequest
 from xrt.placement.time_limit import begin
 
@@ -87,6 +90,11 @@ class Searches:
         )
         return TuningResult(plan, how="measured", budget=request.budget)
 
+    def search_in_worker(
+        self, request: PlacementRequest, work: BackgroundWork, *, inputs: Sequence[Any], **_: Any
+    ) -> TuningResult:
+        return self.tune(request, inputs=inputs, progress=work)
+
 
 @pytest.fixture(autouse=True)
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
@@ -94,6 +102,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
     found = Searches()
     found.may_end.set()
     monkeypatch.setattr("xrt.placement.auto.tune", found.tune)
+    monkeypatch.setattr("xrt.placement.auto.search_in_worker", found.search_in_worker)
     monkeypatch.setattr(Static, "may_compile", threading.Event())
     Static.may_compile.set()
     yield found
@@ -155,6 +164,18 @@ def test_further_ranges_are_measured_in_the_background(searches: Searches) -> No
         }
         module.settle(PATIENCE)
     assert (searches.rows, searches.budgets) == ([5, 40], [30, 30])
+
+
+def test_a_plan_that_is_found_during_a_compile_serves_the_next_call(searches: Searches) -> None:
+    with make(background=True) as module, ThreadPoolExecutor(1) as pool:
+        call(module, 5)
+        Static.may_compile.clear()
+        waiting = pool.submit(call, module, 40)
+        wait_until(lambda: searches.rows == [5, 40])
+        module.settle(PATIENCE)
+        Static.may_compile.set()
+        waiting.result(PATIENCE)
+        assert call(module, 40) == LARGE.spec
 
 
 def test_asked_sizes_are_measured_in_the_background_when_they_are_met(searches: Searches) -> None:

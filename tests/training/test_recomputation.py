@@ -105,7 +105,7 @@ def test_ort_does_not_merge_the_copies_with_their_originals() -> None:
     plain = training.step(Deep().trace(X), loss="loss")
     again = training.step(Deep().trace(X), loss="loss", recompute=["MatMul", "Tanh"])
     key = "optimization.disable_specified_optimizers"
-    texts = [Ort()._session_options(one, 1).get_session_config_entry(key) for one in (plain, again)]
+    texts = [Ort()._session_options(1, function=one).get_session_config_entry(key) for one in (plain, again)]
     assert texts[1] == f"{texts[0]};CommonSubexpressionElimination"
 
 

@@ -29,6 +29,7 @@ from xrt.cli.options import (
     set_dims,
 )
 from xrt.cli.screen import err, out, show_table
+from xrt.cli.throughput import add_throughput_options, check_objective, tune_for_throughput
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
@@ -72,11 +73,16 @@ _SIZES = click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
 @sizes_option
+@add_throughput_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
 ) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
+
+    With --objective throughput, find what serves most requests per second while 99 of 100 are served within --p99: how many
+    requests to join in a call, how many calls at a time, and the engines for each batch size. Requests arrive at random times,
+    each a row of the inputs. The exit code is 1 when nothing is within --p99.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
@@ -87,6 +93,10 @@ def command(
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
+    check_objective(given["objective"], {**given, "sizes": sizes})
+    if given["objective"] == "throughput":
+        asked = {**given, "files": files, "as_json": as_json, "source": model}
+        return tune_for_throughput(model, function, keywords, budget, seed, asked)
     chosen, examples = list_examples(function, sizes, files)
     began = time.time() - COARSE
     found: list[TuningResult] = []

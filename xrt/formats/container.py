@@ -14,14 +14,18 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
+
 from xrt.errors import BundleError
 from xrt.formats.file_mapping import map_file
 from xrt.formats.wire_messages import read_contents
+from xrt.graph.memory_map import FileIdentity, release
+from xrt.graph.memory_map import Mapping as FileMapping
 
 __all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
 
@@ -108,7 +112,7 @@ class Container:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
-            return cls(map_file(file.fileno()), kind)
+            return cls(map_file(file.fileno(), path.resolve()), kind)
 
     @property
     def sections(self) -> Mapping[str, Section]:
@@ -126,10 +130,21 @@ class Container:
             self._checked.add(name)
         return view
 
-    def check(self) -> None:
-        """Check every section; raises Damaged."""
+    @property
+    def stamp(self) -> FileIdentity | None:
+        """The mapped file as it was when it was opened; None for one that is not mapped, or had changed just before."""
+        mapping = self._data.obj
+        return mapping.stamp if isinstance(mapping, FileMapping) else None
+
+    def trust(self, excepted: Collection[str] = ()) -> None:
+        """Take every section but those for checked: another process has read the same file."""
+        self._checked.update(self._sections.keys() - {*excepted})
+
+    def check(self, excepted: Collection[str] = ()) -> None:
+        """Check every section but those, and release the pages that this has read; raises CorruptFile."""
         for name in self._sections:
-            self.section(name)
+            if name not in self._checked and name not in excepted:
+                release(np.frombuffer(self.section(name), np.uint8))
 
 
 def _sections(data: memoryview, kind: str) -> dict[str, Section]:

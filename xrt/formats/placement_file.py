@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from xrt.errors import PlacementFileError
 from xrt.formats.output import replace_file
+from xrt.formats.serving_record import ServingRecord
 
 __all__ = [
     "FORMAT",
@@ -236,6 +237,8 @@ class PlacementFile(_Record, frozen=True, kw_only=True):
     """The ranges of sizes of a model with symbolic dims."""
     search: SearchRecord | None = None
     costs: CostRecords | None = None
+    serving: ServingRecord | None = None
+    """How the model is served, where that was tuned."""
 
 
 # ---------------------------------------------------------------------- written

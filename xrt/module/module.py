@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import BundleError, FallbackWarning, InputError, warn
+from xrt.errors import FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
@@ -20,12 +20,14 @@ from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
+from xrt.module.savable import Savable
 from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.tuning import Tunable
 from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from xrt.module.io_binding import IOBinding
     from xrt.module.memory import Memory
     from xrt.partition import Plan
-    from xrt.placement import ProgressCallback, TuningResult
     from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
@@ -45,7 +46,7 @@ __all__ = ["XRTModule"]
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
+class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Savable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -131,25 +132,6 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         """Return the Plan for such inputs, without compiling."""
         return self._specialize(self._check_inputs(args, named)).plan
 
-    @property
-    def tuned(self) -> TuningResult | None:
-        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
-        return self._current().tuned
-
-    def tune(
-        self, *args: Any, budget: float | None = None, progress: ProgressCallback | bool | None = None, **named: Any
-    ) -> TuningResult:
-        """Search again for the fastest placement for these inputs, or for random ones, within ``budget`` seconds.
-
-        The module uses the placement from now on. The cache keeps it, and later modules use it whatever their budget.
-        ``progress`` is called with the state of the search; True shows it, False does not.
-        """
-        values = self._check_inputs(args, named) if args or named else None
-        placing = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
-        build = self._specialize(values, place=placing)
-        self._adopt_decision(build)
-        return build.tuned  # type: ignore[return-value]  # it has just been placed
-
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         from xrt.module.explain import explain
@@ -207,21 +189,6 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         build = self._specialize(self._check_inputs(examples, named) if examples or named else None)
         self._program(build)
         return build.plan
-
-    def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
-        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
-
-        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
-        Raises BundleError where the file cannot be written, and what `compile` raises.
-        """
-        from xrt.module.saving import save_module
-
-        self._check_open()
-        if self._buckets is not None:
-            raise BundleError("a bundle holds no buckets; save a module without buckets=")
-        if examples or named or not any(build.is_compiled for build in self._specializations):
-            self.compile(*examples, **named)
-        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict())
 
     def __call__(
         self,
@@ -347,9 +314,9 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         if self._buckets is not None:
             values, call = self._buckets.make_path(call, values)
         with self._lock:
-            if not self._closed and not self._observers:
+            is_plain = not self._closed and not self._observers
+            if is_plain and self._specializations.prepare(make_signature_key(values), call):
                 self._fast_path = call
-                self._specializations.prepare(make_signature_key(values), call)
 
     # ------------------------------------------------------------------ from values to a Program
 

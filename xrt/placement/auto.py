@@ -19,9 +19,11 @@ from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, p
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import load_cost_table, plan_by_priority
+from xrt.placement.background import BackgroundWork
+from xrt.placement.background_search import can_search_in_worker, search_in_worker
 from xrt.placement.budget import BOUNDS
 from xrt.placement.engine_list import AUTO
-from xrt.placement.reference import Bench
+from xrt.placement.reference import LEAST_PATIENCE, Bench
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.placement.result import CandidateComparison
@@ -52,8 +54,6 @@ Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""
 
 FETCHED = "placed as it is without the values that are fetched"
-LEAST_PATIENCE = 2.0
-"""Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
 
 
 # ------------------------------------------------------------------ which engines
@@ -280,10 +280,14 @@ class AutoPlacement:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
             )
+        request = replace(request, retune=retune, spent=0.0 if began is None else self.clock() - began)
+        if isinstance(progress, BackgroundWork) and values is not None and can_search_in_worker(request):
+            found = search_in_worker(request, progress, cache=self.cache, inputs=values, memory=self.options.memory_limit)
+            return replace(found, notes=(*found.notes, *left_out))
         bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
         with bench, self._watch(progress, function, budget) as report:
             found = tune(
-                replace(request, retune=retune, spent=0.0 if began is None else self.clock() - began),
+                request,
                 cache=self.cache,
                 reference=bench.reference(),
                 store=CostStore.for_cache(self.cache),
@@ -316,7 +320,7 @@ class AutoPlacement:
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
         engines, implicit = request.engines, request.implicit
         if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
-            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values())
+            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)

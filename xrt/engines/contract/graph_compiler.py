@@ -258,6 +258,14 @@ class GraphCompiler(abc.ABC):
         """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whether what `save` wrote under a budget of ``saved`` threads is right and as quick under a budget of ``threads``.
+
+        It is where `load` gives the library its threads and the compile does not depend on their number. The default is
+        conservative: a compiled form serves its own budget.
+        """
+        return saved == threads
+
     @property
     def implementation(self) -> type[GraphCompiler]:
         """The class whose code compiles: the engine's own, except for a proxy."""

@@ -79,6 +79,9 @@ class LazyEngine(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return self.inner.load(data, function, context)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        return self.inner.serves_threads(saved, threads)
+
 
 class ImplicitEngine(LazyEngine):
     """Proxy for the implicit engine, at the end of a list that does not name it and seldom needed: it keeps symbolic extents."""

@@ -130,9 +130,13 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with AllocationTracker(len(data)) as growth:
             compiled, limits, inplace = load_model(data, DEVICE, self._settings(context, function))
-        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth), inplace)
+        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth, data), inplace)
         executable.saved = data
         return executable
+
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: the blob is the graph before the plugin has chosen kernels, which it does when it imports it."""
+        return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Strict types are, where precision is not lowered."""
