@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ def measure_update(a: argparse.Namespace) -> dict[str, Any]:
         module = xrt.XRTModule(update, engine, threads=a.threads)
         session = module.new_session()
         trained = xrt.TrainModule(Sum().trace(x), engine, optimizer=training.Adam(), threads=a.threads)
-        calls[f"xrt on {engine}"] = lambda session=session: session(w_gradient=gradient, learning_rate=rate)
-        calls[f"xrt on {engine}, a step"] = lambda trained=trained: trained(x)
+        calls[f"xrt on {engine}"] = partial(session, w_gradient=gradient, learning_rate=rate)
+        calls[f"xrt on {engine}, a step"] = partial(trained, x)
         calls[f"xrt on {engine}"]()
         trained(x)
         copied[engine] = sum(one.nbytes for m in (module, trained.module) for one in m.profile().copies)

@@ -129,7 +129,7 @@ class Tape:
         """Return the outputs, which may share memory with the inputs, the constants and each other.
 
         ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer. Those
-        ``overwritten`` are the memory of an input, which stands among the inputs as the same array.
+        ``overwritten`` are the memory of an input, which is among the inputs as the same array.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
