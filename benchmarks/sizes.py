@@ -3,10 +3,10 @@
 Models with open sizes (`benchmarks.sizes_models`) get calls of random sizes, half of them of a few that return. Each engine
 serves them twice: as it is, and with ``first="quickest"``, where a program for all sizes serves until that of a size is ready.
 "auto" has a budget for each search; with tiers, further ranges of sizes are measured in the background. A module may hold
-4 GiB of programs, so that those of sizes that return are not dropped. The pause of a call is its time beyond that of the same sizes once everything is ready; the
-first call is left out, since it must compile something. A size that was met ten times is called again, in turns with a program
-for that size alone: of the same engine, and for "auto" the quickest of `ort` and `openvino`. Results are compared with those of
-`ort`.
+4 GiB of programs, so that those of sizes that return are not dropped. The pause of a call is its time beyond that of the same
+sizes once everything is ready; the first call is left out, since it must compile something. A size that was met ten times is
+called again, in turns with a program for that size alone: of the same engine, and for "auto" the quickest of `ort` and
+`openvino`. Results are compared with those of `ort`.
 
     python -m benchmarks.sizes [--json] [--models encoder,bert-base,...] [--engines ort,openvino,...,auto] [--calls N]
         [--first wanted,quickest] [--budget SECONDS] [--threads N] [--seed N]

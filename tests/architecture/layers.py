@@ -15,6 +15,7 @@ from tests.architecture.public import parse, walk
 PACKAGE = "xrt"
 
 LINE = (
+    ("error_texts",),
     ("errors", "lazy_names"),
     ("measure", "comparison", "logging", "processes", "progress"),
     ("html",),

@@ -303,8 +303,7 @@ class TorchModule(XRTModule):
         """Search again for the best placement for such inputs; see `XRTModule.tune`, whose keywords for throughput it takes."""
         terms = {name: named.pop(name) for name in TERMS if name in named} if objective != "latency" else {}
         compiled, feed = self._prepare(args, named)
-        tune: Any = compiled.module.tune
-        return tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
+        return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)  # type: ignore[call-overload]
 
     @property
     def serving(self) -> ServingConfiguration | None:
