@@ -34,6 +34,7 @@ LINE = (
     ("verify",),
     ("placement",),
     ("calibration",),
+    ("precision",),
     ("module",),
     ("frontends",),
     ("training",),

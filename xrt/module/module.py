@@ -20,12 +20,13 @@ from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
-from xrt.module.specializable import Specializable
+from xrt.module.precision_options import apply_constraints
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.tunable import Tunable
 from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from xrt.module.io_binding import IOBinding
     from xrt.module.memory import Memory
     from xrt.partition import Plan
-    from xrt.placement import ProgressCallback, TuningResult
     from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
@@ -45,7 +45,7 @@ __all__ = ["XRTModule"]
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
+class XRTModule(Copyable, Tunable, Verifiable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -78,7 +78,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
             self.__class__ = kind
             self.__init__(model, engine, device, cache=cache, **options)  # type: ignore[misc]  # of the other class, once
             return
-        self._settings = parse_options(options)
+        engine, self._settings = apply_constraints(engine, parse_options(options))
         self._cache = open_cache(cache)
         listed = partial(make_engine_list, engine, device, cache=self._cache)
         self._engines = listed(self._settings)
@@ -86,6 +86,7 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
         self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
         self._buckets, self._bucket_remarks = self._make_buckets()
+        self._lowering = self._make_lowering(self._settings)
         self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
@@ -130,25 +131,6 @@ class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
     def plan_for(self, *args: Any, **named: Any) -> Plan:
         """Return the Plan for such inputs, without compiling."""
         return self._specialize(self._check_inputs(args, named)).plan
-
-    @property
-    def tuned(self) -> TuningResult | None:
-        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
-        return self._current().tuned
-
-    def tune(
-        self, *args: Any, budget: float | None = None, progress: ProgressCallback | bool | None = None, **named: Any
-    ) -> TuningResult:
-        """Search again for the fastest placement for these inputs, or for random ones, within ``budget`` seconds.
-
-        The module uses the placement from now on. The cache keeps it, and later modules use it whatever their budget.
-        ``progress`` is called with the state of the search; True shows it, False does not.
-        """
-        values = self._check_inputs(args, named) if args or named else None
-        placing = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
-        build = self._specialize(values, place=placing)
-        self._adopt_decision(build)
-        return build.tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""

@@ -32,7 +32,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.contract.options import CompileContext, Precision
 
 __all__ = ["Ort"]
 
@@ -231,6 +231,10 @@ class Ort(GraphCompiler):
         executable = self._opened(border, handed, options, dict(saved.header["inplace"]))
         executable.saved = data
         return executable
+
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        """Return itself for int8: a quantized Function runs on its integer kernels of the CPU."""
+        return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
