@@ -13,7 +13,9 @@ from xrt.calibration.grouping import group_by_bytes
 from xrt.calibration.observer import Observer
 from xrt.errors import CalibrationError, OptionError
 from xrt.graph import hash_values
+from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
+from xrt.placement.quantized_form import OPTIONS, prepare_for_quantization
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -76,7 +78,9 @@ class _Site:
 
     @classmethod
     def of(cls, function: Function) -> _Site:
-        names, keys = list_calibrated_values(function), hash_values(function)
+        prepared = prepare_for_quantization(infer_shapes(function))
+        more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
+        names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
         if not names:
             raise CalibrationError(
                 f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "

@@ -11,7 +11,7 @@ from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
 from xrt.partition.options import Pin
 from xrt.placement.engine_list import is_auto
-from xrt.placement.quantized_form import QuantizedForm, list_quantizable_nodes, prepare_for_quantization
+from xrt.placement.quantized_form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.precision.items import read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.terms import PrecisionTerms
@@ -19,19 +19,20 @@ from xrt.precision.terms import PrecisionTerms
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.graph import Function, Value
+    from xrt.graph import Function
+    from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
 
 __all__ = ["keep_nodes_exact", "lower_engines", "make_lowering", "measure_ranges", "quantize_as_asked"]
 
 
-def make_lowering(settings: ModuleOptions, inputs: Sequence[Value]) -> LoweringWithinBudget | None:
+def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
     """Return what finds plans within the module's error budget; None where it has none.
 
     Raises CalibrationError or InputError for examples that do not serve, OptionError where there are none.
     """
-    budget = settings.max_error
+    budget, inputs = settings.max_error, source.inputs
     if budget is None:
         return None
     calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)
@@ -62,6 +63,7 @@ def make_lowering(settings: ModuleOptions, inputs: Sequence[Value]) -> LoweringW
             choice.exact_nodes,
             settings.execution.strict_types,
             choice.table,
+            None if source.is_traced else source.get_declared_function,
             tuple(inputs),
         )
     )
@@ -100,8 +102,8 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     return found, replace(settings, clustering=replace(settings.clustering, pins=(*settings.clustering.pins, *pins)))
 
 
-def quantize_as_asked(function: Function, settings: ModuleOptions) -> Function:
-    """Return the optimized Function in its quantized form, by the table of the settings.
+def quantize_as_asked(function: Function, original: Function, settings: ModuleOptions) -> Function:
+    """Return the optimized Function in its quantized form, by the table of the settings, which may be of the original.
 
     Raises CalibrationError for a table of another model, OptionError where nothing can be quantized.
     """
@@ -115,7 +117,7 @@ def quantize_as_asked(function: Function, settings: ModuleOptions) -> Function:
             else f"nothing of model {function.name!r} is quantized: the constraints keep all {len(names)} nodes in float32"
         )
     assert choice.table is not None  # the module has measured it, where none was given
-    return QuantizedForm(choice.table, frozenset(kept)).apply(prepared)
+    return QuantizedForm(fit_table(choice.table, prepared, original), frozenset(kept)).apply(prepared)
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:

@@ -228,7 +228,7 @@ class Specializable:
             declared = optimize(whole, fold=self._settings.fold_constants, engines=self._engines)
             table = measure_ranges(declared, self._settings, self._engines)
             self._settings = replace(self._settings, choice=replace(choice, table=table))
-        return quantize_as_asked(simple, self._settings)
+        return quantize_as_asked(simple, function, self._settings)
 
     def _replace(self, old: Specialization, new: Specialization) -> None:
         """Let a compiled build serve from the next call on, in place of another."""

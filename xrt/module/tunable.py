@@ -77,4 +77,4 @@ class Tunable(Specializable):
             return None
         from xrt.module.precision import make_lowering  # for those alone who allow an error
 
-        return make_lowering(settings, self._served.inputs)
+        return make_lowering(settings, self._served)

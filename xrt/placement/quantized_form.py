@@ -6,15 +6,24 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xrt.graph import Function, NodePattern
+from msgspec.structs import replace as replace_struct
+
+from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.passes.quantize import QuantizationOptions, fold_batch_normalization, fuse_biases, quantize, why_not_quantized
+from xrt.passes.quantize import (
+    QuantizationOptions,
+    fold_batch_normalization,
+    fuse_biases,
+    list_calibrated_values,
+    quantize,
+    why_not_quantized,
+)
 
 if TYPE_CHECKING:
-    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.formats.calibration_table import CalibrationTable, ValueRange
     from xrt.formats.precision_record import PrecisionRecord
 
-__all__ = ["QuantizedForm", "list_quantizable_nodes", "make_planned_function", "prepare_for_quantization"]
+__all__ = ["QuantizedForm", "fit_table", "list_quantizable_nodes", "make_planned_function", "prepare_for_quantization"]
 
 OPTIONS = QuantizationOptions()
 
@@ -48,6 +57,26 @@ def prepare_for_quantization(function: Function) -> Function:
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
     """Return position and name of each node that can be quantized."""
     return [(at, node.name) for at, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
+
+
+def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
+    """Return the table for a prepared model: ranges of the original model are those of the values of the same names.
+
+    Preparing keeps the names of values and changes what computes some of them. Raises CalibrationError where the table has no
+    value of either.
+    """
+    needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
+    keys = hash_values(prepared)
+    missing = [name for name in needed if table.find(keys[name]) is None]
+    if not missing:
+        return table
+    known = table.bind(original) if len(missing) == len(needed) else _bind_what_fits(table, original)
+    more = (replace_struct(known[name], key=keys[name], name=name) for name in missing if name in known)
+    return replace_struct(table, ranges=(*table.ranges, *more))
+
+
+def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
+    return {name: found for name, key in hash_values(function).items() if (found := table.find(key)) is not None}
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:

@@ -34,6 +34,8 @@ class Attempt:
     outcome: LoweredOutcome = "lost"
     note: str = ""
     seconds: float | None = None
+    first_calls: float = 0.0
+    """Seconds of the fastest call on an example of validation."""
     kept: int = 0
     """How many nodes stay in float32 for the sake of the budget."""
 

@@ -11,6 +11,7 @@ from xrt.errors import CalibrationError, LockError, OptionError, PlacementFileEr
 from xrt.formats.placement_file import PlacementFile
 from xrt.placement.decision_store import make_decision, make_decision_key, read_decision
 from xrt.placement.quantized_form import make_planned_function
+from xrt.placement.result import MOST_SEARCHES
 from xrt.precision.tuning import lower_within_budget
 from xrt.runtime import on_device
 
@@ -44,10 +45,12 @@ class LoweringWithinBudget:
         if search is None or (search.budget < request.budget and not search.is_explicit):
             return None
         try:
-            return read_lowered_decision(document, request)
+            known = read_lowered_decision(document, request)
         except (PlacementFileError, LockError, CalibrationError, XRTError) as error:
             store.trouble(f"a decision of lower precision cannot be used: {error}")
             return None
+        is_final = known.is_explicit or not known.is_provisional or known.searches >= MOST_SEARCHES
+        return known if is_final else None
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
@@ -60,6 +63,9 @@ class LoweringWithinBudget:
         key = self._make_key(request) if store is not None and tuned.how == "measured" else None
         if store is None or key is None or tuned.race.winner is None:
             return
+        before = store.decision(key)
+        if tuned.is_provisional and before is not None and before.search is not None:
+            tuned = replace(tuned, searches=before.search.searches + 1)
         winner = replace(tuned, race=replace(tuned.race, contenders=(tuned.race.winner,), baseline=None))
         function = make_planned_function(request.function, tuned.precision)
         given = replace(request, function=function, engines=(*tuned.lowered, *request.engines))

@@ -16,7 +16,7 @@ from xrt.graph import hash_values
 from xrt.passes.quantize import list_calibrated_values, why_not_quantized
 from xrt.placement.plans import is_allowed
 from xrt.placement.precision_report import format_error
-from xrt.placement.quantized_form import OPTIONS, QuantizedForm, list_quantizable_nodes, prepare_for_quantization
+from xrt.placement.quantized_form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.precision.attempts import Attempt
 from xrt.precision.budget import MeasuredError, find_fault
 from xrt.precision.execution import Workbench, run_once
@@ -54,6 +54,8 @@ class PrecisionSearch:
     tell: Callable[[str], object]
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_cut_off: bool = False
+    """Whether there was not enough time."""
     errors: dict[str, float] = field(default_factory=dict)
     """By name of a node of the prepared model: the error of quantizing it alone."""
 
@@ -64,6 +66,7 @@ class PrecisionSearch:
         for step in (self._lower_floats, self._quantize, self._lower_a_part):
             if not self.is_in_time():
                 self.notes.append("the budget of time ended before all precisions were tried")
+                self.is_cut_off = True
                 return
             step()
 
@@ -71,7 +74,8 @@ class PrecisionSearch:
     def expected(self) -> list[list[Any]]:
         """The outputs of the exact plan."""
         assert self.exact.program is not None  # it is compiled before the search
-        return self.bench.run(self.exact.program, self.validate)
+        outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
+        return outputs
 
     def _judge(self, attempt: Attempt) -> Attempt:
         """Compile a plan, run it on the examples of validation, and say what comes of it."""
@@ -82,15 +86,16 @@ class PrecisionSearch:
             return attempt
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
-            found = self.bench.run(attempt.program, self.validate)
+            expected = self.expected
+            found, attempt.first_calls = self.bench.run(attempt.program, self.validate)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             attempt.outcome, attempt.note = "failed", " ".join(str(error).split())
             attempt.close()
             return attempt
-        if fault := find_fault(self.expected, found):
+        if fault := find_fault(expected, found):
             attempt.outcome, attempt.note, attempt.found = "wrong", fault, MeasuredError(np.inf)
         else:
-            attempt.found = measure(self.terms, self.validate, self.expected, found)
+            attempt.found = measure(self.terms, self.validate, expected, found)
             attempt.outcome = "lost" if attempt.found.bound <= self.terms.budget.limit else "over"
         if not attempt.is_in_budget:
             attempt.close()
@@ -152,7 +157,10 @@ class PrecisionSearch:
     @cached_property
     def table(self) -> CalibrationTable:
         """The ranges: given, or measured on the examples of calibration."""
-        return self.terms.table or self._measure_ranges()
+        if self.terms.table is None:
+            return self._measure_ranges()
+        original = self.terms.original() if self.terms.original is not None else self.function
+        return fit_table(self.terms.table, self.prepared, original)
 
     def _measure_ranges(self) -> CalibrationTable:
         names, keys = list_calibrated_values(self.prepared, OPTIONS), hash_values(self.prepared)
@@ -279,6 +287,7 @@ class PrecisionSearch:
         floor, positions = 0, {name: at for at, name in self._choices}
         for _ in range(MOST_ATTEMPTS):
             if not self.is_in_time():
+                self.is_cut_off = True
                 self.notes.append(f"the budget of time ended while nodes of {whole.precision} on {whole.title} were being kept")
                 return
             listed = choose_kept_nodes(errors, limit / factor)

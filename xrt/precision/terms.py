@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ class PrecisionTerms:
     """Whether a plan must lower all that it could, or is not taken."""
     table: CalibrationTable | None = None
     """Ranges, where they need not be measured."""
+    original: Callable[[], Function] | None = field(default=None, compare=False)
+    """Gives the model as it was declared, of which the table may be; None where there is none before a call."""
     declared: tuple[Value, ...] = ()
     """The inputs of the model as it was declared, with its symbolic dims."""
 

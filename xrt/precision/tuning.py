@@ -83,7 +83,7 @@ class _Lowering:
                 search.notes.append("it was interrupted before all precisions were tried")
             if nearest := search.describe_nearest():
                 search.notes.append(nearest)
-            race = self._race([first, *(one for one in search.attempts if one.is_in_budget)], validate)
+            race = self._race([first, *_list_promising(search.attempts)], validate)
             return self._make_result(race, search, first, calibrate, validate)
         finally:
             for one in (first, *search.attempts):
@@ -113,7 +113,8 @@ class _Lowering:
             entrant = TimedCandidate(one.program.make_timed_call(values), is_simple=one.precision == "fp32")
             runners.append(RankedPlan(PreparedPlan(one.plan, one.program, entrant.call), entrant))
         self._tell(f"racing {len(runners)} plans")
-        until = max(self.began + self.seconds, self.clock() + LEAST)
+        needed = BOUNDS.rules.seconds(one.first_calls for one in attempts)
+        until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
         rounds = run_interleaved([one.entrant for one in runners], until=until, rules=BOUNDS.rules, clock=self.clock)
         for runner in runners:
             if runner.has_run and not runner.entrant.is_out:
@@ -123,7 +124,10 @@ class _Lowering:
         contenders = []
         for found in race.contenders:
             attempt = by_plan[id(found.plan)]
-            attempt.outcome, attempt.seconds = found.verdict, found.seconds
+            if found.seconds is None:
+                attempt.note = found.note
+            else:
+                attempt.outcome, attempt.seconds = found.verdict, found.seconds
             error = f", error {format_error(attempt.found.error, self.terms.budget.name)}" if attempt.precision != "fp32" else ""
             contenders.append(replace(found, note="; ".join(filter(None, (f"{attempt.precision}{error}", found.note)))))
         return replace(race, contenders=tuple(contenders))
@@ -136,8 +140,10 @@ class _Lowering:
         winner = race.winner
         chosen = next((one for one in search.attempts if winner is not None and one.plan is winner.plan), None)
         if chosen is None or winner is None:
-            return self._keep_exact(first, calibrate, validate, search.notes, search.attempts)
-        lost = tuple(_without_ratio(one) for one in self.exact.race.contenders if one.plan != self.exact.plan)
+            kept = self._keep_exact(first, calibrate, validate, search.notes, search.attempts)
+            if winner is not None and len(race.contenders) > 1:
+                kept = replace(kept, race=self._join(race))
+            return replace(kept, is_provisional=kept.is_provisional or search.is_cut_off or winner is None)
         kept = tuple(_list_kept(search, chosen))
         record = self._make_record(chosen, [first, *search.attempts], calibrate, validate, search.notes).replace(
             kept=kept, regions=tuple(_describe_regions(chosen, winner, first))
@@ -145,14 +151,19 @@ class _Lowering:
         return replace(
             self.exact,
             plan=chosen.plan,
-            race=replace(race, contenders=(*race.contenders, *lost)),
+            race=self._join(race),
             how="measured",
             budget=self.request.budget,
             spent=self.exact.spent + self.clock() - self.began,
             precision=record,
             lowered=chosen.engines,
-            is_provisional=race.rounds < BOUNDS.rules.least,
+            is_provisional=race.rounds < BOUNDS.rules.least or search.is_cut_off,
         )
+
+    def _join(self, race: CandidateComparison) -> CandidateComparison:
+        """Return the race with the other contenders of the exact search behind."""
+        lost = (_without_ratio(one) for one in self.exact.race.contenders if one.plan != self.exact.plan)
+        return replace(race, contenders=(*race.contenders, *lost))
 
     def _keep_exact(
         self,
@@ -237,6 +248,16 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
 
     sound = [engine for engine in request.engines if is_sound(engine) and not isinstance(engine, IsolatedEngine)]
     return [load_engine(engine) for engine in sorted(sound, key=rank)]
+
+
+def _list_promising(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the plans within the budget that may be the fastest, by their first calls."""
+    within = [one for one in attempts if one.is_in_budget]
+    best = min((one.first_calls for one in within), default=0.0)
+    for one in within:
+        if one.first_calls > BOUNDS.worse * best:
+            one.note, one.seconds = "by its first calls, and not raced", one.first_calls
+    return [one for one in within if not one.note]
 
 
 def _without_ratio(one: CandidateResult) -> CandidateResult:
