@@ -28,10 +28,12 @@ from xrt.cli.options import (
     parse_seconds,
     set_dims,
 )
+from xrt.cli.precision import add_precision_options, read_precision_keywords, show_pareto
 from xrt.cli.screen import err, out, show_table
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
+from xrt.placement.precision_report import describe_precision
 from xrt.placement.result import format_count
 from xrt.placement.size_ranges import format_sizes, parse_sizes
 
@@ -72,15 +74,25 @@ _SIZES = click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
 @sizes_option
+@add_precision_options
+@click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
-    model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
+    model: str,
+    files: tuple[str, ...],
+    seed: int,
+    budget: float,
+    sizes: tuple[str, ...],
+    pareto: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
-    the time is that of each search. Ctrl-C ends the search with the best plan so far, and
+    the time is that of each search. With --max-error plans of lower precision take part whose error, measured on --validate, is
+    within the share; --pareto shows error and time of each. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
     function = load_with_sizes(model, given)
@@ -88,10 +100,13 @@ def command(
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
     chosen, examples = list_examples(function, sizes, files)
+    lower = read_precision_keywords(given, function)
+    if pareto and not lower:
+        raise OptionError("--pareto shows errors of plans of lower precision; pass --max-error and --validate")
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
-    with XRTModule(function, **keywords, budget=budget, sizes=chosen) as module:
+    with XRTModule(function, **keywords, **lower, budget=budget, sizes=chosen) as module:
         for one in examples:
             with format_result(budget) as report:
                 tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
@@ -101,13 +116,16 @@ def command(
                 out.print(f"for {format_sizes(one)}:", markup=False)
             if not as_json:
                 _show(tuned, module.threads)
+            if pareto and not as_json and tuned.precision is not None:
+                show_pareto(tuned.precision)
             if tuned.how == "interrupted":
                 break
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
     disk = default_cache().disk
     if not as_json and any(tuned.how == "measured" for tuned in found) and isinstance(disk, DiskTier):
-        call = _spell_call(model, {**keywords, "threads": module.threads, "sizes": dict(chosen)})
+        spelled = {**keywords, "threads": module.threads, "sizes": dict(chosen)}
+        call = _spell_call(model, {**spelled, "max_error": given["max_error"]} if lower else spelled)
         is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
         out.print(
             f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
@@ -209,6 +227,8 @@ def _show(tuned: TuningResult, threads: int) -> None:
     out.print(f"{head} ({threads} thread{'s' * (threads != 1)})\n{spent}", markup=False)
     for remark in tuned.remarks:
         out.print(remark, markup=False)
+    for line in describe_precision(tuned.precision) if tuned.precision is not None else ():
+        out.print(line, markup=False)
 
 
 def _ratio(one: CandidateResult) -> str:

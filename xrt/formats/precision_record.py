@@ -67,6 +67,8 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """What the chosen plan is computed in: ``fp32``, ``bf16``, ``int8``, ``int8 and bf16``."""
     data: Text
     """A hash of the examples of calibration and of validation."""
+    validation: Text = ""
+    """A hash of the examples of validation alone."""
     items: Count
     """How many examples the error was measured on."""
     calibrated: Count = 0

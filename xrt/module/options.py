@@ -168,7 +168,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     if own.get("lock") is not None:
         from xrt.module.lockfile import load_lock
 
-        own["lock"] = load_lock(own["lock"])
+        own["lock"] = load_lock(own["lock"], own.get("max_error"))
     if "sizes" in own:
         from xrt.placement.size_ranges import parse_sizes
 

@@ -35,6 +35,8 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
     budget, inputs = settings.max_error, source.inputs
     if budget is None:
         return None
+    if settings.lock is not None and settings.calibrate is None and settings.validate is None:
+        return None  # the lock has its own evidence; where it does not hold, nothing is lowered
     calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)
     validate = read_examples(settings.validate, "validate", inputs, budget)
     if not calibrate.items and not validate.items:

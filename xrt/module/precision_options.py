@@ -39,6 +39,8 @@ class PrecisionChoice:
 
 
 NO_CHOICE = PrecisionChoice()
+WORDS: Mapping[str, Precision] = {"use_fp16": "fp16", "use_int8": "int8"}
+"""Keywords that are other words for a precision."""
 
 
 def parse_precision(given: Any) -> PrecisionChoice:
@@ -103,11 +105,11 @@ def _add_words(out: dict[str, Any]) -> PrecisionChoice:
     """Return what ``precision``, ``use_fp16`` and ``use_int8`` say together, and take them out of the options."""
     given = out.pop("precision", None)
     choice = parse_precision(given) if given is not None else NO_CHOICE
-    words = [name for word, name in (("use_fp16", "fp16"), ("use_int8", "int8")) if out.pop(word, None)]
+    words: list[Precision] = [name for word, name in WORDS.items() if out.pop(word, None)]
     for name in words:
         if given is not None and name not in choice.names:
             raise OptionError(f"use_{name}=True contradicts precision={given!r}; give one of them")
-    return replace(choice, names=tuple(dict.fromkeys([*choice.names, *words])))  # type: ignore[arg-type]  # these are names
+    return replace(choice, names=tuple(dict.fromkeys([*choice.names, *words])))
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:

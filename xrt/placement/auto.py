@@ -169,7 +169,7 @@ class AutoPlacement:
         if base is not None:
             return partial(self.like, base)
         seconds = self.options.budget if budget is None else budget
-        terms = {"progress": progress, "retune": retune, "began": began, "lower": lower}
+        terms: dict[str, Any] = {"progress": progress, "retune": retune, "began": began, "lower": lower}
         return partial(self.tune, values=values, budget=seconds, **terms)
 
     def tune(

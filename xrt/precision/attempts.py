@@ -57,8 +57,17 @@ class Attempt:
 
     def to_record(self) -> LoweredPlanRecord:
         """Return what is kept of it."""
-        figures = (_finite(value) for value in (self.found.error, self.found.high, self.found.worst))
-        return LoweredPlanRecord(self.title, self.precision, self.outcome, *figures, self.seconds, self.kept, self.note[:1000])
+        return LoweredPlanRecord(
+            self.title,
+            self.precision,
+            self.outcome,
+            error=_finite(self.found.error),
+            high=_finite(self.found.high),
+            worst=_finite(self.found.worst),
+            seconds=self.seconds,
+            kept=self.kept,
+            note=self.note[:1000],
+        )
 
 
 def _finite(value: float | None) -> float | None:

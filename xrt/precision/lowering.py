@@ -9,10 +9,11 @@ from xrt.cache import Signature
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, LockError, OptionError, PlacementFileError, XRTError
 from xrt.formats.placement_file import PlacementFile
+from xrt.placement.autotune import load_decision
 from xrt.placement.decision_store import make_decision, make_decision_key, read_decision
 from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.result import MOST_SEARCHES
-from xrt.precision.tuning import lower_within_budget
+from xrt.precision.tuning import lower_within_budget, without_ratio
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
@@ -49,8 +50,21 @@ class LoweringWithinBudget:
         except (PlacementFileError, LockError, CalibrationError, XRTError) as error:
             store.trouble(f"a decision of lower precision cannot be used: {error}")
             return None
+        known = self._add_exact(known, request, store)
         is_final = known.is_explicit or not known.is_provisional or known.searches >= MOST_SEARCHES
         return known if is_final else None
+
+    def _add_exact(self, known: TuningResult, request: PlacementRequest, store: CostStore) -> TuningResult:
+        """Return the decision with the contenders of the exact search, if that is stored too."""
+        exact = load_decision(replace(request, budget=0.0), store)
+        if exact is None or known.race.winner is None:
+            return known
+        if known.plan == exact.plan:
+            return replace(known, race=exact.race)
+        others = tuple(without_ratio(one) for one in exact.race.contenders)
+        first = next((at for at, one in enumerate(others) if one.plan == exact.plan), None)
+        contenders = (known.race.winner, *others)
+        return replace(known, race=replace(known.race, contenders=contenders, baseline=None if first is None else first + 1))
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
@@ -61,12 +75,13 @@ class LoweringWithinBudget:
     def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
         """Store a decision for later processes, with ranges, errors and the hash of the data."""
         key = self._make_key(request) if store is not None and tuned.how == "measured" else None
-        if store is None or key is None or tuned.race.winner is None:
+        won = tuned.race.winner
+        if store is None or key is None or won is None:
             return
         before = store.decision(key)
         if tuned.is_provisional and before is not None and before.search is not None:
             tuned = replace(tuned, searches=before.search.searches + 1)
-        winner = replace(tuned, race=replace(tuned.race, contenders=(tuned.race.winner,), baseline=None))
+        winner = replace(tuned, race=replace(tuned.race, contenders=(won,), baseline=None))
         function = make_planned_function(request.function, tuned.precision)
         given = replace(request, function=function, engines=(*tuned.lowered, *request.engines))
         document = make_decision(replace(winner, asked=given.engines), given)
@@ -98,7 +113,7 @@ def create_lowered_engines(specs: tuple[str, ...], request: PlacementRequest) ->
 def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
     """Return the engine's forms in each lower precision, and of the integer one in the others."""
     integers = engine.lower_precision("int8")
-    return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]  # type: ignore[arg-type]  # these are names
+    return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]
 
 
 def read_lowered_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:

@@ -27,12 +27,13 @@ from xrt.worker.isolated_engine import IsolatedEngine
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
+    from xrt.formats.placement_file import SelectionOutcome
     from xrt.measure.timing import Clock
     from xrt.placement.request import PlacementRequest
     from xrt.placement.session import ProgressCallback
     from xrt.precision.items import Examples
 
-__all__ = ["PrecisionTerms", "lower_within_budget"]
+__all__ = ["lower_within_budget", "without_ratio"]
 
 _log = logging.getLogger(__name__)
 
@@ -140,10 +141,10 @@ class _Lowering:
         winner = race.winner
         chosen = next((one for one in search.attempts if winner is not None and one.plan is winner.plan), None)
         if chosen is None or winner is None:
-            kept = self._keep_exact(first, calibrate, validate, search.notes, search.attempts)
+            exact = self._keep_exact(first, calibrate, validate, search.notes, search.attempts)
             if winner is not None and len(race.contenders) > 1:
-                kept = replace(kept, race=self._join(race))
-            return replace(kept, is_provisional=kept.is_provisional or search.is_cut_off or winner is None)
+                exact = replace(exact, race=self._join(race))
+            return replace(exact, is_provisional=exact.is_provisional or search.is_cut_off or winner is None)
         kept = tuple(_list_kept(search, chosen))
         record = self._make_record(chosen, [first, *search.attempts], calibrate, validate, search.notes).replace(
             kept=kept, regions=tuple(_describe_regions(chosen, winner, first))
@@ -162,7 +163,7 @@ class _Lowering:
 
     def _join(self, race: CandidateComparison) -> CandidateComparison:
         """Return the race with the other contenders of the exact search behind."""
-        lost = (_without_ratio(one) for one in self.exact.race.contenders if one.plan != self.exact.plan)
+        lost = (without_ratio(one) for one in self.exact.race.contenders if one.plan != self.exact.plan)
         return replace(race, contenders=(*race.contenders, *lost))
 
     def _keep_exact(
@@ -190,6 +191,7 @@ class _Lowering:
             limit=self.terms.budget.limit,
             precision=chosen.precision,
             data=self.terms.digest,
+            validation=self.terms.validate.digest,
             items=len(validate),
             calibrated=len(calibrate),
             error=own.error or 0.0,
@@ -260,9 +262,9 @@ def _list_promising(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [one for one in within if not one.note]
 
 
-def _without_ratio(one: CandidateResult) -> CandidateResult:
+def without_ratio(one: CandidateResult) -> CandidateResult:
     """Return a contender of the exact search, whose ratio is to another baseline."""
-    verdict = "lost" if one.verdict in ("won", "tie") else one.verdict
+    verdict: SelectionOutcome = "lost" if one.verdict in ("won", "tie") else one.verdict
     return replace(one, verdict=verdict, ratio=None, ratio_low=None, ratio_high=None)
 
 
