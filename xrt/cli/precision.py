@@ -13,14 +13,14 @@ import click
 from xrt.cli.batches import read_batches
 from xrt.cli.screen import out, show_table
 from xrt.errors import OptionError
-from xrt.placement.precision_report import format_error
+from xrt.placement.precision_report import format_error, list_pareto_plans
 from xrt.precision.budget import ErrorBudget
 
 if TYPE_CHECKING:
-    from xrt.formats.precision_record import LoweredPlanRecord, PrecisionRecord
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.graph import Function
 
-__all__ = ["add_precision_options", "list_pareto_plans", "parse_error", "read_precision_keywords", "show_pareto"]
+__all__ = ["add_precision_options", "parse_error", "read_precision_keywords", "show_pareto"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,17 +86,6 @@ def read_precision_keywords(given: Mapping[str, Any], function: Function) -> dic
 
 
 # ---------------------------------------------------------------------- error against time
-
-
-def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
-    """Return the plans that were timed, fastest first, each with whether no other is both faster and as exact."""
-    timed = sorted((one for one in record.plans if one.seconds is not None), key=lambda one: (one.seconds, one.error or 0.0))
-    found, least = [], math.inf
-    for one in timed:
-        error = one.error or 0.0
-        found.append((one, error < least))
-        least = min(least, error)
-    return found
 
 
 def show_pareto(record: PrecisionRecord) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from xrt.cli.inputs import all_inputs, from_files, set_shapes
 from xrt.cli.options import (
     add_tuning_options,
     check_sizes,
+    check_writable,
     input_options,
     isolation_options,
     list_dims,
@@ -32,6 +34,7 @@ from xrt.cli.precision import add_precision_options, read_precision_keywords, sh
 from xrt.cli.screen import err, out, show_table
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
+from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.placement.precision_report import describe_precision
 from xrt.placement.result import format_count
@@ -76,6 +79,7 @@ _SIZES = click.option(
 @sizes_option
 @add_precision_options
 @click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
+@click.option("--html", type=click.Path(dir_okay=False), help="Also write a page to this file")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     model: str,
@@ -84,6 +88,7 @@ def command(
     budget: float,
     sizes: tuple[str, ...],
     pareto: bool,
+    html: str | None,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -103,6 +108,8 @@ def command(
     lower = read_precision_keywords(given, function)
     if pareto and not lower:
         raise OptionError("--pareto shows errors of plans of lower precision; pass --max-error and --validate")
+    if html is not None:
+        check_writable(Path(html))
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
@@ -120,6 +127,11 @@ def command(
                 show_pareto(tuned.precision)
             if tuned.how == "interrupted":
                 break
+    if html is not None:
+        from xrt.placement.html import render_tuning_page  # for those alone who ask
+
+        page = render_tuning_page(found[-1], model).encode()
+        replace_file(Path(html), lambda file: file.write(page))
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
     disk = default_cache().disk

@@ -154,6 +154,7 @@ class XRTModule(Copyable, Tunable, Verifiable, StatefulModule):
             checks=str(self._checks),
             graph=build.graph_remark,
             updates=build.updates,
+            precision=build.tuned.precision if build.tuned else None,
         )
 
     def profile(self) -> Profile:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xrt.formats.precision_record import LoweredPlanRecord, PrecisionRecord
 
-__all__ = ["MEASURES", "describe_lowered_plan", "describe_precision", "format_error"]
+__all__ = ["MEASURES", "describe_lowered_plan", "describe_precision", "format_error", "list_pareto_plans"]
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
 """What the measures of XRT are called; any other is a metric of the caller's."""
@@ -80,3 +80,14 @@ def _describe_error(record: PrecisionRecord) -> str:
 def _describe_error_of(plan: LoweredPlanRecord, measure: str) -> str:
     high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
     return f"error {format_error(plan.error, measure)}{high}"
+
+
+def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
+    """Return the plans that were timed, fastest first, each with whether no other is both faster and as exact."""
+    timed = sorted((one for one in record.plans if one.seconds is not None), key=lambda one: (one.seconds, one.error or 0.0))
+    found, least = [], math.inf
+    for one in timed:
+        error = one.error or 0.0
+        found.append((one, error < least))
+        least = min(least, error)
+    return found
