@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import xrt
 from tests.passes.quantize.models import draw, make_function
+from xrt.calibration import grouping
 from xrt.errors import CalibrationError, CalibrationWarning, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Function, Node, Value
 from xrt.models import load
-from xrt.calibration import grouping
 from xrt.passes import infer_shapes
 from xrt.testing.renaming import rename_values
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as replace_struct
 
+from xrt.errors import CalibrationError
 from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.quantize import (
@@ -70,7 +71,12 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     missing = [name for name in needed if table.find(keys[name]) is None]
     if not missing:
         return table
-    known = table.bind(original) if len(missing) == len(needed) else _bind_what_fits(table, original)
+    known, given = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
+    if not any(name in known for name in missing) and all(name in missing or name in given for name in needed):
+        raise CalibrationError(
+            f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
+            "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
+        )
     more = (replace_struct(known[name], key=keys[name], name=name) for name in missing if name in known)
     return replace_struct(table, ranges=(*table.ranges, *more))
 
