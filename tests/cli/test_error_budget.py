@@ -23,7 +23,7 @@ from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionSetup
 from xrt.placement.request import PlacementRequest
 from xrt.precision.error_check import check_error
-from xrt.precision.items import read_examples
+from xrt.precision.examples import read_examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

@@ -14,7 +14,7 @@ import xrt
 from xrt.errors import CalibrationError, InputError, OptionError
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.precision.budget import ErrorBudget, find_fault, parse_budget
-from xrt.precision.items import read_examples
+from xrt.precision.examples import read_examples
 
 RANDOM = np.random.default_rng(0)
 EXACT = [[RANDOM.normal(size=(4, 10)).astype("float32")] for _ in range(5)]
@@ -35,7 +35,7 @@ def test_the_relative_error_of_a_scaled_output_is_the_share(share: float) -> Non
     assert ErrorBudget(1.0, "top1").measure_error(EXACT, scale(share), EXACT).error == 0
 
 
-def test_the_interval_is_wider_where_items_differ_and_the_worst_item_is_told() -> None:
+def test_the_interval_is_wider_where_items_differ_and_the_worst_item_is_known() -> None:
     found = ErrorBudget(1.0).measure_error(EXACT, [*scale(0.1)[:1], *scale(0.001)[1:]], EXACT)
     assert found.worst == pytest.approx(0.1, rel=1e-3)
     assert found.high is not None and found.error < found.high == found.bound

@@ -23,7 +23,7 @@ from xrt.placement.quantized_form import fit_table, list_quantizable_nodes, make
 from xrt.placement.request import PlacementRequest
 from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult
 from xrt.precision.budget import ErrorBudget
-from xrt.precision.items import read_examples
+from xrt.precision.examples import read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.terms import PrecisionTerms
 

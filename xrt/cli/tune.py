@@ -128,24 +128,34 @@ def command(
             if tuned.how == "interrupted":
                 break
     if html is not None:
-        from xrt.placement.html import render_tuning_page  # for those alone who ask
-
-        page = render_tuning_page(found[-1], model).encode()
-        replace_file(Path(html), lambda file: file.write(page))
+        _write_page(found[-1], model, Path(html))
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
-    disk = default_cache().disk
-    if not as_json and any(tuned.how == "measured" for tuned in found) and isinstance(disk, DiskTier):
+    elif any(tuned.how == "measured" for tuned in found):
         spelled = {**keywords, "threads": module.threads, "sizes": dict(chosen)}
-        call = _spell_call(model, {**spelled, "max_error": given["max_error"]} if lower else spelled)
-        is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
-        out.print(
-            f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
-            if is_stored
-            else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
-            markup=False,
-        )
+        _tell_stored(_spell_call(model, {**spelled, "max_error": given["max_error"]} if lower else spelled), began, chosen)
     return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
+
+
+def _write_page(tuned: TuningResult, model: str, file: Path) -> None:
+    from xrt.placement.html import render_tuning_page  # for those alone who ask
+
+    page = render_tuning_page(tuned, model).encode()
+    replace_file(file, lambda stream: stream.write(page))
+
+
+def _tell_stored(call: str, began: float, chosen: Mapping[str, Any]) -> None:
+    """Say how a module uses what was found, if that is stored."""
+    disk = default_cache().disk
+    if not isinstance(disk, DiskTier):
+        return
+    is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+    out.print(
+        f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
+        if is_stored
+        else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+        markup=False,
+    )
 
 
 def list_examples(

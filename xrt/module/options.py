@@ -15,7 +15,7 @@ from xrt.engines.contract import registry
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
-from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_precision_options
+from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.placement.reference import REFERENCE
@@ -156,11 +156,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
             )
     options, choice = read_precision_options(options)
     own = {name: options[name] for name in _OWN if name in options}
-    own["choice"] = choice
-    if own.get("max_error") is not None:
-        from xrt.precision.budget import parse_budget
-
-        own["max_error"] = parse_budget(own["max_error"])
+    own |= {"choice": choice, "max_error": read_budget(own.get("max_error"))}
     own["clustering"] = _merged("clustering", ClusteringOptions, options, _CLUSTERING)
     own["execution"] = _merged("execution", ExecutionOptions, options, _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:

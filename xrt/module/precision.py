@@ -12,7 +12,7 @@ from xrt.errors import CalibrationError, OptionError
 from xrt.partition.options import Pin
 from xrt.placement.engine_list import is_auto
 from xrt.placement.quantized_form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
-from xrt.precision.items import read_examples
+from xrt.precision.examples import read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.terms import PrecisionTerms
 

@@ -15,8 +15,17 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import NodePattern
     from xrt.module.options import ModuleOptions
+    from xrt.precision import ErrorBudget
 
-__all__ = ["NO_CHOICE", "PrecisionChoice", "PrecisionOption", "apply_constraints", "parse_precision", "read_precision_options"]
+__all__ = [
+    "NO_CHOICE",
+    "PrecisionChoice",
+    "PrecisionOption",
+    "apply_constraints",
+    "parse_precision",
+    "read_budget",
+    "read_precision_options",
+]
 
 PrecisionOption: TypeAlias = Precision | str | Sequence[str]
 
@@ -133,6 +142,15 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
         )
     if choice.exact_nodes and not choice.names:
         raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'")
+
+
+def read_budget(given: Any) -> ErrorBudget | None:
+    """Return the error budget that a caller gave; raises OptionError for what is none."""
+    if given is None:
+        return None
+    from xrt.precision.budget import parse_budget  # for those alone who allow an error
+
+    return parse_budget(given)
 
 
 def _load_table(given: Any) -> CalibrationTable:

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace as replace_struct
-
 from xrt.errors import CalibrationError
 from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
@@ -77,8 +75,10 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
             f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
             "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
         )
-    more = (replace_struct(known[name], key=keys[name], name=name) for name in missing if name in known)
-    return replace_struct(table, ranges=(*table.ranges, *more))
+    for name in missing:
+        if name in known:
+            table = table.add(name, keys[name], known[name])
+    return table
 
 
 def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from xrt.errors import LockError
 from xrt.placement.precision_report import format_error
 from xrt.precision.budget import ErrorBudget, Measure, find_fault
+from xrt.precision.examples import read_examples
 from xrt.precision.execution import Workbench
-from xrt.precision.items import read_examples
 
 if TYPE_CHECKING:
     from xrt.formats.precision_record import PrecisionRecord

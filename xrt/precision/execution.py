@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.placement.request import PlacementRequest
-    from xrt.precision.items import Examples
+    from xrt.precision.examples import Examples
 
 __all__ = ["Workbench", "run_once"]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import Precision
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import Function
-    from xrt.precision.items import Examples
+    from xrt.precision.examples import Examples
     from xrt.precision.terms import PrecisionTerms
 
 __all__ = ["PrecisionSearch"]

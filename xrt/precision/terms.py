@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
 from xrt.graph import Function, NodePattern, Value
 from xrt.precision.budget import ErrorBudget
-from xrt.precision.items import Examples
+from xrt.precision.examples import Examples
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.request import PlacementRequest
     from xrt.placement.session import ProgressCallback
-    from xrt.precision.items import Examples
+    from xrt.precision.examples import Examples
 
 __all__ = ["lower_within_budget", "without_ratio"]
 
