@@ -48,12 +48,12 @@ _OPTIONS = (
     ),
     click.option(
         "--calibrate",
-        type=click.Path(exists=True),
+        type=click.Path(),
         help="Examples to measure ranges on, for int8: FILE.npz, FILE.npy, or a folder of such files",
     ),
     click.option(
         "--validate",
-        type=click.Path(exists=True),
+        type=click.Path(),
         help="Other examples to measure the error on [default: a fifth of --calibrate]",
     ),
 )

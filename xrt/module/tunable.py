@@ -45,7 +45,7 @@ class Tunable(Specializable):
 
         The module uses the placement from now on. The cache keeps it, and later modules use it whatever their budget.
         ``progress`` is called with the state of the search; True shows it, False does not. ``max_error``, ``calibrate`` and
-        ``validate`` are as for `XRTModule`, and stand in for the module's.
+        ``validate`` are as for `XRTModule`, and replace the module's.
         """
         lower = self._lowering
         if max_error is not None or calibrate is not None or validate is not None:

@@ -163,8 +163,8 @@ class AutoPlacement:
     ) -> Placer:
         """Return the function that places a signature: by measurement on ``values``, or like ``base`` if that is given.
 
-        ``lower`` stands in for that of the options. ``progress`` is called with the state of a search:
-        None shows it as the options say, True shows it, False does not.
+        ``lower`` replaces that of the options. ``progress`` is called with the state of a search; None shows it as the options
+        say, True shows it, False does not.
         """
         if base is not None:
             return partial(self.like, base)

@@ -1,4 +1,4 @@
-"""Examples that a caller gives: batches of inputs as calls take them, checked, and cut to the sizes at hand."""
+"""Examples that a caller gives: batches of inputs as calls take them, checked, and cut to the sizes of a signature."""
 
 from __future__ import annotations
 
