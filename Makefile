@@ -72,8 +72,8 @@ sanitize: $(VENV)/dev.stamp ## run the tests of native kernels under the sanitiz
 	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python tools/sanitized.py build/sanitize/lib/libxrt_native.so -q tests/engines/test_native_*.py
 
-proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
-	touch proto/xrt.proto
+proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py and xrt/serve/open_inference_pb2.py from proto/
+	touch proto/xrt.proto proto/open_inference.proto
 	$(VENV)/proto/bin/cmake -S . -B build/proto -DXRT_NATIVE=OFF -DXRT_PROTO=ON -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
 

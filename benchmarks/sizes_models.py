@@ -10,11 +10,11 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
-__all__ = ["MODELS", "OpenModel"]
+__all__ = ["MODELS", "Network", "OpenModel", "convolve", "encode"]
 
 
 @dataclass
-class _Network:
+class Network:
     """Nodes and weights so far."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -43,7 +43,7 @@ class _Network:
         return Function((Value("x", given),), (Value(output, result),), tuple(self.nodes), self.constants, {"": 17}, name=name)
 
 
-def _encode(net: _Network, x: str, layers: int, width: int, heads: int) -> str:
+def encode(net: Network, x: str, layers: int, width: int, heads: int) -> str:
     """Add layers of an encoder over (1, positions, width)."""
     split, join = net.constant(np.array([0, 0, heads, width // heads])), net.constant(np.array([0, 0, width]))
     scale = net.constant(np.float32((width // heads) ** -0.5))
@@ -68,42 +68,42 @@ def _encode(net: _Network, x: str, layers: int, width: int, heads: int) -> str:
     return x
 
 
-def _gelu(net: _Network, x: str) -> str:
+def _gelu(net: Network, x: str) -> str:
     error = net.emit("Erf", net.emit("Mul", x, net.constant(np.float32(0.5**0.5))))
     return net.emit("Mul", net.emit("Mul", x, net.constant(np.float32(0.5))), net.emit("Add", error, net.constant(np.float32(1))))
 
 
 def _encoder(name: str, layers: int, width: int, heads: int) -> Function:
-    net = _Network()
-    return net.finish(name, TensorType(DType.FLOAT32, (1, "s", width)), _encode(net, "x", layers, width, heads), 3)
+    net = Network()
+    return net.finish(name, TensorType(DType.FLOAT32, (1, "s", width)), encode(net, "x", layers, width, heads), 3)
 
 
-def _convolve(net: _Network, x: str, given: int, channels: int, axes: int, stride: int) -> str:
+def convolve(net: Network, x: str, given: int, channels: int, axes: int, stride: int) -> str:
     weight = net.weight(channels, given, *[3] * axes, terms=given * 3**axes)
     return net.emit("Conv", x, weight, kernel_shape=[3] * axes, strides=[stride] * axes, pads=[1] * 2 * axes)
 
 
 def _speech(layers: int, width: int, bands: int = 80, longest: int = 1500) -> Function:
     """Return an encoder of Whisper's form (Radford et al. 2022): two convolutions over time, positions from a table."""
-    net = _Network()
-    x = _gelu(net, _convolve(net, "x", bands, width, 1, 1))
-    x = net.emit("Transpose", _gelu(net, _convolve(net, x, width, width, 1, 2)), perm=(0, 2, 1))
+    net = Network()
+    x = _gelu(net, convolve(net, "x", bands, width, 1, 1))
+    x = net.emit("Transpose", _gelu(net, convolve(net, x, width, width, 1, 2)), perm=(0, 2, 1))
     length = net.emit("Slice", net.emit("Shape", x), net.constant(np.array([1])), net.constant(np.array([2])))
     table = net.weight(longest, width, terms=1)
     x = net.emit("Add", x, net.emit("Slice", table, net.constant(np.array([0])), length, net.constant(np.array([0]))))
-    return net.finish("speech", TensorType(DType.FLOAT32, (1, bands, "s")), _encode(net, x, layers, width, width // 64), 3)
+    return net.finish("speech", TensorType(DType.FLOAT32, (1, bands, "s")), encode(net, x, layers, width, width // 64), 3)
 
 
 def _detection(classes: int = 20) -> Function:
     """Return scores and offsets of each cell of three maps (Liu et al. 2016) of an image whose height and width are open."""
-    net, x, channels, found = _Network(), "x", 3, []
+    net, x, channels, found = Network(), "x", 3, []
     shape = net.constant(np.array([1, -1, classes + 4]))
     for level, wider in enumerate((32, 64, 128, 256, 256)):
-        x = net.emit("Relu", _convolve(net, x, channels, wider, 2, 2))
-        x = net.emit("Relu", _convolve(net, x, wider, wider, 2, 1))
+        x = net.emit("Relu", convolve(net, x, channels, wider, 2, 2))
+        x = net.emit("Relu", convolve(net, x, wider, wider, 2, 1))
         channels = wider
         if level >= 2:
-            head = _convolve(net, x, channels, classes + 4, 2, 1)
+            head = convolve(net, x, channels, classes + 4, 2, 1)
             found.append(net.emit("Reshape", net.emit("Transpose", head, perm=(0, 2, 3, 1)), shape))
     return net.finish("detection", TensorType(DType.FLOAT32, (1, 3, "h", "w")), net.emit("Concat", *found, axis=1), 3)
 

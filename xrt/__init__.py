@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xrt import errors as errors
+    from xrt import serve as serve
     from xrt import training as training
     from xrt.builder import ops as ops
     from xrt.builder.graph import Graph as Graph
@@ -82,7 +83,7 @@ _HOMES = {
     "stateful": "xrt.module",
     "to_torch": "xrt.frontends.torch",
 }
-_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops", "training": "xrt.training"}
+_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops", "serve": "xrt.serve", "training": "xrt.training"}
 
 __all__ = [*_HOMES, *_MODULES, "__version__", "load_onnx"]
 

@@ -13,9 +13,11 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError                         an entry of the cache cannot be read
     ├── BundleError (ValueError)           a bundle cannot be read or written
+    │   └── SelfTestFailed                 its example gives other outputs, or none
     ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
     │   └── LockError                      a lockfile does not apply, or cannot be made
     ├── CalibrationError (ValueError)      calibration data or a calibration table cannot be used
+    ├── BatchJobError (ValueError)         a batch job cannot be begun, continued or finished
     └── DeviceError (ValueError)           the device is unknown or not present
         └── OutOfDeviceMemory (MemoryError)  it has too little free memory
 
@@ -40,6 +42,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "BatchJobError",
     "BudgetWarning",
     "BundleError",
     "CacheError",
@@ -63,6 +66,7 @@ __all__ = [
     "PlanError",
     "ReferenceWarning",
     "RunFailed",
+    "SelfTestFailed",
     "SignatureWarning",
     "UnknownEngine",
     "XRTError",
@@ -211,6 +215,21 @@ class BundleError(XRTError, ValueError):
     """
 
 
+class SelfTestFailed(BundleError):
+    """A bundle's example gives other outputs on this machine than those that were saved with it, or cannot be computed.
+
+    The message names the output and the largest difference, which ``difference`` has too; it is None where a call or a check of
+    the file failed, whose error is chained.
+
+    Remedy: do not serve from this bundle here. ``xrt verify BUNDLE`` finds the region that differs. A damaged file is to be
+    copied again.
+    """
+
+    def __init__(self, message: str, difference: float | None = None) -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
 class PlacementFileError(XRTError, ValueError):
     """A placement file cannot be read or written: a lockfile, a stored decision or a cost table.
 
@@ -245,6 +264,13 @@ class CalibrationError(XRTError, ValueError):
     read; two tables of different methods are merged. Also: no quantized model keeps the error within the budget.
 
     Remedy: the message names the batch, the value or the file. Calibrate again with ``m.calibrate(batches)``.
+    """
+
+
+class BatchJobError(XRTError, ValueError):
+    """The folder of a batch job's results belongs to another job or process, or the cluster cannot be reached, or lost a part.
+
+    Remedy: continue a job with the arguments and the files of its first run, or write to another folder.
     """
 
 

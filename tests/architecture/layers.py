@@ -38,6 +38,9 @@ LINE = (
     ("module",),
     ("frontends",),
     ("training",),
+    ("serve",),
+    ("integrations",),
+    ("ray",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -58,28 +61,33 @@ LEAF = tuple(name for line in LINE for name in line)[: [name for line in LINE fo
 LIBRARIES = {
     "click": ("cli", "bench"),
     "cupy": ("runtime",),
-    "google": ("formats",),
+    "google": ("formats", "serve"),
     "graphlay": ("html",),
+    "grpc": ("serve",),
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
     "jinja2": ("html",),
-    "msgspec": ("formats",),
+    "msgspec": ("formats", "serve"),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
     "openvino": ("engines.openvino",),
+    "prometheus_client": ("serve",),
+    "pyarrow": ("integrations",),
     "pytest": ("testing",),
+    "ray": ("integrations",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
     "torch": ("frontends", "engines.torch"),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
+    "uvicorn": ("serve",),
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "graphlay", "jinja2", "networkx", "rich", "click", "hypothesis", "pytest")
+LAZY = ("cupy", "graphlay", "grpc", "jinja2", "networkx", "rich", "click", "hypothesis", "prometheus_client", "pytest", "uvicorn")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
@@ -92,19 +100,23 @@ FILES = (
     "formats",
     "cli",
     "bench",
+    "integrations.batch.folder",
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
     "engines.native.elf",
     "html.rendering",
     "cache.disk",
+    "processes.haproxy",
     "processes.tree",
     "runtime.threads",
+    "serve.triton_repository",
     "testing.files",
     "testing.onnx_models",
 )
-"""Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
-for the children of a process, and `html.rendering` reads the style sheets of the package."""
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota of
+its cores, `processes` for the children of a process, `html.rendering` reads the style sheets of the package, and
+`serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(
     [

@@ -69,7 +69,7 @@ PLANTED = [
     ("graph.node", "from .formats import onnx", "imports .formats.onnx relatively; write the whole name"),
     ("runtime.program", "import onnxruntime as ort", "runtime may not import onnxruntime; only engines.ort may"),
     ("engines.ort.engine", "from tvm import relax", "engines.ort may not import tvm; only engines.tvm may"),
-    ("partition.plan", "from google.protobuf import message", "partition may not import google; only formats may"),
+    ("partition.plan", "from google.protobuf import message", "partition may not import google; only formats, serve may"),
     ("formats.dot", "import networkx as nx", "imports networkx before it is used; import it in the function that uses it"),
     ("module.explain", "def f():\n    from rich.table import Table", "module may not import rich; only cli, bench may"),
     ("graph.op_schema", "from onnx import ModelProto", "graph may not handle the messages of onnx (onnx.ModelProto)"),

@@ -96,7 +96,8 @@ def test_a_model_is_compiled_inspected_and_run(model: str, tmp_path: Path, capsy
     assert call(capsys, *arguments)[0] == 0
     np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], np.full((2, 3), 1 / 3), rtol=1e-6)
     code, _, err = call(capsys, "run", str(target), "-e", "ort", "--threads", "1")
-    assert code == 2 and "is a bundle, which settles --engine, --threads; leave that out" in err
+    assert code == 2 and "is a bundle, which settles --engine; leave that out" in err
+    assert "ort: 1 region on 1 thread;" in call(capsys, "run", str(target), "--strict", "--threads", "1")[1]
 
 
 def test_symbolic_extents_are_given_where_an_engine_needs_them(

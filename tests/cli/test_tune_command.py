@@ -16,9 +16,11 @@ import xrt
 from tests.module.test_faults import X, chain
 from xrt.cli import main, tune
 from xrt.formats import onnx
+from xrt.formats.placement_file import read_placement
 from xrt.graph import DType, TensorType, Value
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.throughput.result import COLUMNS
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -158,3 +160,59 @@ def test_a_device_that_is_not_there_is_reported_before_anything_is_measured(comm
     assert (code, out) == (2, "")
     assert "device 'cuda:77' was asked for" in err
     assert "measuring" not in err and "starting" not in err
+
+
+@pytest.fixture
+def throughput(command: Command, tmp_path: Path) -> Command:
+    """Run ``xrt tune --objective throughput`` on a model of a row for each request."""
+    row = TensorType(DType.FLOAT32, ("N", 3))
+    onnx.save(chain("Exp").replace(inputs=(Value("x", row),), outputs=(Value("y", row),)), tmp_path / "model.onnx")
+    fixed = ("--objective", "throughput", "--engines", "toy", "--threads", "1", "--budget", "3s")
+    return lambda *arguments: command(*fixed, *arguments)
+
+
+def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: Path) -> None:
+    lock, page = tmp_path / "serve.lock", tmp_path / "page.html"
+    code, out, _ = throughput("--batch", "1,2", "-o", str(lock), "--html", str(page))
+    assert code == 0
+    head, first, *_ = out.splitlines()
+    assert head.split("\t") == list(COLUMNS)
+    assert first.split("\t")[0] == "chosen"
+    assert f"{lock}: written; XRTModule(MODEL, engine='auto', lock=...) uses it" in out.splitlines()
+    assert "<circle" in page.read_text()
+    held = read_placement(lock).serving
+    assert held is not None
+    with xrt.XRTModule(tmp_path / "model.onnx", engine="auto", lock=lock, threads=1, strict=True) as m:
+        m.compile(X)
+        assert m.tuned is not None
+        assert m.tuned.how == "locked"
+        assert m.serving is not None
+        assert m.serving.to_record(held.rows) == held
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(lock), "--budget", "1s"])
+    assert not left.value.code
+
+
+def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:
+    code, out, err = throughput("--p99", "0.001ms", "--batch", "1", "--json")
+    assert code == 1
+    assert json.loads(out)["configuration"] is None
+    assert "warning: nothing serves requests within a p99 of 0.001 ms; the quickest call takes" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--p99", "20ms"), "--p99 is of throughput; pass --objective throughput too, or leave it out"),
+        (("-o", "x.lock"), "--output is of throughput; pass --objective throughput too, or leave it out"),
+        (
+            ("--objective", "throughput", "--sizes", "N=1"),
+            "--sizes is of latency; with --objective throughput, --batch gives the sizes of the batch dim",
+        ),
+        (("--objective", "throughput", "--batch", "1,x"), "--batch takes positive integers, such as 1,2,4; got '1,x'"),
+    ],
+)
+def test_options_of_another_objective_are_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    code, _, err = command(*arguments)
+    assert code == 2
+    assert err == f"error: {message}\n"

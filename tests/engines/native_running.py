@@ -12,7 +12,7 @@ from xrt.engines import native
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
 from xrt.engines.toy import KernelContext
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.tape import make_tape
+from xrt.engines.toy.tape import StepKernel, make_tape
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 Array = np.ndarray[Any, Any]
@@ -47,10 +47,10 @@ def one_node(
 def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     """Return what toy's Python kernels compute."""
 
-    def kernel_of(node: Node) -> tuple[Any, tuple[int, ...]]:
+    def kernel_of(node: Node) -> StepKernel:
         found = ops.find(node, function)
         assert not isinstance(found, str), found
-        return found.code(node, KernelContext(node, function, np, _no_bodies)), ()
+        return StepKernel(found.code(node, KernelContext(node, function, np, _no_bodies)))
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing

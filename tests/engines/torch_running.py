@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.engines.written import Array
-from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.torch import Torch
 from xrt.graph import DType, Function
 
@@ -13,7 +13,7 @@ TORCH = Torch()
 INT = DType.INT64
 
 
-def compiled(f: Function, threads: int = 2, engine: Torch = TORCH) -> Executable:
+def compiled(f: Function, threads: int = 2, engine: GraphCompiler = TORCH) -> Executable:
     executable = engine.compile(f, CompileContext(threads=threads))
     executable.prepare()
     return executable

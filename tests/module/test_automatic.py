@@ -128,6 +128,14 @@ def test_a_function_without_nodes_needs_no_measurement(outputs: tuple[str, ...],
         assert (m.tuned and m.tuned.how, len(m.plan.launches)) == ("priority", 0)
 
 
+def test_a_function_without_nodes_is_placed_for_other_sizes_too(tmp_path: Path) -> None:
+    value = Value("x", TensorType(DType.FLOAT32, ("n", 3)))
+    with automatic(tmp_path, SLOW_EXP, SLOW_COS, function=Function((value,), (value,), (), opsets={"": 20}), first="wanted") as m:
+        for rows in (2, 4):
+            x = np.ones((rows, 3), np.float32)
+            np.testing.assert_array_equal(m(x), x)
+
+
 # ---------------------------------------------------------------------- afterwards
 
 

@@ -25,6 +25,7 @@ from xrt.module.lockfile import lock_module
 from xrt.module.options import REFERENCE
 from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
+from xrt.placement.background import BackgroundWork
 from xrt.placement.request import PlacementRequest
 from xrt.placement.time_limit import begin
 
@@ -87,6 +88,11 @@ class Searches:
         )
         return TuningResult(plan, how="measured", budget=request.budget)
 
+    def search_in_worker(
+        self, request: PlacementRequest, work: BackgroundWork, *, inputs: Sequence[Any], **_: Any
+    ) -> TuningResult:
+        return self.tune(request, inputs=inputs, progress=work)
+
 
 @pytest.fixture(autouse=True)
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
@@ -94,6 +100,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
     found = Searches()
     found.may_end.set()
     monkeypatch.setattr("xrt.placement.auto.tune", found.tune)
+    monkeypatch.setattr("xrt.placement.auto.search_in_worker", found.search_in_worker)
     monkeypatch.setattr(Static, "may_compile", threading.Event())
     Static.may_compile.set()
     yield found

@@ -293,7 +293,7 @@ def test_sessions_of_one_module_run_in_many_threads(engine: Any) -> None:
 
     def steps(seed: int) -> list[Any]:
         rng, session = np.random.default_rng(seed), m.new_session()
-        return [session(rng.standard_normal((1, 3)).astype("float32")) for _ in range(30)]
+        return [session(rng.standard_normal((1, 3)).astype("float32")) for _ in range(32)]
 
     alone = [steps(seed) for seed in range(32)]
     with ThreadPoolExecutor(8) as pool:

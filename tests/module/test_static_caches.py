@@ -111,6 +111,22 @@ def test_a_static_cache_equals_the_growing_one(engine: str, opset: int, key_head
         assert copied == []
 
 
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+@pytest.mark.parametrize("opset", [20, 24])
+@pytest.mark.parametrize("capacity", [24, "double"])
+def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacity: Any) -> None:
+    """A prompt is padded, and what is behind it writes nothing: the caches end with zeros, and are written in place."""
+    model, options = Decoder(opset).make(), {"buckets": {"s": [1, 4, 8]}, "dynamic": "never"}
+    with (
+        xrt.XRTModule(xrt.stateful(model), engine) as growing,
+        xrt.XRTModule(xrt.stateful(model, capacity=capacity), engine, **options) as static,
+    ):
+        session = static.new_session(sizes={} if capacity == 24 else {"capacity": 32})
+        check(session, growing.new_session(), [[7, 3, 1, 9, 4], [2], [5, 6, 11], [1, 2], [8, 8, 3, 4, 5, 6]])
+        assert len(static._specializations) == 3
+        assert [copy for copy in static.profile().copies if copy.input != "xrt.length"] == []
+
+
 def test_a_cache_that_doubles_is_copied_where_it_grows() -> None:
     model = Decoder().make()
     with xrt.XRTModule(xrt.stateful(model)) as growing, xrt.XRTModule(xrt.stateful(model, capacity="double")) as static:

@@ -163,6 +163,14 @@ def test_an_update_is_left_to_the_end_where_another_region_makes_the_output() ->
     assert all(launch.function.aliases == () for launch in plan.launches)
 
 
+def test_an_update_waits_for_the_regions_that_read_the_old_value() -> None:
+    nodes = [node("Red", "x", "y", name="y"), node("Blue", "x", "z", name="z")]
+    plan = partition(function(nodes, "y z", aliases=(("x", "y"),)), palette())
+    assert [launch.nodes for launch in plan.launches] == [("z",), ("y",)]
+    assert plan.function.nodes[1].control == (plan.launches[0].name,)
+    assert by_node(plan, "y").aliases == (("x", "y"),)
+
+
 def test_two_updates_in_one_region() -> None:
     nodes = [node("Red", "x", "p", name="p"), node("Red", "y", "q", name="q")]
     plan = partition(function(nodes, "p q", "x y", aliases=(("x", "p"), ("y", "q"))), [engine("red", "Red")])

@@ -237,6 +237,26 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
         {"x": (INT, ("s",))},
         "s",
     ),
+    "writes": (
+        lambda x, y: emit("ScatterElements", constant(np.ones((2, 9, 4), "float32")), y % 9, poison(x), axis=1),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, "s", 4))},
+        "s",
+    ),
+    "the largest writes": (
+        lambda x, y: emit("ScatterElements", constant(np.zeros((9, 4), "float32")), y % 9, poison(x), axis=0, reduction="max"),
+        {"x": (FLOAT, ("s", 4)), "y": (INT, ("s", 4))},
+        "s",
+    ),
+    "writes along another axis": (
+        lambda x, y: emit("ScatterElements", poison(x), y * 0 - 1, poison(x), axis=2),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, "s", 4))},
+        "s",
+    ),
+    "writes from the end": (
+        lambda x, y: emit("ScatterElements", poison(x), y * 0 - 1, constant(np.ones((2, 1, 4), "float32")), axis=1),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 1, 4))},
+        "s",
+    ),
     "positions": (lambda x: x + emit("Unsqueeze", emit("Cast", positions(x), to=FLOAT.onnx), constant([1])), X, ""),
     "a table of positions": (
         lambda x: x + emit("Slice", constant(np.ones((9, 4), "float32")), constant([0]), shape_of(x, -2), constant([0])),
@@ -315,6 +335,18 @@ def test_older_forms_of_operators(opset: int) -> None:
 
 REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
     "no rule": (lambda x: emit("NonZero", x), X, "s", "there is no rule for its operator"),
+    "sums of writes": (
+        lambda x, y: emit("ScatterElements", constant(np.zeros((9, 4), "float32")), y % 9, x, axis=0, reduction="add"),
+        {"x": (FLOAT, ("s", 4)), "y": (INT, ("s", 4))},
+        "s",
+        "an entry that is written twice counts twice in reduction 'add'",
+    ),
+    "writes of another length": (
+        lambda x, y: emit("ScatterElements", x, y * 0, emit("Cast", y, to=FLOAT.onnx), axis=2),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 3, 4))},
+        "s",
+        "its operands differ along axis 1",
+    ),
     "normalized": (
         lambda x: emit("InstanceNormalization", x, constant(np.ones(3, "float32")), constant(np.ones(3, "float32"))),
         IMAGE,

@@ -89,10 +89,10 @@ def test_a_reader_in_a_later_region_forces_a_copy_that_is_counted_and_named() ->
     assert f"updates cache <- present: copied, since {copy.reason}" in str(m.explain())
 
 
-@pytest.mark.parametrize("engine", ["toy", "ort"])
-def test_a_second_reader_in_the_region_forces_a_copy(engine: str) -> None:
-    (copy,) = check(module(cached(("cache",)), engine), ("cache",)).copies
-    assert copy.reason == f"engine '{engine}' cannot write it in place in xrt_{engine}_0"
+def test_a_second_reader_in_the_region_forces_a_copy() -> None:
+    (copy,) = check(module(cached(("cache",)), "ort"), ("cache",)).copies
+    assert copy.reason == "engine 'ort' cannot write it in place in xrt_ort_0"
+    assert check(module(cached(("cache",)), "toy"), ("cache",)).copies == ()  # it lets the other one read first
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])

@@ -19,11 +19,14 @@ _COMMANDS = (
     "inspect",
     "run",
     "compile",
+    "batch",
     "explain",
     "tune",
     "lock",
     "check",
     "quantize",
+    "serve",
+    "export-triton",
     "verify",
     "bisect",
     "cache",
@@ -45,7 +48,7 @@ class Commands(click.Group):
             raise click.UsageError(
                 f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {', '.join(_COMMANDS)}"
             )
-        command: click.Command = importlib.import_module(f"xrt.cli.{name}").command
+        command: click.Command = importlib.import_module(f"xrt.cli.{name.replace('-', '_')}").command
         return command
 
 

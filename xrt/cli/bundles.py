@@ -23,7 +23,7 @@ __all__ = ["open_bundle", "read_bundle_facts", "show_bundle"]
 
 _FREE = (
     *("model", "strict", "dims", "files", "seed", "target", "repeat", "trace", "verified"),
-    *("check", "isolate", "isolate_run", "time_limit", "memory_limit"),
+    *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
     *("with_memory", "outputs_only", "html", "as_json"),
 )
 """Options of commands that a bundle does not settle."""
@@ -41,7 +41,12 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
     asked = context.params
     return set_dims(load_model(path), parse_dims(asked["dims"])), load(
-        path, engine=_named(context), strict=asked["strict"], check=asked.get("check"), **isolation_keywords(asked)
+        path,
+        engine=_named(context),
+        threads=asked.get("threads"),
+        strict=asked["strict"],
+        check=asked.get("check"),
+        **isolation_keywords(asked),
     )
 
 

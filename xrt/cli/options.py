@@ -206,13 +206,13 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str) ->
 @overload
 def parse_seconds(context: click.Context, option: click.Parameter, text: None) -> None: ...
 def parse_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return seconds from a text such as ``60s``, ``2m`` or ``90``, None from None; raises OptionError for another form."""
+    """Return seconds from a text such as ``60s``, ``20ms``, ``2m`` or ``90``, or None from None; raises OptionError otherwise."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", text.strip())
     if match is None or not float(match[1]):
         raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
-    return float(match[1]) * (60 if match[2] == "m" else 1)
+    return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
 
 
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")

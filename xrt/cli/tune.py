@@ -32,6 +32,7 @@ from xrt.cli.options import (
 )
 from xrt.cli.precision import add_precision_options, read_precision_keywords, show_pareto
 from xrt.cli.screen import err, out, show_table
+from xrt.cli.throughput import add_throughput_options, check_objective, tune_for_throughput
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
@@ -79,7 +80,7 @@ _SIZES = click.option(
 @sizes_option
 @add_precision_options
 @click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
-@click.option("--html", type=click.Path(dir_okay=False), help="Also write a page to this file")
+@add_throughput_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     model: str,
@@ -88,11 +89,14 @@ def command(
     budget: float,
     sizes: tuple[str, ...],
     pareto: bool,
-    html: str | None,
     as_json: bool,
     **given: Any,
 ) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
+
+    With --objective throughput, find what serves most requests per second while 99 of 100 are served within --p99: how many
+    requests to join in a call, how many calls at a time, and the engines for each batch size. Requests arrive at random times,
+    each a row of the inputs. The exit code is 1 when nothing is within --p99.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
@@ -104,12 +108,16 @@ def command(
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
+    check_objective(given["objective"], {**given, "sizes": sizes})
+    if given["objective"] == "throughput":
+        asked = {**given, "files": files, "as_json": as_json, "source": model}
+        return tune_for_throughput(model, function, keywords, budget, seed, asked)
     chosen, examples = list_examples(function, sizes, files)
     lower = read_precision_keywords(given, function)
     if pareto and not lower:
         raise OptionError("--pareto shows errors of plans of lower precision; pass --max-error and --validate")
-    if html is not None:
-        check_writable(Path(html))
+    if given["page"] is not None:
+        check_writable(Path(given["page"]))
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
@@ -127,8 +135,8 @@ def command(
                 show_pareto(tuned.precision)
             if tuned.how == "interrupted":
                 break
-    if html is not None:
-        _write_page(found[-1], model, Path(html))
+    if given["page"] is not None:
+        _write_page(found[-1], model, Path(given["page"]))
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
     elif any(tuned.how == "measured" for tuned in found):

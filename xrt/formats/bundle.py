@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,13 @@ class BundleFile:
     def find_section(self, name: str) -> memoryview | None:
         """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""
         return self.read_compiled(name) if name in self._container.sections else None
+
+    def check(self, excepted: Collection[str] = ()) -> None:
+        """Check every section but those; raises BundleError where one is damaged."""
+        try:
+            self._container.check(excepted)
+        except BundleError as error:
+            raise self._unloadable(error) from error
 
     def read_weight(self, digest: str) -> memoryview:
         """Return the bytes of a constant, checked; raises BundleError where they are damaged or missing."""

@@ -14,14 +14,17 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
+
 from xrt.errors import BundleError
 from xrt.formats.file_mapping import map_file
 from xrt.formats.wire_messages import read_contents
+from xrt.graph.memory_map import release
 
 __all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
 
@@ -108,7 +111,7 @@ class Container:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
-            return cls(map_file(file.fileno()), kind)
+            return cls(map_file(file.fileno(), path.resolve()), kind)
 
     @property
     def sections(self) -> Mapping[str, Section]:
@@ -126,10 +129,11 @@ class Container:
             self._checked.add(name)
         return view
 
-    def check(self) -> None:
-        """Check every section; raises Damaged."""
+    def check(self, excepted: Collection[str] = ()) -> None:
+        """Check every section but those, and release the pages that this has read; raises CorruptFile."""
         for name in self._sections:
-            self.section(name)
+            if name not in self._checked and name not in excepted:
+                release(np.frombuffer(self.section(name), np.uint8))
 
 
 def _sections(data: memoryview, kind: str) -> dict[str, Section]:

@@ -27,5 +27,5 @@ def map_file(file: int, path: Path | None = None) -> memoryview:
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if changed + SETTLED < time.time_ns():
         mapping.stamp = FileIdentity(status.st_dev, status.st_ino, status.st_size, changed)
-    mapping.path = path
+    mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)

@@ -24,6 +24,7 @@ from xrt.errors import PlacementFileError
 from xrt.formats.output import replace_file
 from xrt.formats.precision_record import PrecisionRecord
 from xrt.formats.records import MOST_TEXT, Count, Facts, Key, Number, Record, SelectionOutcome, Text, Word
+from xrt.formats.serving_record import ServingRecord
 
 __all__ = [
     "FORMAT",
@@ -217,6 +218,8 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     """What a plan within an error budget is computed in, and by how much it differs; None where no budget was given."""
     search: SearchRecord | None = None
     costs: CostRecords | None = None
+    serving: ServingRecord | None = None
+    """How the model is served, where that was tuned."""
 
 
 # ---------------------------------------------------------------------- written

@@ -36,6 +36,16 @@ class Mapping(mmap.mmap):
     """The file at the time when it was mapped; None where it had changed too recently for its times to tell a change."""
     path: Path | None = None
     """The file, where who mapped it said so."""
+    inode: tuple[int, int] | None = None
+    """Device and number of the file."""
+
+    def is_at_path(self) -> bool:
+        """Whether the mapped file is the one that is at its path now, so that another library may open it there."""
+        try:
+            status = None if self.path is None else self.path.stat()
+        except OSError:
+            return False
+        return status is not None and (status.st_dev, status.st_ino) == self.inode
 
 
 def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:

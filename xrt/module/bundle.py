@@ -1,8 +1,8 @@
 """`xrt.load`: a module from a bundle.
 
-Plans are used as they were saved. A region's compiled form is used if engine, versions, options, threads and processor are the
-same as when it was saved. Otherwise the region is compiled again, with a notice. The nodes of a missing engine are planned again
-for the other engines, also with a notice.
+Plans are used as they were saved. A region's compiled form is used if engine, versions, options and processor are the same as
+when it was saved, and the engine says that it serves the threads. Otherwise the region is compiled again, with a notice. The
+nodes of a missing engine are planned again for the other engines, also with a notice.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
+from xrt.cache import CompileCache, make_signature, open_cache
 from xrt.cache.disk.plan_store import StoredPlan
-from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.memory import LEAST_BYTES
-from xrt.engines import Executable, ExecutionOptions, GraphCompiler
+from xrt.engines import ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import (
     BundleError,
-    CacheWarning,
     EngineUnavailable,
     FallbackWarning,
     ModelError,
@@ -33,19 +31,19 @@ from xrt.errors import (
     did_you_mean,
     warn,
 )
-from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
+from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.graph import Function
-from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import defer_plan, read_index
+from xrt.module.bundle_tier import BundleTier
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
+from xrt.module.stored_serving import read_serving
 from xrt.partition.options import read_options
-from xrt.runtime import list_regions
+from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
-    from xrt.cache.disk import WeightHashStore
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
@@ -60,6 +58,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     engine: str | GraphCompiler | Sequence[str | GraphCompiler] = (),
+    threads: int | None = None,
     strict: bool = False,
     cache: CompileCache | str | os.PathLike[str] | None = None,
     check: Check = None,
@@ -70,18 +69,23 @@ def load(
 ) -> XRTModule:
     """Return the module that `XRTModule.save` wrote.
 
+    ``threads`` is its thread budget; without it, what a scheduler has granted to this process (an actor of a cluster), else what
+    the bundle was saved with. Most engines get their threads when a compiled form is loaded: one bundle serves any budget.
+
     An engine of the bundle whose options may name files or code is created only if ``engine`` names it too, with the same spec: a
-    file does not choose what code is run. With ``strict``, a region that must be compiled again because this machine differs is a
-    BundleError. Such compiles use ``cache``, as a module's compiles do. ``check``, ``isolate`` and the options of isolation have
-    the same meaning as for XRTModule; a bundle does not contain them. With ``isolate_run``, compiled forms are loaded in the
-    worker. Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an impossible option
-    or an engine that the bundle does not have.
+    file does not choose what code is run. With ``strict``, a region that must be compiled again because this machine or the
+    budget differs is a BundleError. Such compiles use ``cache``, as a module's compiles do. ``check``, ``isolate`` and the
+    options of isolation have the same meaning as for XRTModule; a bundle does not contain them. With ``isolate_run``, compiled
+    forms are loaded in the worker.
+
+    Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an impossible option or an
+    engine that the bundle does not have.
 
     Load only what you would run: an engine's compiled form is code.
     """
     asked = {"check": check, "isolate": isolate, "isolate_run": isolate_run}
     asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
-    settings = parse_options(asked)
+    settings = parse_options({**asked, "threads": threads})
     _check_kind(path)
     file = BundleFile(path)
     manifest = read_index(file) or file.manifest
@@ -89,7 +93,7 @@ def load(
     named = _named(engine, manifest)
     try:
         _check_chosen(file, manifest, named)
-        return _loaded(file, manifest, strict, open_cache(cache), asked)
+        return _loaded(file, manifest, strict, open_cache(cache), {**asked, "execution": _execution(manifest, threads)})
     except BundleError:
         raise
     except XRTError as error:
@@ -116,7 +120,7 @@ def _loaded(
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
-    tier = _BundleTier(file, cache.disk, strict)
+    tier = BundleTier(file, cache.disk, strict)
     asked = _at_hand(asked, missing)
     module = XRTModule(
         _source(file, manifest, plans),
@@ -124,7 +128,6 @@ def _loaded(
         manifest["device"],
         cache=CompileCache(disk=tier),
         clustering=_without(read_options(manifest["clustering"] or {"pins": ()}), missing),
-        execution=ExecutionOptions(**manifest["execution"] or {}),
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
         max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
@@ -136,7 +139,15 @@ def _loaded(
         )
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
+    module._bundle = file
+    module._load_serving = partial(read_serving, file)
     return module
+
+
+def _execution(manifest: Mapping[str, Any], threads: int | None) -> ExecutionOptions:
+    """Return the execution options of the bundle, with the thread budget of this process."""
+    saved = ExecutionOptions(**manifest["execution"] or {})
+    return replace(saved, threads=next((n for n in (threads, find_granted_threads()) if n is not None), saved.threads))
 
 
 # ---------------------------------------------------------------------- engines
@@ -181,7 +192,7 @@ def _at_hand(asked: Mapping[str, Any], missing: Mapping[str, str]) -> Mapping[st
     """Return what was asked without isolating engines that are not there; nothing of it where none is left."""
     gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
     left = [name for name in parse_options(asked).isolate if name not in gone]
-    return {**asked, "isolate": left} if left or not asked["isolate"] else {"check": asked["check"]}
+    return {**asked, "isolate": left} if left or not asked["isolate"] else {n: asked[n] for n in ("check", "execution")}
 
 
 def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:
@@ -221,9 +232,7 @@ def _types(plan: Plan) -> tuple[Any, ...]:
     return tuple(value.type for value in plan.function.inputs)
 
 
-def _restore(
-    module: XRTModule, tier: _BundleTier, programs: Sequence[Any], plans: list[Plan], missing: Mapping[str, str]
-) -> None:
+def _restore(module: XRTModule, tier: BundleTier, programs: Sequence[Any], plans: list[Plan], missing: Mapping[str, str]) -> None:
     """Put the saved programs where the module looks for builds."""
     recompiled: dict[str, str] = {}
     for number, (program, plan) in enumerate(zip(programs, plans, strict=True)):
@@ -268,7 +277,7 @@ def _build(module: XRTModule, plan: Plan, saved: SavedSpecialization) -> Special
 
 
 def _offered(
-    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: _BundleTier, recompiled: dict[str, str]
+    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Offer the compiled forms that fit this machine to the tier, and yield what is to be said of each region."""
     for region, entry in zip(regions, entries, strict=False):
@@ -278,7 +287,8 @@ def _offered(
             recompiled[region.launch.name] = differences
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif entry["section"]:
-            tier.offer(tuple({**dict(saved), "version": region.version}.items()), entry["section"])
+            here = {"version": region.version, "threads": str(region.context.threads)}
+            tier.offer(tuple({**dict(saved), **here}.items()), entry["section"])
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {entry['reason'] or 'none was saved'}"
@@ -288,11 +298,18 @@ def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
     engine = region.engine
     version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's names its worker
     now = dict(make_signature(_NOTHING, engine, region.context, version).ingredients)
-    found = [f"{n} was {saved.get(n, 'unknown')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
-    return "; ".join(found)
+    return "; ".join(
+        f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}"
+        for name in _IN_EVERY_REGION
+        if saved.get(name) != now[name] and not (name == "threads" and _serves_threads(region, saved.get(name, "")))
+    )
 
 
-def _tell(tier: _BundleTier, recompiled: Mapping[str, str]) -> None:
+def _serves_threads(region: RegionToCompile, saved: str) -> bool:
+    return saved.isdecimal() and region.engine.serves_threads(int(saved), region.context.threads)
+
+
+def _tell(tier: BundleTier, recompiled: Mapping[str, str]) -> None:
     name, why = next(iter(recompiled.items()))
     said = (
         f"{os.fspath(tier.file.path)!r}: {len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
@@ -300,83 +317,3 @@ def _tell(tier: _BundleTier, recompiled: Mapping[str, str]) -> None:
     if tier.strict:
         raise BundleError(f"{said}; load without strict=True to compile them")
     warn(f"{said}; m.explain() lists them", FallbackWarning)
-
-
-# ---------------------------------------------------------------------- compiled forms
-
-
-@dataclass(eq=False)
-class _BundleTier:
-    """Gives the compiled forms of a bundle; asks the disk tier behind it for everything else."""
-
-    file: BundleFile
-    behind: Tier | None
-    strict: bool
-
-    def __post_init__(self) -> None:
-        self._sections: dict[tuple[tuple[str, str], ...], str] = {}
-        self._watched: list[Function] = []
-        self._loaded = 0
-
-    @property
-    def weights(self) -> WeightHashStore | None:
-        return self.behind.weights if self.behind else None
-
-    @property
-    def statistics(self) -> DiskStatistics:
-        """The tier's behind it, with what came from the bundle among the hits."""
-        behind = self.behind.statistics if self.behind else DiskStatistics()
-        return replace(behind, hits=behind.hits + self._loaded)
-
-    def watch(self, plan: Plan) -> None:
-        """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""
-        if self.weights is None:
-            return
-        read = [launch for launch in plan.launches if not isinstance(launch.function, DeferredFunction)]
-        held = {f"{x.name}:{n}": c for x in read for n, c in x.function.constants.items()}
-        function = Function((), (), constants=held)
-        self._watched.append(function)
-        self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
-
-    def keep_weights(self) -> None:
-        """Write down the hashes of the bundle's weights, for the next process that loads it."""
-        if self.behind is not None:
-            self.behind.keep_weights()
-
-    def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
-        """Serve a signature of these ingredients from that section."""
-        self._sections[_portable(ingredients)] = section
-
-    def find_learning_directory(self, engine: str) -> Path | None:
-        """Return where the tier behind keeps what an engine learns."""
-        return self.behind.find_learning_directory(engine) if self.behind is not None else None
-
-    def get_or_compile(
-        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
-    ) -> Executable:
-        """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
-        self.keep_weights()
-        section = self._sections.get(_portable(signature.ingredients))
-        if section is not None and not force:
-            try:
-                return self._from_bundle(section, recipe)
-            except Exception as error:
-                if self.strict:
-                    raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
-                warn(f"{os.fspath(self.file.path)!r}: a region is compiled again, since {error}", CacheWarning)
-        if self.behind is None:
-            return make()
-        return self.behind.get_or_compile(signature, recipe, make, force=force)
-
-    def _from_bundle(self, section: str, recipe: CompileRequest) -> Executable:
-        with make_working_directory() as folder:
-            context = replace(recipe.context, workdir=folder)
-            executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
-        executable.prepare()
-        self._loaded += 1
-        return executable
-
-
-def _portable(ingredients: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the ingredients that mean the same in another installation."""
-    return tuple((name, value) for name, value in ingredients if name != "code")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
+from xrt.partition.update_placement import is_update_reason
 from xrt.runtime.devices import use_array_device
 from xrt.runtime.program import DEFAULT
 
@@ -124,10 +125,12 @@ def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], .
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
     """Return the warning about nodes on the implicit engine: their number, and the reason of one of them.
 
-    Returns an empty string if every such node was already reported when its engine refused it.
+    Returns an empty string if every such node was already reported when its engine refused it, or updates state there because
+    another engine would copy it.
     """
     known = {node for one in refused for node in one.nodes}
-    taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes]
+    by_choice = {reason.node for reason in plan.reasons if is_update_reason(reason.text)}
+    taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes if node not in by_choice]
     first = next((node for node in taken if node not in known), None)
     if first is None:
         return ""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import BundleError, FallbackWarning, InputError, warn
+from xrt.errors import FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
@@ -20,13 +20,15 @@ from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
-from xrt.module.precision_options import apply_constraints
+from xrt.module.precision_options import apply_constraints, make_module_lowering
+from xrt.module.savable import Savable
+from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
-from xrt.module.tunable import Tunable
+from xrt.module.tuning import Tunable
 from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
 
@@ -45,7 +47,7 @@ __all__ = ["XRTModule"]
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Tunable, Verifiable, StatefulModule):
+class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Savable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -86,7 +88,7 @@ class XRTModule(Copyable, Tunable, Verifiable, StatefulModule):
         self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
         self._buckets, self._bucket_remarks = self._make_buckets()
-        self._lowering = self._make_lowering(self._settings)
+        self._lowering = make_module_lowering(self._settings, self._served)
         self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
@@ -190,21 +192,6 @@ class XRTModule(Copyable, Tunable, Verifiable, StatefulModule):
         build = self._specialize(self._check_inputs(examples, named) if examples or named else None)
         self._program(build)
         return build.plan
-
-    def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
-        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
-
-        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
-        Raises BundleError where the file cannot be written, and what `compile` raises.
-        """
-        from xrt.module.saving import save_module
-
-        self._check_open()
-        if self._buckets is not None:
-            raise BundleError("a bundle holds no buckets; save a module without buckets=")
-        if examples or named or not any(build.is_compiled for build in self._specializations):
-            self.compile(*examples, **named)
-        save_module(path, self._source, self._engines, self._settings, self._specializations.to_dict())
 
     def __call__(
         self,

@@ -14,14 +14,18 @@ from xrt.errors import OptionError, did_you_mean
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import NodePattern
+    from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.precision import ErrorBudget
+    from xrt.precision.lowering import LoweringWithinBudget
 
 __all__ = [
     "NO_CHOICE",
     "PrecisionChoice",
     "PrecisionOption",
     "apply_constraints",
+    "make_module_lowering",
+    "override_budget",
     "parse_precision",
     "read_budget",
     "read_precision_options",
@@ -171,3 +175,25 @@ def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, Module
     from xrt.module.precision import keep_nodes_exact  # for those alone who ask
 
     return keep_nodes_exact(engine, settings)
+
+
+def make_module_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
+    """Return what finds plans within the error budget of a module; None where it has none."""
+    if settings.max_error is None:
+        return None
+    from xrt.module.precision import make_lowering  # for those alone who allow an error
+
+    return make_lowering(settings, source)
+
+
+def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, validate: Any) -> ModuleOptions:
+    """Return the settings with what a search was given in place of the module's; raises OptionError for data without a budget."""
+    if max_error is None and settings.max_error is None:
+        raise OptionError("calibrate= and validate= have examples for an error budget; pass max_error= too")
+    return replace(
+        settings,
+        max_error=settings.max_error if max_error is None else read_budget(max_error),
+        calibrate=settings.calibrate if calibrate is None else calibrate,
+        validate=settings.validate if validate is None else validate,
+        choice=replace(settings.choice, names=settings.choice.names or LOWER_PRECISIONS),
+    )

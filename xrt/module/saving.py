@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
+from xrt.formats.example import encode_example
 from xrt.module.bundle_index import SECTION, make_index
+from xrt.module.self_test import SECTION as EXAMPLE
+from xrt.module.stored_serving import SERVING
 from xrt.partition.serialization import to_message
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
     from xrt.formats.container import Buffer
+    from xrt.formats.example import Example
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
@@ -35,13 +39,17 @@ def save_module(
     engines: EngineList,
     settings: ModuleOptions,
     builds: Mapping[Any, Specialization],
+    example: Example | None = None,
+    serving: str = "",
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
+
+    ``serving`` is the text of its serving configuration.
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    compiled: dict[str, Buffer] = {}
+    compiled: dict[str, Buffer] = {SERVING: serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:
@@ -51,7 +59,11 @@ def save_module(
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
-    write_bundle(path, manifest, models, compiled if index is None else {SECTION: index, **compiled})
+    if index is not None:
+        compiled = {SECTION: index, **compiled}
+    if example is not None:
+        compiled[EXAMPLE] = encode_example(example)
+    write_bundle(path, manifest, models, compiled)
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
@@ -81,7 +93,7 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
     if section not in compiled:
         try:
             with make_working_directory() as folder:
-                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder))
+                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder, is_shared=True))
         except CompileRefused as error:
             section, reason = "", str(error)
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again

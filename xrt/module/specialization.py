@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions, Pin, Plan
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
+    from xrt.runtime.compile import BackgroundCompiler
 
 __all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
 
@@ -127,6 +128,7 @@ class Specialization:
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
+        self._elsewhere: BackgroundCompiler | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call has been checked, and nothing was found."""
@@ -154,13 +156,21 @@ class Specialization:
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
-    def program(self) -> Program:
-        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+    def program(self, elsewhere: BackgroundCompiler | None = None) -> Program:
+        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning.
+
+        What is to be compiled for it is compiled ``elsewhere``, where that can be.
+        """
+        if self._program is not None:
+            return self._program
         with self._lock:
             if self._program is not None:
                 return self._program
-            count = len(self.refused)
-            program, refused, _ = self._compile_first()
+            count, self._elsewhere = len(self.refused), elsewhere
+            try:
+                program, refused, _ = self._compile_first()
+            finally:
+                self._elsewhere = None
             self._take(program, refused)
             if "_asking" in self.__dict__:
                 self._asking.keep()
@@ -237,6 +247,7 @@ class Specialization:
                 streams=engines.streams,
                 graph=settings.cuda_graph,
                 narrow=True,
+                elsewhere=self._elsewhere,
             )
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
     from xrt.placement.size_ranges import Sizes
+    from xrt.worker.background import BackgroundWorker
 
 __all__ = ["Tiers", "adopt", "check_size_options", "make_tiers"]
 
@@ -257,7 +258,8 @@ def _prepare(of: weakref.ref[XRTModule]) -> None:
         return
     key, values = found
     try:
-        build = module._specialize(values, is_last=False, progress=tiers.work.check_open)
+        build = module._specialize(values, is_last=False, progress=tiers.work)
+        build.program(tiers.work.worker)
         module._program(build)
     except InputError:
         if not module._closed:
@@ -275,11 +277,11 @@ def _measure(of: weakref.ref[XRTModule], sizes: Sizes, values: list[Any]) -> Non
         return
     automatic = module._automatic
     if automatic.ranged is not None:
-        automatic.ranged.measure(automatic, sizes, values, module._tiers.work.check_open)
-        adopt(module, sizes)
+        automatic.ranged.measure(automatic, sizes, values, module._tiers.work)
+        adopt(module, sizes, module._tiers.work.worker)
 
 
-def adopt(module: XRTModule, sizes: Sizes) -> None:
+def adopt(module: XRTModule, sizes: Sizes, elsewhere: BackgroundWorker | None = None) -> None:
     """Replace the programs of a range, the latest by compiled ones, after another placement was decided for it."""
     automatic = module._automatic
     ranged = automatic.ranged
@@ -297,5 +299,5 @@ def adopt(module: XRTModule, sizes: Sizes) -> None:
         if new.plan == old.plan:
             old.tuned = new.tuned
         else:
-            new.program()
+            new.program(elsewhere)
             module._replace(old, new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -41,10 +41,11 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     outputs stay outside as well. Linear.
     """
     boundaries = _boundaries(function, clusters)
+    _order_updates(function, boundaries)
     order = _order(function, boundaries)
     rank = {c: n for n, c in enumerate(order)}
     names = [f"xrt_{engines[cluster.engine][0]}_{rank[c]}" for c, cluster in enumerate(clusters)]
-    aliases = _inner_aliases(function, boundaries)
+    aliases = _inner_aliases(function, boundaries, rank)
     nodes = []
     for c in order:
         cluster, boundary = clusters[c], boundaries[c]
@@ -114,22 +115,58 @@ def _order(function: Function, boundaries: Sequence[_Boundary]) -> list[int]:
     return canonical_order(nodes, producer, [value.name for value in function.outputs])
 
 
-def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[int, tuple[tuple[str, str], ...]]:
-    """Return by cluster the updates in place that it can make itself.
+def _order_updates(function: Function, boundaries: Sequence[_Boundary]) -> None:
+    """Have what writes the output of an alias wait for all that read its input, except for what needs the output itself."""
+    readers = _readers(function, boundaries)
+    writer = {name: c for c, own in enumerate(boundaries) for name in own.exports}
+    for before, after in function.aliases:
+        last = writer.get(after)
+        if last is None:
+            continue
+        others = [c for c in readers[before] if c != last and c not in boundaries[last].control]
+        if others:
+            waiting = _followers(boundaries, writer, last)
+            boundaries[last].control.update(c for c in others if c not in waiting)
 
-    Those are the aliases whose output it makes from an input without other readers: another region that reads the input may run
-    later and must find the old value. The others stay with the outer Function alone, whose runner copies the output into the
-    input when all is done.
-    """
-    found: dict[int, tuple[tuple[str, str], ...]] = {}
+
+def _followers(boundaries: Sequence[_Boundary], writer: Mapping[str, int], first: int) -> set[int]:
+    """Return the clusters that run after one."""
+    after: list[list[int]] = [[] for _ in boundaries]
+    for c, own in enumerate(boundaries):
+        for earlier in {*own.control, *(writer[name] for name in own.inputs if name in writer)}:
+            after[earlier].append(c)
+    found, waiting = {first}, [first]
+    while waiting:
+        new = [c for c in after[waiting.pop()] if c not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _readers(function: Function, boundaries: Sequence[_Boundary]) -> dict[str, list[int]]:
+    """Return, by the input of each alias, the clusters that read it."""
     readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}
     for c, boundary in enumerate(boundaries):
         for name in readers.keys() & boundary.inputs.keys():
             readers[name].append(c)
+    return readers
+
+
+def _inner_aliases(
+    function: Function, boundaries: Sequence[_Boundary], rank: Mapping[int, int]
+) -> dict[int, tuple[tuple[str, str], ...]]:
+    """Return by cluster the updates in place that it can make itself.
+
+    Those are the aliases whose output it makes from an input that no later cluster reads: it must find the old value. The others
+    stay with the outer Function alone, whose runner copies the output into the input when all is done.
+    """
+    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    readers = _readers(function, boundaries)
     given = {value.name for value in function.outputs}
     for before, after in function.aliases:
-        if len(readers[before]) == 1 and after in boundaries[readers[before][0]].exports and before not in given:
-            found[readers[before][0]] = (*found.get(readers[before][0], ()), (before, after))
+        last = max(readers[before], key=rank.__getitem__, default=None)
+        if last is not None and after in boundaries[last].exports and before not in given:
+            found[last] = (*found.get(last, ()), (before, after))
     return found
 
 

@@ -15,6 +15,7 @@ from xrt.partition.eligible_engines import EligibleEngines, Refused, check_all_t
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
+from xrt.partition.update_placement import place_updates
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -50,7 +51,9 @@ def partition(
     options.check_pins(names)
     with pause_gc(len(function.nodes)):
         homes = DeviceMap(device, devices)
-        choices = EligibleEngines.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names], capability)
+        where = [homes.of(spec) for _, spec in names]
+        choices = EligibleEngines.of(function, engines, options.pins, refused, where, capability)
+        choices = place_updates(function, engines, choices, where)
         candidates = choices.candidates()
         check_all_taken(function, choices, candidates, options.pins, strict)
         found = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)

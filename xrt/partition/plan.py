@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from xrt.graph import Attribute, AttrKind, Function, Node
+from xrt.graph import Attribute, AttrKind, Function, Node, TensorType
+from xrt.graph.memory_forecast import count_recomputed, estimate_peak
 from xrt.partition.grouping import ReasonGroup, group, group_reasons, list_some
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.transfers import Transfer, find_transfers
+
+if TYPE_CHECKING:
+    from xrt.partition.cost_table import CostTable
+    from xrt.partition.stages import Stage
 
 __all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
 
@@ -106,9 +112,42 @@ class Plan:
         """The boundaries between devices: each value that crosses, once per direction. Empty where all is on one device."""
         return tuple(find_transfers(self.function, self.launches, self.device))
 
+    def estimate_peak(self) -> int | None:
+        """Return the most bytes that computed values take at once, in and between launches; None where a size is not known.
+
+        Engines may order a region's nodes otherwise, and need memory to compute on top of it. Linear.
+        """
+        updated = {after for _, after in self.function.aliases}
+        last = {name: i for i, node in enumerate(self.function.nodes) for name in node.uses}
+        last.update((value.name, len(self.launches)) for value in self.function.outputs)
+        alive: dict[str, int] = {}
+        most = 0
+        for number, launch in enumerate(self.launches):
+            inner = estimate_peak(launch.function, updated)
+            sizes = {v.name: v.type.nbytes if isinstance(v.type, TensorType) else None for v in launch.function.outputs}
+            if inner is None or None in sizes.values():
+                return None
+            most = max(most, sum(alive.values()) + inner)
+            alive.update((name, size or 0) for name, size in sizes.items() if name not in updated)
+            alive = {name: size for name, size in alive.items() if last.get(name, -1) > number}
+        return most
+
     def get_device(self, launch: Launch) -> str:
         """Return where a launch runs."""
         return launch.device or self.device
+
+    def stages(
+        self, count: int, *, memory: int | None = None, costs: CostTable | None = None, sizes: Mapping[str, int] | None = None
+    ) -> tuple[Stage, ...]:
+        """Return the plan in so many consecutive stages, each a Plan for a process of its own.
+
+        Their costs are balanced, by ``costs`` where regions were measured, with the fewest bytes between them that this allows.
+        The weights and values of each need at most ``memory`` bytes. ``sizes`` are those of symbolic dims. Launches are cut where
+        there are too few of them, or too large ones. Raises PlanError where there are no such stages. Nearly linear in the nodes.
+        """
+        from xrt.partition.stages import cut_stages  # for plans of several processes alone
+
+        return cut_stages(self, count, memory, costs, sizes)
 
     def _repr_html_(self) -> str:
         """Return the plan as pictures and tables for a notebook."""
@@ -141,6 +180,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
+    if again := count_recomputed(plan.function):
+        peak = plan.estimate_peak()
+        most = "" if peak is None else f"; values take at most {peak:,} bytes at once"
+        yield f"memory: {_counted(again, 'node')} computed again{most}"
     for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
         first, *others = alike
         yield from _launch_lines(first)

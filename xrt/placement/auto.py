@@ -17,9 +17,11 @@ from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, p
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import load_cost_table, plan_by_priority
+from xrt.placement.background import BackgroundWork
+from xrt.placement.background_search import can_search_in_worker, search_in_worker
 from xrt.placement.budget import BOUNDS
 from xrt.placement.quantized_form import make_planned_function
-from xrt.placement.reference import Bench
+from xrt.placement.reference import LEAST_PATIENCE, Bench
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.placement.result import CandidateComparison
@@ -64,8 +66,6 @@ class Lower(Protocol):
 
 
 FETCHED = "placed as it is without the values that are fetched"
-LEAST_PATIENCE = 2.0
-"""Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
 
 
 # ------------------------------------------------------------------ where nodes go
@@ -192,16 +192,36 @@ class AutoPlacement:
         request, left_out = self._make_request(function, budget)
         if lower is not None and not retune and (known := lower.find_stored(request, store)) is not None:
             return known
-        spent = 0.0 if began is None else self.clock() - began
         if (name := _open_input(function)) is not None and values is None:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
             )
-        bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
-        with bench, self._watch(progress, function, budget) as report:
-            start, exact_budget = self.clock(), budget if lower is None else budget / 2
-            found = tune(
-                replace(request, retune=retune, spent=spent, budget=exact_budget),
+        start, spent = self.clock(), 0.0 if began is None else self.clock() - began
+        exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
+        found = self._search(exact, values, progress, store)
+        found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
+        if lower is None or found.how == "interrupted":
+            return found
+        seconds = max(budget - spent - (self.clock() - start), budget / 2)
+        with self._watch(progress, function, seconds) as report:
+            found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
+        lower.keep(found, request, store)
+        return found
+
+    def _search(
+        self,
+        request: PlacementRequest,
+        values: Sequence[Any] | None,
+        progress: ProgressCallback | bool | None,
+        store: CostStore | None,
+    ) -> TuningResult:
+        """Return the exact placement that a search finds, in this process or for background work in a worker."""
+        if isinstance(progress, BackgroundWork) and values is not None and can_search_in_worker(request):
+            return search_in_worker(request, progress, cache=self.cache, inputs=values, memory=self.options.memory_limit)
+        bench = Bench(request.context.threads, max(request.budget / 4, LEAST_PATIENCE))
+        with bench, self._watch(progress, request.function, request.budget) as report:
+            return tune(
+                request,
                 cache=self.cache,
                 reference=bench.reference(),
                 store=store,
@@ -209,12 +229,6 @@ class AutoPlacement:
                 progress=report,
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
             )
-            found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
-            if lower is not None and found.how != "interrupted":
-                seconds = max(budget - spent - (self.clock() - start), budget / 2)
-                found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
-                lower.keep(found, request, store)
-        return found
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
@@ -242,7 +256,7 @@ class AutoPlacement:
         engines, implicit = _drop_twins(request.engines), request.implicit
         if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
             asked = base.asked if base.asked and not base.lowered else engines
-            engines = tuple(one for one in asked if one.spec in assignment.values())
+            engines = tuple(one for one in asked if one.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.profiling.activations import Reference
 
-__all__ = ["load_cost_table", "load_decision", "tune"]
+__all__ = ["load_cost_table", "load_decision", "tune", "warn_unmeasured"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def tune(
         tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
         _keep(tuned, request, store)
-    _tell(tuned, request.function)
+    warn_unmeasured(tuned, request.function)
     return tuned
 
 
@@ -169,8 +169,8 @@ def _within_devices(table: CostTable, homes: DeviceMap) -> CostTable:
     return replace(table, boundaries=FrozenDict(within))
 
 
-def _tell(tuned: TuningResult, function: Function) -> None:
-    """Warn where nothing could be measured."""
+def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
+    """Issue a PlacementWarning where nothing could be measured."""
     if tuned.how != "priority":
         return
     unmeasured = [f"{spec}: {reason}" for spec, reason in tuned.unmeasured.items()]

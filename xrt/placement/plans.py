@@ -35,6 +35,8 @@ class Candidates:
     options: ClusteringOptions
     implicit: str | None
     homes: DeviceMap
+    everything: tuple[GraphCompiler, ...] = ()
+    """The engines, the implicit one included."""
 
     @classmethod
     def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
@@ -44,8 +46,8 @@ class Candidates:
         if implicit is not None and named:
             answers = SupportMatrix.of(function, named, [homes.of(engine.spec) for engine in named])
             if all(answers.supporting_engines()):
-                return cls(function, tuple(named), options, None, homes)
-        return cls(function, tuple(engines), options, implicit, homes)
+                return cls(function, tuple(named), options, None, homes, tuple(engines))
+        return cls(function, tuple(engines), options, implicit, homes, tuple(engines))
 
     @cached_property
     def priority(self) -> Plan:
@@ -70,6 +72,20 @@ class Candidates:
     def wholes(self) -> tuple[Plan, ...]:
         """The plans of one engine each that keep the caller's options, those that are known to fail among them."""
         return tuple(filter(self.is_allowed, list_single_engine_plans(self.function, self.engines, self.homes, self.capability)))
+
+    @cached_property
+    def updating(self) -> tuple[Plan, ...]:
+        """The plans of one engine each, but for updates of state that it would copy and another engine writes in place."""
+        found = []
+        for whole in self.wholes if self.function.aliases else ():
+            spec = whole.launches[0].engine if whole.launches else ""
+            engines = sorted(self.everything, key=lambda engine: engine.spec != spec)
+            with suppress(PlanError):
+                where = self.homes
+                plan = partition(self.function, engines, self.options, device=where.device, devices=where.by_engine)
+                if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.options):
+                    found.append(plan)
+        return tuple(found)
 
     def is_allowed(self, plan: Plan) -> bool:
         return is_allowed(plan, self.engines, self.options)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xrt.verify import WitnessedReference, Witnesses
     from xrt.worker.isolated_engine import IsolatedEngine
 
-__all__ = ["REFERENCE", "Bench", "evaluate", "is_borrowed"]
+__all__ = ["LEAST_PATIENCE", "REFERENCE", "Bench", "evaluate", "is_borrowed"]
 
 
 def is_borrowed(node: Node, function: Function) -> bool:
@@ -29,6 +29,8 @@ def is_borrowed(node: Node, function: Function) -> bool:
 
 LIMIT = 30.0
 """Seconds that a witness may take for a compile or a run of one node."""
+LEAST_PATIENCE = 2.0
+"""Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
 
 
 @dataclass(eq=False)

@@ -104,9 +104,14 @@ class TuningSession(Racing):
         self.table = survey.table
 
     def _race_wholes(self) -> None:
-        """Let the plans of one engine that were measured race: where little time is left, mixtures may leave none for that."""
+        """Let the plans of one engine that were measured race, and what they are with updates of state in place elsewhere.
+
+        Where little time is left, mixtures may leave none for that.
+        """
         met = {make_partition_key(plan) for plan in self.proposals}
-        measured = (plan for plan in self.candidates.wholes if isinstance(self._alone(plan), MeasuredCost))
+        measured = [plan for plan in self.candidates.wholes if isinstance(self._alone(plan), MeasuredCost)]
+        main = {plan.launches[0].engine for plan in measured if plan.launches}
+        measured += [plan for plan in self._reach.updating if main & {launch.engine for launch in plan.launches}]
         if fresh := [plan for plan in measured if make_partition_key(plan) not in met]:
             self.proposals = (*self.proposals, *fresh)
             self._settle()
@@ -234,7 +239,8 @@ class TuningSession(Racing):
             propose_plans, self.function, given.engines, table, limit=limit, options=AT_ONCE, device=self.request.device_map
         )
         found = self._in_time(proposing)
-        plans = {make_partition_key(plan): plan for plan in (*filter(given.is_allowed, found), *given.wholes)}
+        with_updates = (*given.updating, *given.wholes)
+        plans = {make_partition_key(plan): plan for plan in (*filter(given.is_allowed, found), *with_updates)}
         with suppress(PlanError):  # what takes all may not have started yet
             plans.setdefault(make_partition_key(given.priority), given.priority)
         return tuple(plans.values())

@@ -51,6 +51,8 @@ class WorkerDied(WorkerLost):
         """Its exit status; of one that a signal has ended, the signal's number, negative."""
         self.output = output
         """What it has written, if that was kept."""
+        self.is_crash = code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM)
+        """Whether its own code has ended it: the other two signals come from outside."""
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         """How it ended: the signal's name, or the status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
@@ -88,18 +90,24 @@ class WorkerProcess:
     """A Python process that serves requests; one at a time. It starts at once, and the first request waits for it."""
 
     def __init__(
-        self, entry: str, *arguments: str, environment: Mapping[str, str] = NOTHING_ADDED, keeps_output: bool = True
+        self,
+        entry: str,
+        *arguments: str,
+        environment: Mapping[str, str] = NOTHING_ADDED,
+        keeps_output: bool = True,
+        niceness: int = 0,
     ) -> None:
         """Start ``entry``, which `xrt.processes.server.serve`s the socket of the number that is its first argument.
 
-        What the process writes is kept for `WorkerDied`, or goes to this process's standard error.
+        What the process writes is kept for `WorkerDied`, or goes to this process's standard error. ``niceness`` is as in
+        `start_python`.
         """
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output = tempfile.TemporaryFile("w+", errors="replace") if keeps_output else None  # noqa: SIM115  # _end closes it
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with its:
-            number = str(its.fileno())
-            self._process = start_python(entry, number, *arguments, environment=environment, inherited=[its.fileno()], **streams)
+            terms: dict[str, Any] = {"environment": environment, "inherited": [its.fileno()], "niceness": niceness}
+            self._process = start_python(entry, str(its.fileno()), *arguments, **terms, **streams)
         self._channel, self._output = mine, output
         self._is_ready = False
         self.end = weakref.finalize(self, _end, self._process, mine, output)
@@ -181,6 +189,10 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether it has not been ended from here; it may have died since the last answer."""
         return self.end.alive
+
+    def kill(self) -> None:
+        """Kill the process, also while another thread asks it: that one's request raises WorkerDied, and releases the rest."""
+        self._process.kill()
 
     def close(self) -> None:
         """Let the process end by itself, which lets it clean up; kill it where it does not."""

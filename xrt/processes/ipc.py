@@ -43,13 +43,20 @@ class SharedBuffer:
         handle = os.memfd_create("xrt", os.MFD_CLOEXEC)
         try:
             os.truncate(handle, self.size)
-            with mmap.mmap(handle, self.size) as mapped:
-                for offset, data in self._blocks:
-                    mapped[offset : offset + data.nbytes] = data
+            for offset, data in self._blocks:
+                _write(handle, data, offset)
         except BaseException:
             os.close(handle)
             raise
         return handle
+
+
+def _write(handle: int, data: memoryview, offset: int) -> None:
+    """Write bytes without the interpreter's lock: other threads run while gigabytes are copied."""
+    left = data.cast("B") if data.nbytes else data
+    while left.nbytes:
+        written = os.pwrite(handle, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:

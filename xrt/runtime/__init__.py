@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from xrt.runtime.program import Program as Program
     from xrt.runtime.threads import available_cores as available_cores
     from xrt.runtime.threads import default_budget as default_budget
+    from xrt.runtime.threads import find_granted_threads as find_granted_threads
     from xrt.runtime.threads import resolve_thread_budget as resolve_thread_budget
+    from xrt.runtime.threads import set_budget_source as set_budget_source
     from xrt.runtime.threads import set_default_budget as set_default_budget
 
 _MODULES = {
@@ -55,7 +57,9 @@ _MODULES = {
     "make_timed_call": "xrt.runtime.multi_device",
     "on_device": "xrt.runtime.multi_device",
     "parse_device_kind": "xrt.runtime.devices",
+    "find_granted_threads": "xrt.runtime.threads",
     "resolve_thread_budget": "xrt.runtime.threads",
+    "set_budget_source": "xrt.runtime.threads",
     "set_default_budget": "xrt.runtime.threads",
     "to_host": "xrt.runtime.devices",
     "to_run_failed": "xrt.runtime.failures",

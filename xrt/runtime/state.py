@@ -60,17 +60,21 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
     may, where its engine allows it.
     """
     found: list[Update] = []
+    pairs: dict[int, frozenset[tuple[int, int]]] = {}
     taken: set[int] = set()
     for place, target in table.aliases:
         source = table.outputs[place]
         step = table.writer.get(source)
-        reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step)
+        reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step, pairs)
         taken.add(source)
         found.append(Update(table.names[target], table.names[source], source, target, step, reason))
     return tuple(found)
 
 
-def _why_copied(table: ValueTable, source: int, target: int, number: int | None) -> str:
+def _why_copied(
+    table: ValueTable, source: int, target: int, number: int | None, known: dict[int, frozenset[tuple[int, int]]]
+) -> str:
+    """Return why an alias is copied; ``known`` remembers the pairs that executables propose, by step."""
     if number is None:
         return "no engine computes it"
     if target in table.outputs:
@@ -81,7 +85,9 @@ def _why_copied(table: ValueTable, source: int, target: int, number: int | None)
     mine, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
         return "" if _fills(step, mine, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
-    pairs = step.executable.inplace_pairs()
+    pairs = known.get(number)
+    if pairs is None:
+        pairs = known[number] = frozenset(step.executable.inplace_pairs())
     if step.reads.count(target) == 1 and (step.reads.index(target), mine) in pairs:
         return ""
     return f"engine {engine!r} cannot write it in place in {step.launch.name}"

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_cores", "default_budget", "resolve_thread_budget", "set_default_budget"]
+__all__ = [
+    "available_cores",
+    "default_budget",
+    "find_granted_threads",
+    "resolve_thread_budget",
+    "set_budget_source",
+    "set_default_budget",
+]
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -18,6 +25,7 @@ class _Process:
     """Settings of this process."""
 
     budget: int | None = None
+    source: Callable[[], int | None] | None = None
 
 
 def available_cores() -> int:
@@ -41,13 +49,32 @@ def resolve_thread_budget(asked: int | None) -> int:
 
 
 def default_budget() -> int:
-    """Return the budget of a module that names none: the cores, unless `set_default_budget` said fewer."""
-    return available_cores() if _Process.budget is None else min(_Process.budget, available_cores())
+    """Return the budget of a module that names none: of `set_default_budget`, else of `set_budget_source`, else the cores.
+
+    It is never more than the cores.
+    """
+    asked = _Process.budget if _Process.budget is not None else find_granted_threads()
+    return available_cores() if asked is None else min(asked, available_cores())
 
 
 def set_default_budget(threads: int | None) -> None:
     """Set the budget of modules made from now on that name none; None is the cores."""
     _Process.budget = threads
+
+
+def set_budget_source(source: Callable[[], int | None] | None) -> None:
+    """Set a function that returns the threads which a scheduler has granted to this process, or None where it has granted none.
+
+    It is for integrations: an actor of a cluster has fewer cores than its process may run on. The function is called whenever a
+    module is made or loaded; None removes it. A budget that a user names, for a module or by `set_default_budget`, goes first.
+    """
+    _Process.source = source
+
+
+def find_granted_threads() -> int | None:
+    """Return what `set_budget_source` grants, at least 1; None where there is no source, or it grants nothing."""
+    granted = None if _Process.source is None else _Process.source()
+    return None if granted is None else max(1, granted)
 
 
 # ------------------------------------------------------------------ quotas of control groups

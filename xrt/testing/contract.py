@@ -277,7 +277,7 @@ class Contract(SuiteBase):
         function = data.draw(functions(self.supported_form(aliases=False)))
         engine, inputs = self.made(), make_random_inputs(function, 1)
         executable = compile_or_skip(engine, function, inputs)
-        context = CompileContext(workdir=tmp_path_factory.mktemp("saved"))
+        context = CompileContext(workdir=tmp_path_factory.mktemp("saved"), is_shared=True)
         results = _saved_and_run(engine, executable, function, context)
         executable.close()
         if results is not None:

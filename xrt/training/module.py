@@ -11,6 +11,7 @@ from xrt.graph import Function
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
 from xrt.training.models import capture_for_inference, read_model
+from xrt.training.recomputation import AUTO
 from xrt.training.steps import RATE, STEP, list_parameters, step
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ __all__ = ["TrainModule"]
 class TrainModule:
     """A model in training: each call is one step, which returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of `xrt.training.step`,
-    other options those of `XRTModule`: engines, pins, checks. The parameters and what the optimizer remembers belong to this
-    module; the model's own constants stay as they are. For a `torch.nn.Module` give example inputs as ``args``; its parameters
-    and buffers are the first values here. Raises what `step` and `XRTModule` do.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps``, ``seed`` and ``recompute`` are those of
+    `xrt.training.step`, and so is ``memory_limit`` under ``recompute="auto"``; other options are those of `XRTModule`: engines,
+    pins, checks. The parameters and what the optimizer remembers belong to this module; the model's own constants stay as they
+    are. For a `torch.nn.Module` give example inputs as ``args``; its parameters and buffers are the first values here. Raises
+    what `step` and `XRTModule` do.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class TrainModule:
         clip_norm: float | None = None,
         accumulation_steps: int = 1,
         seed: int = 0,
+        recompute: str | Sequence[str] | None = None,
+        memory_limit: int | None = None,
         learning_rate: float = 1e-3,
         args: tuple[Any, ...] | None = None,
         **options: Any,
@@ -61,7 +65,11 @@ class TrainModule:
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             seed=seed,
+            recompute=recompute,
+            memory_limit=memory_limit if recompute == AUTO else None,
         )
+        if memory_limit is not None and recompute != AUTO:
+            options["memory_limit"] = memory_limit
         self._given = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step: its plan, explanation and profile."""

@@ -6,8 +6,8 @@ by step. The formulas are recorded as arithmetic, which every engine supports; O
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -29,15 +29,26 @@ class StepContext:
     """The learning rate: a scalar of float32."""
     count: Tensor
     """The number of this step, from 1 on: a scalar of int64."""
+    _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+    """What was computed for one parameter and serves all."""
 
     def rate_for(self, parameter: Tensor) -> Tensor:
         """Return the learning rate in the parameter's element type."""
-        return self.rate.astype(parameter.dtype)
+        return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
     def one_minus_power(self, base: float, like: Tensor) -> Tensor:
         """Return 1 - base^count, computed in float64: in float32 the first steps lose digits."""
-        count = self.count.astype(DType.FLOAT64)
-        return (1 - emit("Pow", np.asarray(base, np.float64), count)).astype(like.dtype)
+
+        def compute() -> Tensor:
+            count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
+            return (1 - emit("Pow", np.asarray(base, np.float64), count)).astype(like.dtype)
+
+        return self._once((base, like.dtype), compute)
+
+    def _once(self, key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
+        if key not in self._scalars:
+            self._scalars[key] = compute()
+        return self._scalars[key]
 
 
 @dataclass(frozen=True)

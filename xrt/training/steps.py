@@ -20,6 +20,7 @@ from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
 from xrt.training.models import read_model
 from xrt.training.optimizers import SGD, Optimizer, StepContext
+from xrt.training.recomputation import apply_recomputation
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
@@ -57,6 +58,8 @@ def step(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
     seed: int = 0,
+    recompute: str | Sequence[str] | None = None,
+    memory_limit: int | None = None,
     args: tuple[Any, ...] | None = None,
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
@@ -75,6 +78,10 @@ def step(
     says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
     of If, Loop or Scan is left to the engine.
 
+    ``recompute`` names nodes before the loss that are computed again for the gradient instead of their results being kept:
+    operators (``"Tanh|Softmax"``), node names (``"name:*/attention/*"``), or several such patterns. ``"auto"`` chooses them so
+    that the values that the loss and the gradients take at once, state excepted, are at most ``memory_limit`` bytes.
+
     A `torch.nn.Module` is captured with the example inputs ``args``, in the mode in which it is: call ``train()`` on it before.
     Its parameters that require a gradient are trained, those that match where patterns are given; buffers that it updates are
     state. A state is zeros at first here too: `TrainModule` sets it to the module's.
@@ -92,14 +99,16 @@ def step(
     seeded, drawn = write_dropout(read.function, seed)
     promoted = promote(_with_loss(seeded, loss), chosen)
     name = _find_loss(promoted, loss, drawn)
-    found = gradient(promoted, of=name, with_respect_to=tuple(chosen))
+    # Gradients of the last layers are known first: engines compute outputs in their order, and drop what was read last.
+    order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
+    found = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(found)
     outputs, gradients = found.outputs[: -len(chosen)], found.outputs[-len(chosen) :]
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
         rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
-        values = {name: tensors[value.name] for name, value in zip(chosen, gradients, strict=True)}
+        values = {name: tensors[value.name] for name, value in zip(order, gradients, strict=True)}
         recorder = StateRecorder(builder)
         if accumulation_steps > 1:
             values = accumulate(recorder, tensors, values, accumulation_steps)
@@ -107,9 +116,11 @@ def step(
             values = _clip(values, clip_norm)
         at = StepContext(rate, before + 1)
         recorder.add(STEP, before, at.count)
-        _update_all(recorder, tensors, at, values, optimizer)
+        moments = {n: {slot: builder.input(f"{n}.{slot}", tensors[n].type) for slot in optimizer.list_slots()} for n in chosen}
+        _update_all(recorder, tensors, at, values, moments, optimizer)
     built = builder.function().replace(aliases=found.aliases, doc=found.doc, metadata=found.metadata)
-    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
+    built = declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
+    return apply_recomputation(built, [value.name for value in outputs], recompute, memory_limit)
 
 
 def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:
@@ -151,15 +162,26 @@ def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
     return {name: g * scale for name, g in gradients.items()}
 
 
+def _find_first_use(function: Function, name: str) -> int:
+    """Return the number of the first node that reads a value; that of the last node where none does."""
+    users = function.users(name)
+    made = next(iter(users[0].node.defines), "") if users else ""
+    place = function.position(made)
+    return len(function.nodes) if place is None else place
+
+
 def _update_all(
-    recorder: StateRecorder, tensors: Mapping[str, Tensor], at: StepContext, gradients: Mapping[str, Tensor], optimizer: Optimizer
+    recorder: StateRecorder,
+    tensors: Mapping[str, Tensor],
+    at: StepContext,
+    gradients: Mapping[str, Tensor],
+    moments: Mapping[str, Mapping[str, Tensor]],
+    optimizer: Optimizer,
 ) -> None:
     """Record the update of every parameter."""
-    builder = recorder.builder
     for name, value in gradients.items():
-        parameter = tensors[name]
-        slots = {slot: builder.input(f"{name}.{slot}", parameter.type) for slot in optimizer.list_slots()}
-        with builder.scope(f"{name}/update"):
+        parameter, slots = tensors[name], moments[name]
+        with recorder.builder.scope(f"{name}/update"):
             following, changed = optimizer.update(at, parameter, value, slots)
         recorder.add(name, parameter, following)
         for slot, before in slots.items():

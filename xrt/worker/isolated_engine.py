@@ -28,7 +28,7 @@ from xrt.runtime.devices.registry import list_device_factories
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "identify", "why_not_isolated"]
+__all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "describe_compile", "identify", "why_not_isolated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,9 @@ class IsolatedEngine(GraphCompiler):
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return () if self.runs else self.inner.list_mutable_inputs(node, function)
+
     def why_not_dynamic(self, function: Function) -> str | None:
         return self.inner.why_not_dynamic(function)
 
@@ -177,6 +180,9 @@ class IsolatedEngine(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        return self.inner.serves_threads(saved, threads)
+
 
 class RemoteExecutable(Executable):
     """An executable in a worker. If the worker died because of another region, it is made again in the next one."""
@@ -192,17 +198,11 @@ class RemoteExecutable(Executable):
         self._made, self._generation = self._compiled()
 
     def _compiled(self) -> tuple[int, int]:
-        home, context, buffer = self._home, self._context, SharedBuffer()
+        home, buffer = self._home, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
             "saved": None if self._saved is None else buffer.put(self._saved.cast("B")),
-            **identify(home.engine),
-            "function": put_function(buffer, self._function),
-            "options": asdict(context.options),
-            "device": context.device,
-            "plugs": list_device_factories() if context.device != "cpu" else {},
-            "threads": context.threads,
-            "keep": str(context.keep or ""),
+            **describe_compile(buffer, home.engine, self._function, self._context),
         }
         with home.lock:
             try:
@@ -279,6 +279,19 @@ def identify(engine: GraphCompiler) -> dict[str, str]:
     """Return what tells a worker which engine is meant."""
     cls = type(engine)
     return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
+
+
+def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
+    """Put a Function into the memory, and return what tells a worker to compile it."""
+    return {
+        **identify(engine),
+        "function": put_function(buffer, function),
+        "options": asdict(context.options),
+        "device": context.device,
+        "plugs": list_device_factories() if context.device != "cpu" else {},
+        "threads": context.threads,
+        "keep": str(context.keep or ""),
+    }
 
 
 def _filled(results: list[Any], options: RunOptions) -> list[Any]:

@@ -215,6 +215,14 @@ class GraphCompiler(abc.ABC):
         """
         return False
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        """Return the node's inputs, by place, over which the engine may write its first result where nothing else reads them.
+
+        Asked of nodes that update state: what one engine of a list would copy goes to one that writes in place. Pure and cheap.
+        An engine with an `OpTable` answers by the ``mutable`` of its kernels. The default is none.
+        """
+        return ()
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
@@ -258,6 +266,14 @@ class GraphCompiler(abc.ABC):
         bytes, often a mapped file, and may be kept; ``context.workdir`` is gone when this returns.
         """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
+
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whether what `save` wrote under a budget of ``saved`` threads is right and as quick under a budget of ``threads``.
+
+        It is where `load` gives the library its threads and the compile does not depend on their number. The default is
+        conservative: a compiled form serves its own budget.
+        """
+        return saved == threads
 
     @property
     def implementation(self) -> type[GraphCompiler]:

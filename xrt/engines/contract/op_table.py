@@ -144,6 +144,11 @@ class OpTable(Generic[K]):
         found = self.find(node, function, device)
         return found if isinstance(found, str) else None
 
+    def list_mutable_inputs(self, node: Node, function: Function, device: str = "cpu") -> tuple[int, ...]:
+        """Return the inputs, by place, over which the node's kernel may write its result; none where no kernel serves it."""
+        found = self.find(node, function, device)
+        return () if isinstance(found, str) else tuple(place for place in found.mutable if place < len(node.inputs))
+
     def __iter__(self) -> Iterator[Kernel[K]]:
         for kernels in self._kernels.values():
             yield from kernels

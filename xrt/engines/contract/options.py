@@ -88,6 +88,9 @@ class CompileContext:
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)
     """Whether `save` follows the compile: an engine may then share work between the two."""
+    is_shared: bool = field(default=False, compare=False)
+    """Whether `save` is for a file that several processes load: an engine may then add what each of them would make for itself,
+    such as packed weights, for `load` to map."""
 
     def in_full_precision(self) -> CompileContext:
         """Return the context for an engine that lowers no precision, which strict types do not allow."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,9 @@ class LazyEngine(GraphCompiler):
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return self.inner.list_mutable_inputs(node, function)
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         return self.inner.remarks(function)
 
@@ -78,6 +81,9 @@ class LazyEngine(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return self.inner.load(data, function, context)
+
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        return self.inner.serves_threads(saved, threads)
 
 
 class ImplicitEngine(LazyEngine):
@@ -91,21 +97,24 @@ class ImplicitEngine(LazyEngine):
 
 
 class RecordedSupportEngine(GraphCompiler):
-    """An engine by the answers that it has given before: it is asked nothing, and compiles nothing."""
+    """An engine by the answers that it has given before: it is not asked what it takes, and compiles nothing."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
         """``declined`` has the reasons by the names of nodes."""
-        self._spec = engine.spec
+        self._engine = engine
         self._declined = declined
         self.name = engine.name  # type: ignore[misc]  # as above
         self.devices = engine.devices  # type: ignore[misc]
 
     @property
     def spec(self) -> str:
-        return self._spec
+        return self._engine.spec
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return self._declined.get(node.name)
+
+    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        return self._engine.list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         raise NotImplementedError(f"{self.spec!r} was asked for answers alone")

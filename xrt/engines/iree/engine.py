@@ -86,6 +86,10 @@ class Iree(GraphCompiler):
         ready = preprocess(function)
         return IreeExecutable(data, ready, self._device(ready, context))
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: the code is cut into work groups of its own, which the device of the load shares out."""
+        return True
+
     def version(self) -> str:
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
 

@@ -27,6 +27,7 @@ from xrt.graph import DType
 __all__ = [
     "ABI",
     "DEVICES",
+    "ELEMENTWISE",
     "FAILED",
     "MAX_RANK",
     "MODEL_UPDATE",
@@ -50,7 +51,7 @@ __all__ = [
 ABI = 1
 """``XRT_KERNEL_ABI``."""
 OK, REFUSED, FAILED = 0, 1, 2
-TRAINING, MODEL_UPDATE = 1, 2
+TRAINING, MODEL_UPDATE, ELEMENTWISE = 1, 2, 4
 MAX_RANK = 16
 DEVICES = {1: "cpu", 2: "cuda"}
 """Kinds of device of DLPack, by XRT's name."""

@@ -48,8 +48,10 @@ class PreparedKernel:
         self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
         """The types of the outputs that the node has, by name."""
 
-    def can_overwrite(self, name: str) -> bool:
-        """Whether the kernel allows the first output to share the memory of the input of that name."""
+    def can_overwrite(self, name: str, place: int = 0) -> bool:
+        """Whether the kernel allows the output at that place to share the memory of the input of that name."""
+        if place and not self.kernel.flags & abi.ELEMENTWISE:
+            return False
         places = [index for index, given in enumerate(self.node.inputs) if given == name]
         return all(self.kernel.in_place >> index & 1 for index in places)
 

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int32, c_void_p, pointer
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,18 +103,21 @@ class NativeTape:
 
         return call
 
-    @property
-    def in_place(self) -> list[tuple[int, int]]:
+    @cached_property
+    def in_place(self) -> tuple[tuple[int, int], ...]:
         """The (input, output) pairs that may share memory: the input has no reader once the output is written."""
         last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
         writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
-        pairs = [(i, o) for i in range(len(self.inputs)) for o in range(len(self.outputs))]
-        return [(i, o) for i, o in pairs if self._may_share(self.inputs[i], last, *writers[self._names[o]], self._names[o])]
+        alike: dict[TensorType, list[int]] = {}
+        for place, given in enumerate(self.inputs):
+            alike.setdefault(given.type, []).append(place)
+        pairs = ((i, o) for o, name in enumerate(self._names) for i in alike.get(writers[name][1].outputs[name], ()))
+        may = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
+        return tuple(sorted(may))
 
-    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, name: str) -> bool:
+    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, place: int) -> bool:
         end = last.get(given.name, -1)
-        dead = end < index or (end == index and writer.node.outputs[0] == name and writer.can_overwrite(given.name))
-        return dead and given.type == writer.outputs[name]
+        return end < index or (end == index and writer.can_overwrite(given.name, writer.node.outputs.index(self._names[place])))
 
     def _call(self, given: Sequence[Array], results: Sequence[Array]) -> int:
         at = c.address_of

@@ -104,6 +104,11 @@ class OpenVino(GraphCompiler):
 
         return Terms(self.arithmetic == "native", self.float_tolerance)
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        from xrt.engines.toolkit.scatters import list_scattered_inputs
+
+        return list_scattered_inputs(node)
+
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         from xrt.engines.openvino.export import export_function
@@ -137,6 +142,10 @@ class OpenVino(GraphCompiler):
         executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth), inplace)
         executable.saved = data
         return executable
+
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: the blob is the graph before the plugin has chosen kernels, which it does when it imports it."""
+        return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Strict types are, where precision is not lowered."""

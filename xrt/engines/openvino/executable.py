@@ -177,8 +177,12 @@ class OpenVinoExecutable(Executable):
         return self._uses()
 
     def close(self) -> None:
+        """Free the model without the interpreter's lock, which the library holds unless a request is the last to refer to it."""
+        self.compiled = None
+        for frame in self._idle:
+            frame.forget_model()
         self._idle.clear()
-        self.compiled = self._held = None
+        self._held = None
 
     def _failed(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")

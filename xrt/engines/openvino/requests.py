@@ -74,7 +74,7 @@ class RequestFrame:
     def __init__(self, compiled: CompiledModel, *, empty: bool = False) -> None:
         """An empty frame has nothing set yet."""
         self._request = compiled.model.create_infer_request()
-        self._compiled = compiled
+        self._compiled: CompiledModel = compiled
         self._set: dict[tuple[str, int], object] = {}
         if empty:
             return
@@ -117,6 +117,10 @@ class RequestFrame:
         targets = [self._target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
         self.infer()
         return [self._result(*three) for three in zip(range(len(targets)), targets, buffers, strict=True)]
+
+    def forget_model(self) -> None:
+        """Let the request alone refer to the model; it runs no more."""
+        del self._compiled
 
     def infer(self) -> None:
         """Compute with what is set; the interpreter's lock is free meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +27,7 @@ from xrt.engines.ort.cuda import (
 from xrt.engines.ort.executable import OrtExecutable, list_computed_outputs, session_function
 from xrt.engines.ort.memory import AllocationTracker, report_memory
 from xrt.engines.ort.serialization import SavedSession, in_memory, optimize_model
-from xrt.engines.ort.session import ExportedModel, Provider, open_session, quiet_options
+from xrt.engines.ort.session import Bytes, ExportedModel, Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
 
 __all__ = ["Ort"]
+
+_log = logging.getLogger(__name__)
 
 _LEVELS = {
     "none": GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -126,6 +129,11 @@ class Ort(GraphCompiler):
 
         return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        from xrt.engines.toolkit.scatters import list_scattered_inputs
+
+        return list_scattered_inputs(node)
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         """Return a session over the Function; its large constants stay where they are and are not copied.
 
@@ -141,7 +149,7 @@ class Ort(GraphCompiler):
             handed = self._handed(function, context)
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        options = self._session_options(context.threads, context.device)
+        options = self._session_options(function, context.threads, context.device)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
         if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
@@ -155,7 +163,9 @@ class Ort(GraphCompiler):
         """
         try:
             with in_memory() as file:
-                return self._restored(optimize_model(function, handed, self._session_options(threads), file), function, threads)
+                return self._restored(
+                    optimize_model(function, handed, self._session_options(function, threads), file), function, threads
+                )
         except Exception:  # noqa: BLE001  # the library's errors have no common base
             return None
 
@@ -208,12 +218,25 @@ class Ort(GraphCompiler):
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
         if executable.saved is not None:
-            return executable.saved
+            return self._packed(executable.saved, executable.function, executable.files, context)
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed, options = self._handed(executable.function, context), self._session_options(context.threads)
+        handed, options = self._handed(executable.function, context), self._session_options(executable.function, context.threads)
         with (context.workdir / "session").open("w+b") as file:
-            return optimize_model(executable.function, handed, options, file)
+            data = optimize_model(executable.function, handed, options, file)
+        function = executable.function
+        return self._packed(data, function, SavedSession.read(data).export(function).files, context)
+
+    def _packed(self, data: memoryview, function: Function, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
+        """Return a saved session with the weights that the library packs, where several processes will load it."""
+        saved = SavedSession.read(data)
+        if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_UNPACKED, "0") == "1":
+            return data
+        try:
+            return saved.pack(files, self._load_options(function, 1), context.workdir)
+        except Exception:  # noqa: BLE001  # the library's errors have no common base; each process then packs for itself
+            _log.info("ONNX Runtime cannot save packed weights", exc_info=True)
+            return data
 
     def is_worth_saving(self, function: Function) -> bool:
         """Whether optimizing takes the library longer than it takes to find, check and map a file of the cache."""
@@ -223,18 +246,40 @@ class Ort(GraphCompiler):
         """Return a session over the optimised model, which the library takes as it is."""
         return self._restored(data, function, context.threads)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Whatever the budget: a session gets its threads when it is opened, and the optimizer does not look at them."""
+        return True
+
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
-        handed, border = saved.export(function), saved.border(function)
-        options = self._session_options(threads)
-        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-        executable = self._opened(border, handed, options, dict(saved.header["inplace"]))
+        border, inplace = saved.border(function), dict(saved.header["inplace"])
+        executable = self._mapped(saved, function, border, threads)
+        if executable is None:
+            executable = self._opened(border, saved.export(function), self._load_options(function, threads), inplace)
         executable.saved = data
         return executable
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return itself for int8: a quantized Function runs on its integer kernels of the CPU."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
+
+    def _mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
+        """Return a session whose packed weights are mapped; None where that cannot be, and the session packs its own."""
+        placed = saved.place(function)
+        if placed is None:
+            return None
+        try:
+            executable = self._opened(border, placed.handed, self._load_options(function, threads), dict(saved.header["inplace"]))
+        except Exception:  # noqa: BLE001  # the library's errors have no common base; if the model is to blame, it says so again
+            _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
+            return None
+        return executable if placed.release() else None
+
+    def _load_options(self, function: Function, threads: int) -> SessionOptions:
+        """Return the options for an optimized model, which is taken as it is."""
+        options = self._session_options(function, threads)
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+        return options
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
@@ -272,7 +317,7 @@ class Ort(GraphCompiler):
         why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
         return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
-    def _session_options(self, threads: int, device: str = "cpu") -> SessionOptions:
+    def _session_options(self, function: Function, threads: int, device: str = "cpu") -> SessionOptions:
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
@@ -287,7 +332,10 @@ class Ort(GraphCompiler):
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         exact = _EXACT_CONFIG if self.arithmetic == "exact" else {}
-        for key, value in {**own, **exact, **self.config}.items():
+        settings = {**own, **exact, **self.config}
+        if any(node.control for node in function.nodes):  # what waits for another node is not to be computed with an equal one
+            settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "CommonSubexpressionElimination")))
+        for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options
 
@@ -299,6 +347,7 @@ class Ort(GraphCompiler):
         return {key.removeprefix(start): value for key, value in self.provider_options.items() if key.startswith(start)}
 
 
+_UNPACKED = "session.disable_prepacking"
 _DISABLED = "optimization.disable_specified_optimizers"
 _CONFIG = {"session.force_spinning_stop": "1", _DISABLED: "WeightBiasQuantization"}
 """Threads that spin after a run slow down whatever runs next, another engine's region or another session, up to eight times.

@@ -16,10 +16,11 @@ from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.errors import LIBRARY, summarize_error
+from xrt.engines.ort.session import Bytes
 from xrt.engines.ort.session_calls import BoundSession, SessionCalls, through_frames
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
-from xrt.graph import Function, TensorType, Value
+from xrt.graph import FrozenDict, Function, TensorType, Value
 
 __all__ = ["OrtExecutable", "list_computed_outputs", "session_function"]
 
@@ -61,11 +62,11 @@ class OrtExecutable(Executable):
         self,
         function: Function,
         session: InferenceSession | None,
-        held: object = None,
+        files: Mapping[str, Bytes] = FrozenDict(),
         uses: Uses = tuple,
         inplace: Mapping[int, int] | None = None,
     ) -> None:
-        """`session` computes `list_computed_outputs`; None where there are none. `held` must live as long as it.
+        """`session` computes `list_computed_outputs`; None where there are none. `files` must live as long as it.
 
         `inplace` has, by place of an input, the output that the session may write over it; None to find it in the Function.
         """
@@ -75,7 +76,8 @@ class OrtExecutable(Executable):
         self.function = function
         self.saved: memoryview | None = None
         """What it was loaded from, where it was not compiled."""
-        self._held = held
+        self.files = files
+        """The memory of its weights, by the names of files in its model, which must live as long as the session."""
         self._inputs = [value.name for value in function.inputs]
         self._only = self._inputs[0] if len(self._inputs) == 1 else None
         self._names = [value.name for value in computed]
@@ -184,7 +186,7 @@ class OrtExecutable(Executable):
     def close(self) -> None:
         self._call = self._compute = _closed
         self._calls = None
-        self._held = None
+        self.files = FrozenDict()
 
     # ------------------------------------------------------------------ values to convert, copies, buffers of the caller's
 

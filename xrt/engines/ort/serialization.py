@@ -4,9 +4,10 @@ Most of the time to open a session is spent on graph optimisation: fusing, foldi
 kernels. The result is a model again. Unchanged weights are named by their place among the Function's constants and not stored.
 The others come first in the file, aligned, and are used in place.
 
-    weights    each at a multiple of 64 bytes
+    weights    each at a multiple of 64 bytes; then, for a file that several processes load, the weights that the library packs
     model      ONNX; its external data is in "weights", or in "constant_<n>"
-    header     JSON: names of inputs and outputs, the constants that are used, lengths of weights and model
+    mapped     with packed weights: the model again, for the library to map them and the others from the file itself
+    header     JSON: names of inputs and outputs, the constants that are used, lengths of weights and models, places in "mapped"
     8 bytes    length of the header
 """
 
@@ -17,12 +18,14 @@ import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
+from xrt.engines.ort.packed_weights import MarkedModel, PlacedModel, pack_weights, place_model
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.graph import Function, Node, Value
@@ -58,11 +61,46 @@ class SavedSession:
 
     def export(self, function: Function) -> ExportedModel:
         """Return what a session is made from, with the weights of an equal Function."""
-        size = self.header["weights"]
-        files = dict(self._constants(function))
-        if size:
-            files[_OWN] = np.frombuffer(self.data[:size], np.uint8)
-        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied=size)
+        return self._hand_over(dict(self._constants(function)))
+
+    def _hand_over(self, constants: Mapping[str, Bytes]) -> ExportedModel:
+        size, own = self.header["weights"], self.header.get("own", self.header["weights"])
+        files = {**constants, _OWN: np.frombuffer(self.data[:own], np.uint8)} if own else constants
+        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied=own)
+
+    @property
+    def has_packed(self) -> bool:
+        """Whether it has weights as the library packs them."""
+        return "marks" in self.header
+
+    def place(self, function: Function) -> PlacedModel | None:
+        """Return what a session is made from whose weights, packed ones too, the library maps from the file of this.
+
+        None where there are no packed ones, or the weights of the Function are not in the same file.
+        """
+        if not self.has_packed:
+            return None
+        start = self.header["weights"] + self.header["model"]
+        marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
+        return place_model(marked, {**dict(self._constants(function)), _OWN: np.frombuffer(self.data, np.uint8)})
+
+    def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
+        """Return this with the weights that the library packs, mapped from a file in the folder; itself where it packs none.
+
+        ``constants`` are the files of the session, ``options`` those of a load. What the library raises passes.
+        """
+        size, model_size = self.header["weights"], self.header["model"]
+        handed = self._hand_over({name: content for name, content in constants.items() if name != _OWN})
+        with (folder / "packed-session").open("w+b") as file:
+            file.write(self.data[:size])
+            marked = pack_weights(handed, options, folder, file, _OWN)
+            if marked is None:
+                return self.data
+            marks = {name: value for name, value in asdict(marked).items() if name != "model"}
+            changes = {"own": size, "weights": file.tell(), "mapped": len(marked.model), "marks": marks}
+            file.write(self.data[size : size + model_size])
+            file.write(marked.model)
+            return _finish(file, {**self.header, **changes})
 
     def _constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
         """Yield the constants that the model refers to; the nodes are looked at only for one that no digest finds."""
@@ -131,8 +169,14 @@ def optimize_model(function: Function, handed: ExportedModel, options: SessionOp
         "weights": file.tell(),
         "model": len(model),
     }
+    file.write(model)
+    return _finish(file, header)
+
+
+def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
+    """Write the header, and return the file mapped."""
     text = json.dumps(header).encode()
-    file.write(model + text + len(text).to_bytes(8, "little"))
+    file.write(text + len(text).to_bytes(8, "little"))
     file.flush()
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 

@@ -44,6 +44,8 @@ class ExportedModel:
     """The content of each external file that the model names. It must live as long as the session, which reads it there."""
     copied: int = 0
     """How many bytes of the files are copies of constants, as the library does not take these where they lie."""
+    folder: str = ""
+    """The folder of the file that the library maps itself; empty where it maps none."""
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +98,9 @@ def _end_spinning(session: InferenceSession) -> None:
 
 
 def give_files(handed: ExportedModel, options: SessionOptions) -> None:
-    """Let a session with these options find the model's external files in memory, and use them there."""
+    """Let a session with these options find the model's external files in memory, and use them there, or map the one on disk."""
+    if handed.folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", handed.folder)
     if handed.files:
         sizes = [content.nbytes for content in handed.files.values()]
         options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)

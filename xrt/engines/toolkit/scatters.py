@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from xrt.graph import Function, TensorType
+from xrt.graph import Function, Node, TensorType
 
-__all__ = ["SCATTERS", "find_inplace_outputs"]
+__all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs"]
 
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 """Operators that write parts of their first input, with other inputs of any shape."""
@@ -26,3 +26,8 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
         if node.op_type in SCATTERS and not node.domain and node.inputs[0] == value.name and node.outputs[0] in outputs:
             found[place] = outputs.index(node.outputs[0])
     return found
+
+
+def list_scattered_inputs(node: Node) -> tuple[int, ...]:
+    """Return the inputs, by place, over which such an engine may write the node's result."""
+    return (0,) if node.op_type in SCATTERS and not node.domain else ()

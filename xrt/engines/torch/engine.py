@@ -91,6 +91,10 @@ class Torch(GraphCompiler):
 
         return InductorExecutable(data, function, context)
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Loops that are shared are so among the threads of the call; Inductor shares none for one thread."""
+        return self.mode == "eager" or saved == threads or saved > 1
+
     def missing_features(self) -> str:
         from xrt.engines.torch.inductor.compiler import why_no_compiler
 

@@ -32,6 +32,11 @@ class TensorCall(Protocol):
         """Where the memory of constants begins that an output may share."""
         ...
 
+    @property
+    def packed(self) -> Sequence[torch.Tensor]:
+        """Copies of constants that kernels have made."""
+        ...
+
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
         ...
@@ -65,7 +70,9 @@ class TorchExecutable(Executable):
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
-        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
+        workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
+        packed = sum(one.nbytes for one in self.program.packed)
+        return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 
 
 def _converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:

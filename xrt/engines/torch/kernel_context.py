@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,8 @@ class TorchKernelContext(NodeInfo):
 
     compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
     """Makes a closed Function callable; `body` is the way for a node's own bodies."""
+    packed: list[Tensor] = field(default_factory=list)
+    """Copies of constants in another order, to which a kernel adds its own; an executable counts their memory."""
 
     def input_dtype(self, index: int) -> DType | None:
         """Return the element type of the input in that place; None where it is left out or not known."""

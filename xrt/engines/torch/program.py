@@ -7,7 +7,7 @@ number of threads may run one program at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -52,6 +52,8 @@ class TensorProgram:
     """Each step's node."""
     constants: frozenset[int]
     """Where the memory of constants begins: its own, and those of the programs of bodies and of definitions."""
+    packed: list[torch.Tensor] = field(default_factory=list)
+    """Copies of constants that kernels have made, those in bodies too."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
@@ -80,7 +82,7 @@ class TensorProgram:
         return [slots[i] for i in self.outputs]
 
 
-def make_program(function: Function) -> TensorProgram:
+def make_program(function: Function, packed: list[torch.Tensor] | None = None) -> TensorProgram:
     """Return a closed Function as a program; raises CompileRefused for a node that no kernel serves. Linear."""
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slots[""] = ABSENT
@@ -88,20 +90,21 @@ def make_program(function: Function) -> TensorProgram:
     for name, constant in function.constants.items():
         template[slots[name]] = from_numpy(constant.dtype)(constant.array)
     kept = set(find_addresses(template))
+    copies: list[torch.Tensor] = [] if packed is None else packed
 
     def make_inner(inner: Function) -> TensorProgram:
-        program = make_program(inner)
+        program = make_program(inner, copies)
         kept.update(program.constants)
         return program
 
     steps = []
     for node, dead in zip(function.nodes, list_last_uses(function), strict=True):
-        run = _kernel(TorchKernelContext(node, function, make_inner))
+        run = _kernel(TorchKernelContext(node, function, make_inner, copies))
         if node.op_type == "Constant":
             kept.update(find_addresses([run()]))
         steps.append(_step(run, node, slots, dead))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
-    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(kept))
+    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(kept), copies)
 
 
 def find_addresses(values: Sequence[Any]) -> Iterator[int]:

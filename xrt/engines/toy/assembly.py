@@ -11,7 +11,8 @@ from xrt.engines.contract.op_table import Kernel
 from xrt.engines.toy.interpreter import InterpretedExecutable
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, alone, with_segments
-from xrt.engines.toy.tape import Tape, make_tape
+from xrt.engines.toy.tape import StepKernel, Tape, make_tape
+from xrt.engines.toy.update_order import order_updates
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
@@ -59,25 +60,24 @@ class Assembly:
 
     # ------------------------------------------------------------------ in Python
 
-    def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> InterpretedExecutable:
+    def _played(
+        self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
+    ) -> InterpretedExecutable:
+        function = order_updates(function)
         return InterpretedExecutable(function, self._tape(function, segment), self._threads, self._choice.has_native)
 
-    def _tape(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Tape:
-        def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
-            run = segment(node)
-            return (run, ()) if run is not None else self._kernel(node, function)
+    def _tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
+        return make_tape(function, lambda node: segment(node) or self._kernel(node, function), self._choice.engine)
 
-        return make_tape(function, kernel_of, self._choice.engine)
-
-    def _kernel(self, node: Node, function: Function) -> tuple[Run, tuple[int, ...]]:
-        """Return what runs a node in Python, and the inputs that it may overwrite."""
+    def _kernel(self, node: Node, function: Function) -> StepKernel:
+        """Return what runs a node in Python."""
         found = self._choice.in_python(node, function)
         if isinstance(found, str):
-            return self._native_only(node, function, found), ()
+            return StepKernel(self._native_only(node, function, found))
         env = KernelContext(node, function, np, self._body)
         if isinstance(found, Kernel):
-            return found.code(node, env), found.mutable
-        return found(node, env), ()
+            return StepKernel(found.code(node, env), found.mutable)
+        return StepKernel(found(node, env))
 
     def _native_only(self, node: Node, function: Function, reason: str) -> Run:
         """Return what runs a node that only a native kernel serves, and whose shapes a call has to show."""

@@ -91,6 +91,11 @@ class Toy(GraphCompiler):
     def borrows(self, node: Node, function: Function) -> bool:
         return self._choice().in_python(node, function) is make_reference_kernel
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        if node.device.partition(":")[0] not in ("", "cpu"):
+            return ()
+        return self._choice().list_mutable_inputs(node, function)
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
             return self._on_device(plan_device_steps(function, context.device), context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,9 +12,9 @@ from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toy.products import product_threads
-from xrt.engines.toy.tape import Tape, describe_kernel
+from xrt.engines.toy.tape import Overwritten, Tape, describe_kernel
 from xrt.errors import InputError
-from xrt.graph import Function, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Type, Value, is_static
 
 __all__ = ["InterpretedExecutable"]
 
@@ -42,8 +41,16 @@ class InterpretedExecutable(Executable):
         with self._products, np.errstate(all="ignore"):
             if options.out is None:
                 return _fresh(tape.play(inputs), inputs)
-            buffers = self._buffers(tape, options.out)
-            results = _fresh(tape.play(inputs, buffers), inputs, buffers.values())
+            over = self._find_overwritten(inputs, options.out)
+            buffers = self._buffers(tape, options.out, inputs)
+            given = list(inputs)
+            for one in over.values():
+                given[one.input] = one.array
+            results = tape.play(given, buffers, over)
+            for place, slot in enumerate(tape.outputs):
+                if slot in over and results[place] is over[slot].array:
+                    results[place] = options.out[place]
+            results = _fresh(results, given, options.out)
         return self._delivered(results, options.out)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
@@ -53,20 +60,32 @@ class InterpretedExecutable(Executable):
         return self._pairs
 
     @cached_property
-    def _pairs(self) -> list[tuple[int, int]]:
-        """The pairs in which only the kernel that writes the output reads that input, element by element.
+    def _pairs(self) -> tuple[tuple[int, int], ...]:
+        """The pairs in which no kernel reads that input after the one that writes the output, and both are of one type."""
+        places: dict[Type | None, list[int]] = {}
+        for place, value in enumerate(self.function.inputs):
+            places.setdefault(value.type, []).append(place)
+        alike = [places.get(value.type, ()) if _is_plain(value.type) else () for value in self.function.outputs]
+        return self._tape.find_inplace_pairs(alike)
 
-        An earlier kernel that read it may have made a view of it, which is read later.
+    def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
+        """Return, by the slot of the output, the inputs in whose memory an output is to be written."""
+        place = {id(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
+        found = {}
+        for index, (slot, buffer) in enumerate(zip(self._tape.outputs, out, strict=False)):
+            number = place.get(id(buffer), -1)
+            if (number, index) in self._pairs and buffer.nbytes and buffer.flags.carray:
+                found[slot] = Overwritten(buffer, number, self._tape.inputs[number])
+        return found
+
+    def _buffers(self, tape: Tape, out: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
+        """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit.
+
+        One that is an input too is none of them.
         """
-        inputs = self._tape.inputs
-        readers = Counter(slot for step in self._tape.steps for slot in set(step.arguments))
-        pairs = ((slot, place) for place, step in enumerate(self._filled) if step for slot in step.reusable)
-        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs and readers[slot] == 1]
-
-    def _buffers(self, tape: Tape, out: Sequence[Any]) -> dict[int, Any]:
-        """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
+        taken = {id(value) for value in inputs}
         pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
-        return {slot: buffer for slot, step, value, buffer in pairs if step and _is_of(buffer, value)}
+        return {slot: buffer for slot, step, value, buffer in pairs if step and id(buffer) not in taken and _is_of(buffer, value)}
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
@@ -86,6 +105,11 @@ class InterpretedExecutable(Executable):
             if buffer is not None and result is not buffer:
                 np.copyto(buffer, result)
         return [result if buffer is None else buffer for _, result, buffer in pairs]
+
+
+def _is_plain(type_: Type | None) -> bool:
+    """Whether it is a tensor of a fixed shape, of numbers."""
+    return isinstance(type_, TensorType) and is_static(type_) and type_.dtype is not DType.STRING
 
 
 def _is_of(buffer: Any, value: Value) -> bool:

@@ -64,6 +64,13 @@ class KernelSelection:
         found = self.best(node, function)
         return not isinstance(found, Kernel) or found.priority < self.chain
 
+    def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
+        """Return the inputs, by place, over which the node's result may be written: all where it joins a chain."""
+        if self.joins_chain(node, function):
+            return tuple(range(len(node.inputs)))
+        found = self.in_python(node, function)
+        return found.mutable[: len(node.inputs)] if isinstance(found, Kernel) else ()
+
     def _find(self, node: Node, function: Function, table: OpTable[Any], without: tuple[Any, ...]) -> Found:
         if reason := _unknown(node, function, table):
             return reason

@@ -16,6 +16,8 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, PreparedKernel
 from xrt.engines.native.fusion import DOMAIN, fuse_elementwise
 from xrt.engines.toolkit.scatters import find_inplace_outputs
+from xrt.engines.toy.tape import StepKernel
+from xrt.engines.toy.update_order import order_updates
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
 from xrt.passes import infer_shapes, specialize
@@ -49,16 +51,16 @@ class Segments:
             return None
         return NativeExecutable(self.function.name, tape, outputs)
 
-    def kernel(self, node: Node) -> Callable[..., Any] | None:
+    def kernel(self, node: Node) -> StepKernel | None:
         """Return what runs a folded node; None for another."""
         tape = self.tapes.get(node.name)
         if tape is None or (node.op_type, node.domain) != (SEGMENT.op_type, SEGMENT.domain):
             return None
 
-        def run(*arrays: Any, out: Any = None) -> tuple[Any, ...]:
-            return tuple(tape.run(arrays, None if out is None else [out]))
+        def run(*arrays: Any, out: Sequence[Any] | None = None) -> tuple[Any, ...]:
+            return tuple(tape.run(arrays, out))
 
-        return run
+        return StepKernel(run, pairs=tape.in_place)
 
 
 def with_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:
@@ -71,7 +73,7 @@ def with_segments(function: Function, choice: KernelSelection, threads: int) -> 
     single: frozenset[str] = frozenset()
     while True:
         try:
-            return _folded(_in_chains(function, choice, single), choice, threads, refused)
+            return _folded(order_updates(_in_chains(function, choice, single)), choice, threads, refused)
         except _Refused as refusal:
             refused |= {(refusal.node.name, refusal.kernel)}
             single |= {*refusal.node.attr("nodes", ())} if refusal.node.domain == DOMAIN else frozenset()
@@ -94,6 +96,7 @@ def _folded(function: Function, choice: KernelSelection, threads: int, refused: 
     function, kernels = _chosen(function, choice, refused, early)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
+    runs: dict[str, list[Node]] = {}
     for is_native, run in _runs(function, kernels):
         if not is_native:
             nodes += run
@@ -102,16 +105,18 @@ def _folded(function: Function, choice: KernelSelection, threads: int, refused: 
         steps = [early.get(node.name) or _prepared(kernels[node.name], node, part) for node in part.nodes]
         inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
         outputs = [v.name for v in part.outputs]
+        runs[part.name] = run
         tapes[part.name] = NativeTape(inputs, outputs, steps, part.constants, threads)
         nodes.append(Node(SEGMENT.op_type, tuple(inputs), tuple(outputs), domain=SEGMENT.domain, name=part.name))
-    return Segments(function.replace(nodes=tuple(_without_lost_controls(nodes))), tapes)
+    return Segments(function.replace(nodes=tuple(_with_controls(nodes, runs))), tapes)
 
 
-def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the nodes without control edges to those that were folded: the runs' own order keeps them."""
-    names = {node.name for node in nodes}
+def _with_controls(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
+    """Yield the nodes with the control edges of those that were folded; ``runs`` has these by the name of their node."""
+    owner = {node.name: name for name, run in runs.items() for node in run}
     for node in nodes:
-        kept = tuple(name for name in node.control if name in names)
+        own = [name for one in runs.get(node.name, (node,)) for name in one.control]
+        kept = tuple(dict.fromkeys(owner.get(name, name) for name in own if owner.get(name, name) != node.name))
         yield node if kept == node.control else replace(node, control=kept)
 
 
@@ -233,7 +238,7 @@ class ByShapes(Executable):
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = threading.Lock()
         self._making = threading.Lock()  # one at a time; calls of shapes that are known do not wait for it
-        self._inplace = tuple(find_inplace_outputs(function).items())
+        self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         found, out = self._of(inputs), options.out
@@ -251,7 +256,7 @@ class ByShapes(Executable):
         return self._inplace
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        """Return 0 for what is written over an input; of other outputs nothing is known before a call."""
+        """Return 0 for what may be written over an input; of other outputs nothing is known before a call."""
         places = {place for _, place in self._inplace}
         return [0 if place in places else None for place in range(len(self.function.outputs))]
 
@@ -288,6 +293,14 @@ class ByShapes(Executable):
         shapes = {v.name: x.shape for (v, x), g in zip(pairs, given, strict=True) if isinstance(g.type, TensorType)}
         function = self.function.replace(inputs=given)
         return specialize(function, shapes) if shapes else infer_shapes(function)
+
+
+def _find_updates(function: Function) -> dict[int, int]:
+    """Return, by the place of an input, the place of the output that an alias writes to it, where both have one fixed type."""
+    inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
+    places = ((inputs.index(given), outputs.index(result)) for given, result in function.aliases)
+    types = {(i, o): (function.inputs[i].type, function.outputs[o].type) for i, o in places}
+    return {i: o for (i, o), (given, result) in types.items() if given == result and is_static(given)}
 
 
 def _declared(value: Value, array: Any) -> Value:

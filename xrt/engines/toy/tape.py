@@ -7,6 +7,7 @@ threads may play a tape at once.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,29 @@ if TYPE_CHECKING:
     from xrt.engines.toy.table import Run
     from xrt.graph import Function, Node
 
-__all__ = ["Tape", "TapeStep", "make_tape"]
+__all__ = ["Overwritten", "StepKernel", "Tape", "TapeStep", "make_tape"]
 
 ABSENT, UNWANTED = 0, 1
 """Slots: of every input that is left out, which holds None; and of every output that is left out."""
 SMALLEST_REUSED = 1 << 15
 """Bytes below which a fresh result is as quick as looking whether an argument's buffer can be had."""
+
+
+VIEWS = frozenset(
+    {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators whose results are often views of an argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKernel:
+    """What runs a node, and which memory it may use."""
+
+    run: Run
+    mutable: tuple[int, ...] = ()
+    """The inputs, by place, whose buffers it may overwrite with its one result."""
+    pairs: tuple[tuple[int, int], ...] | None = None
+    """Of a run of native kernels, which takes a list of buffers: the inputs and outputs, by place, that may share memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +59,12 @@ class TapeStep:
     """Slots whose values have no reader after this step."""
     reusable: tuple[int, ...]
     """Slots among ``free`` to whose buffers the kernel may write its result."""
-    fills: bool
-    """Whether the kernel takes a buffer for its one result."""
+    fills: tuple[int, ...]
+    """The slots of the results that the kernel writes to given buffers: its one result, or all of a run of native kernels."""
+    is_run: bool
+    """Whether it is a run of native kernels."""
+    pairs: frozenset[tuple[int, int]]
+    """Slots of (argument, result) that may share memory: the argument is among ``free``."""
     spread: tuple[int, ...]
     """The arguments that must spread to the shape of that buffer: all of an elementwise kernel, the first of a scatter."""
     node: Node
@@ -62,13 +84,52 @@ class Tape:
 
     def find_output_steps(self) -> tuple[TapeStep | None, ...]:
         """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
-        writers = {step.results[0]: step for step in self.steps if step.fills}
+        writers = {slot: step for step in self.steps for slot in step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
-    def play(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
+    def find_inplace_pairs(self, alike: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+        """Return the (input, output) places where the output may be written to the input's memory.
+
+        ``alike`` has, by output, the places of the inputs of its type.
+
+        It is so where no step reads the input, or a view of it that an operator of shapes makes, after the one that writes the
+        output. Kernels may make other views: whether one is alive, the call itself finds out.
+        """
+        last = self._find_last_reads()
+        order = {id(step): number for number, step in enumerate(self.steps)}
+        found = []
+        for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
+            if step is None:
+                continue
+            for given in inputs:
+                source, own = self.inputs[given], order[id(step)]
+                if last[source] < own or (last[source] == own and (source, slot) in step.pairs):
+                    found.append((given, place))
+        return tuple(sorted(found))
+
+    def _find_last_reads(self) -> list[int]:
+        """Return, by slot, the last step that reads it or a view of it; -1 for none, the number of steps for outputs."""
+        last = [-1] * len(self.template)
+        for slot in self.outputs:
+            last[slot] = len(self.steps)
+        for number in reversed(range(len(self.steps))):
+            step = self.steps[number]
+            views = step.results if step.node.op_type in VIEWS and not step.is_run else ()
+            end = max([number, *(last[slot] for slot in views)])
+            for slot in step.arguments:
+                last[slot] = max(last[slot], end)
+        return last
+
+    def play(
+        self,
+        inputs: Iterable[Any],
+        buffers: Mapping[int, Any] | None = None,
+        overwritten: Mapping[int, Overwritten] | None = None,
+    ) -> list[Any]:
         """Return the outputs, which may share memory with the inputs, the constants and each other.
 
-        ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer.
+        ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer. Those
+        ``overwritten`` are the memory of an input, which stands among the inputs as the same array.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
@@ -76,10 +137,12 @@ class Tape:
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = store_result(value)
         del inputs
+        for one in (overwritten or {}).values():
+            one.count(slots)
         step: TapeStep
         try:
             for step in self.steps:
-                _take(step, slots, buffers)
+                _take(step, slots, buffers, overwritten)
         except XRTError:
             raise
         except Exception as cause:
@@ -87,9 +150,33 @@ class Tape:
         return [slots[i] for i in self.outputs]
 
 
-def _take(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
+class Overwritten:
+    """An array of a call whose memory is that of an input and of an output; it knows whether views of it are alive."""
+
+    __slots__ = ("_count", "array", "input", "slot")
+
+    def __init__(self, array: Any, place: int, slot: int) -> None:
+        """Take the array, which must be C-contiguous and outlive this, and the place and slot of the input."""
+        # A view refers to the array that owns the memory. This one's owner is no array, so a view of it refers to it.
+        memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+        self.array = np.ndarray(array.shape, array.dtype, buffer=memory)
+        self.input, self.slot = place, slot
+        self._count = 0
+
+    def count(self, slots: Sequence[Any]) -> None:
+        """Count the references before any step has run; the caller keeps them until the last has."""
+        self._count = sys.getrefcount(self.array) - (slots[self.slot] is self.array)
+
+    def is_alone(self, slots: Sequence[Any]) -> bool:
+        """Whether nothing refers to the array but what did at first."""
+        return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
+
+
+def _take(
+    step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None, overwritten: Mapping[int, Overwritten] | None
+) -> None:
     """Run one step: compute, store what came out, drop what is dead."""
-    out = _given(step, slots, buffers) if buffers and step.fills else None
+    out = _given(step, slots, buffers or {}, overwritten or {}) if (buffers or overwritten) and step.fills else None
     if out is None and step.reusable:
         out = _buffer(step, slots)
     arguments = [slots[i] for i in step.arguments]
@@ -118,9 +205,18 @@ def store_result(value: Any) -> Any:
     return np.asarray(value, order="C")
 
 
-def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
-    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to."""
-    buffer = buffers.get(step.results[0])
+def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwritten: Mapping[int, Overwritten]) -> Any:
+    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to.
+
+    Of a run of native kernels return all buffers, which fit, or None where none is given.
+    """
+    given = [
+        overwritten[slot].array if slot in overwritten and overwritten[slot].is_alone(slots) else buffers.get(slot)
+        for slot in step.results
+    ]
+    if step.is_run:
+        return given if any(buffer is not None for buffer in given) else None
+    (buffer,) = given
     if buffer is None:
         return None
     arguments = [slots[i] for i in step.spread]
@@ -183,28 +279,28 @@ def describe_kernel(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-def make_tape(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]], engine: str = "toy") -> Tape:
-    """Lay a closed Function out as a tape.
-
-    ``kernel_of`` returns a node's kernel, and the places of the inputs whose buffers it may overwrite. Linear.
-    """
+def make_tape(function: Function, kernel_of: Callable[[Node], StepKernel], engine: str = "toy") -> Tape:
+    """Lay a closed Function out as a tape. Linear."""
     slot = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slot[""] = ABSENT
     template: list[Any] = [None] * (len(slot) + 1)
     for name, constant in function.constants.items():
         template[slot[name]] = constant.array
     last = list_last_uses(function)
-    steps = tuple(_step(node, slot, last[index], *kernel_of(node)) for index, node in enumerate(function.nodes))
+    steps = tuple(_step(node, slot, last[index], kernel_of(node)) for index, node in enumerate(function.nodes))
     inputs = tuple(slot[v.name] for v in function.inputs)
     return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
 
 
-def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> TapeStep:
+def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKernel) -> TapeStep:
     arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
     listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
     results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
-    reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
-    fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
+    reusable = tuple(arguments[i] for i in kernel.mutable if i < len(arguments) and arguments[i] in free)
+    is_run = kernel.pairs is not None
+    fills = results if is_run or (kernel.mutable and len(results) == 1 and results[0] != UNWANTED) else ()
+    pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(slot, results[0]) for slot in reusable if fills]
     spread = arguments[:1] if node.op_type in SCATTERS else arguments
-    return TapeStep(kernel, arguments, results, free, reusable, fills, spread, node)
+    kept = frozenset(pair for pair in pairs if pair[0] in free)
+    return TapeStep(kernel.run, arguments, results, free, reusable, fills, is_run, kept, spread, node)

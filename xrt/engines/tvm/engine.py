@@ -130,6 +130,10 @@ class Tvm(GraphCompiler):
         executable.saved = data
         return executable
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Loops that are shared are so among the threads of the call; for one thread none is. Tuning is for one number."""
+        return saved == threads or (saved > 1 and not self.tune)
+
     def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
         accelerator = _addressed(context)
         load_runtime()

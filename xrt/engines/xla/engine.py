@@ -56,5 +56,9 @@ class Xla(GraphCompiler):
         executable.saved = data
         return executable
 
+    def serves_threads(self, saved: int, threads: int) -> bool:
+        """Loops are cut for the threads of the compile; the pool of the load runs the parts, but not more at once."""
+        return threads <= saved
+
     def version(self) -> str:
         return f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"

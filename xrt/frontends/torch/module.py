@@ -283,10 +283,10 @@ class TorchModule(XRTModule):
         compiled, feed = self._prepare(args, named)
         return compiled.module.plan_for(*feed)
 
-    def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
+    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **named: Any) -> None:
         """Write a bundle of the Function for such inputs, or of the last call; its inputs are the tensors by name."""
         compiled, feed = self._prepare(examples, named) if examples or named else (self._require(), [])
-        compiled.module.save(path, *feed)
+        compiled.module.save(path, *feed, example=example)
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
         leaves, structure, _ = flatten(args, named)

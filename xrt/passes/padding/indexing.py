@@ -12,7 +12,15 @@ from xrt.passes.padding.extents import Axis, Extent
 from xrt.passes.padding.padder import Padder
 from xrt.passes.padding.states import Refused
 
-__all__ = ["apply_gather", "apply_gather_elements", "apply_gather_nd", "apply_slice", "apply_top_k"]
+__all__ = [
+    "apply_gather",
+    "apply_gather_elements",
+    "apply_gather_nd",
+    "apply_scatter_elements",
+    "apply_slice",
+    "apply_tensor_scatter",
+    "apply_top_k",
+]
 
 _ALL = 2**31 - 1
 """From here on the end of a Slice means all there is, as exporters write it."""
@@ -87,6 +95,66 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
         made = _add_where_negative(p, made, p.vector(axis[0] for axis in axes[:depth]))
     p.set(node.outputs[0], [*places[:-1], *axes[depth:]])
     return replace(node, inputs=(data, made))
+
+
+def apply_scatter_elements(p: Padder, node: Node) -> Node:
+    """What is behind the valid part of its own axis is replaced by the last valid entry, which is written once more.
+
+    The other axes are padded in all operands, or in none.
+    """
+    data, indices, updates = node.inputs
+    axes, places = p.axes(data), p.axes(indices)
+    axis = node.attr("axis", 0) % len(axes)
+    for number, extents in enumerate(zip(axes, places, p.axes(updates), strict=True)):
+        chosen = extents[1:] if number == axis else extents
+        if any(one != chosen[0] for one in chosen) and any(map(p.is_padded, chosen)):
+            raise p.refuse(f"its operands differ along axis {number}", *chosen)
+    made = p.mask_all(indices, (number for number in range(len(axes)) if number != axis), 0) if indices in p.states else indices
+    if p.is_padded(axes[axis]):
+        if len(axes[axis]) != 1:
+            raise p.refuse("the padded axis is merged with others", axes[axis])
+        made = _count_from_start(p, made, axes[axis][0])
+    if p.is_padded(places[axis]):
+        if (reduction := node.attr("reduction", "none")) in ("add", "mul"):
+            raise p.refuse(f"an entry that is written twice counts twice in reduction {reduction!r}", places[axis])
+        last = _repeat_last(p, indices, axis)
+        made, updates = (p.node("Gather", name, last, axis=axis) for name in (made, updates))
+    p.set(node.outputs[0], axes)
+    return replace(node, inputs=(data, made, updates))
+
+
+def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
+    """What is written is as long as without padding: entries one by one, the last valid one in place of all behind it."""
+    past, update, *rest = node.inputs
+    axes, places = p.axes(past), p.axes(update)
+    axis = node.attr("axis", -2) % len(axes)
+    if p.is_padded(axes[axis]) or (rest and rest[0] in p.states):
+        raise p.refuse("it writes along an axis of the past that is padded, or to padded places", *axes)
+    for number, (one, other) in enumerate(zip(axes, places, strict=True)):
+        if number != axis and one != other and (p.is_padded(one) or p.is_padded(other)):
+            raise p.refuse(f"its operands differ along axis {number}", one, other)
+    p.set(node.outputs[0], axes)
+    if not p.is_padded(places[axis]):
+        return None
+    if node.attr("mode", "linear") != "linear":
+        raise p.refuse("it writes in a circle", places[axis])
+    last = _repeat_last(p, update, axis)
+    along = [-1 if number == axis else 1 for number in range(len(axes))]
+    found = p.node("Reshape", last, p.constant(np.array(along, np.int64)))
+    if rest and rest[0]:
+        by_batch = p.constant(np.array([-1] + [1] * (len(axes) - 1), np.int64))
+        found = p.node("Add", found, p.node("Reshape", rest[0], by_batch))
+    found = p.node("Expand", found, p.node("Shape", update))
+    operands = past, found, p.node("Gather", update, last, axis=axis)
+    return replace(node, op_type="ScatterElements", inputs=operands, attributes=()).with_attributes(axis=axis)
+
+
+def _repeat_last(p: Padder, name: str, axis: int) -> str:
+    """Return the positions along an axis, the last valid one in place of all that is behind it."""
+    valid, (extent,) = p.find_valid(name, axis), p.axes(name)[axis]
+    p.require(extent - Extent.of(1))
+    zero, one = p.constant(np.int64(0)), p.constant(np.int64(1))
+    return p.node("Where", valid, p.node("Range", zero, p.length(name, axis), one), p.node("Sub", p.value(extent), one))
 
 
 def apply_top_k(p: Padder, node: Node) -> None:

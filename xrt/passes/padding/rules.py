@@ -7,7 +7,15 @@ from typing import Any
 
 from xrt.graph import Node
 from xrt.passes.padding.elementwise import ELEMENTWISE, apply_elementwise, apply_first, apply_integer_division
-from xrt.passes.padding.indexing import apply_gather, apply_gather_elements, apply_gather_nd, apply_slice, apply_top_k
+from xrt.passes.padding.indexing import (
+    apply_gather,
+    apply_gather_elements,
+    apply_gather_nd,
+    apply_scatter_elements,
+    apply_slice,
+    apply_tensor_scatter,
+    apply_top_k,
+)
 from xrt.passes.padding.movement import (
     apply_concat,
     apply_depth_to_space,
@@ -119,10 +127,12 @@ _ONNX: Mapping[str, Apply] = {
     "Reshape": apply_reshape,
     "Resize": apply_resize,
     "RotaryEmbedding": apply_rotary,
+    "ScatterElements": apply_scatter_elements,
     "Slice": apply_slice,
     "Split": apply_split,
     "Squeeze": apply_squeeze,
     "Tile": apply_tile,
+    "TensorScatter": apply_tensor_scatter,
     "TopK": apply_top_k,
     "Transpose": apply_transpose,
     "Trilu": _apply_trilu,

@@ -28,6 +28,7 @@ class CompiledProgram:
     """The library of a Function, and its kernels one by one for sizes 0 and 1, which torch's compiler does not foresee."""
 
     constants: frozenset[int] = frozenset()
+    packed: tuple[Any, ...] = ()
 
     def __init__(self, library: Library, function: Function) -> None:
         self.library, self.function = library, function

@@ -1,4 +1,4 @@
-"""Recurrent layers: RNN, GRU and LSTM, one loop over time for each direction."""
+"""Recurrent layers: RNN, GRU and LSTM, by PyTorch's own functions, or one loop over time for each direction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from xrt.engines.torch.kernels import elementwise as e
 from xrt.engines.torch.kernels.precision import widen
+from xrt.engines.torch.kernels.recurrent_library import LibraryLayer
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
@@ -135,11 +136,14 @@ def _sum(bias: Tensor) -> Tensor:
 
 @ops("RNN", since=7)
 def rnn(at: TorchKernelContext) -> Run:
-    layer = _Layer(at, ("Tanh",))
+    layer, library = _Layer(at, ("Tanh",)), LibraryLayer(at)
 
     def run(
         x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None
     ) -> tuple[Tensor, ...]:
+        if library.accepts(x, [lengths]):
+            return library(x, w, r, bias, [h0])
+
         def advance_of(d: int) -> Advance:
             (f,), recurrence = layer.functions[d], widen(r[d]).T
             return lambda gates, states: (f(layer.clip(gates + torch.matmul(states[0], recurrence))),)
@@ -152,11 +156,14 @@ def rnn(at: TorchKernelContext) -> Run:
 @ops("GRU", since=7)
 def gru(at: TorchKernelContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
-    layer, after = _Layer(at, ("Sigmoid", "Tanh")), bool(at.attr("linear_before_reset", 0))
+    layer, library = _Layer(at, ("Sigmoid", "Tanh")), LibraryLayer(at)
+    after = bool(at.attr("linear_before_reset", 0))
 
     def run(
         x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None
     ) -> tuple[Tensor, ...]:
+        if library.accepts(x, [lengths]):
+            return library(x, w, r, bias, [h0])
         of_input, of_state = _halves(bias)
         both = 2 * r.shape[-1]
 
@@ -185,7 +192,8 @@ def gru(at: TorchKernelContext) -> Run:
 @ops("LSTM", since=7)
 def lstm(at: TorchKernelContext) -> Run:
     """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
-    layer, coupled = _Layer(at, ("Sigmoid", "Tanh", "Tanh")), bool(at.attr("input_forget", 0))
+    layer, library = _Layer(at, ("Sigmoid", "Tanh", "Tanh")), LibraryLayer(at)
+    coupled = bool(at.attr("input_forget", 0))
 
     def run(
         x: Tensor,
@@ -197,6 +205,9 @@ def lstm(at: TorchKernelContext) -> Run:
         c0: Tensor = None,
         peepholes: Tensor = None,
     ) -> tuple[Tensor, ...]:
+        if library.accepts(x, [lengths, peepholes]):
+            return library(x, w, r, bias, [h0, c0])
+
         def advance_of(d: int) -> Advance:
             f, g, h_ = layer.functions[d]
             weights = widen(r[d]).T

@@ -151,6 +151,9 @@ typedef struct xrt_call {
 enum {
   XRT_KERNEL_TRAINING = 1,     /* also serves the operator's training form */
   XRT_KERNEL_MODEL_UPDATE = 2, /* may serve an operator that updates the model's own state */
+  /* Every output may be given the memory of an input of `in_place` that has its type and shape, several at once: an element is
+   * written after the elements at its place have been read from all inputs, and no other element depends on these. */
+  XRT_KERNEL_ELEMENTWISE = 4,
 };
 
 typedef struct xrt_kernel {

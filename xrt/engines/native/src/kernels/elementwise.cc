@@ -357,7 +357,8 @@ void destroy(void *state) { delete static_cast<State *>(state); }
 
 }  // namespace
 
-const xrt_kernel kElementwise = {"elementwise", "xrt", "Elementwise", 1, 0, 1, XRT_CPU, 0, ~uint64_t{0},
+const xrt_kernel kElementwise = {"elementwise", "xrt", "Elementwise", 1, 0, 1, XRT_CPU,
+                                 XRT_KERNEL_MODEL_UPDATE | XRT_KERNEL_ELEMENTWISE, ~uint64_t{0},
                                  why_not, prepare, run, destroy};
 
 }  // namespace xrt

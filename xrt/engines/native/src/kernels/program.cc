@@ -51,6 +51,7 @@ class Compiler {
   Program compile() {
     for (int i = 0; i < n_inputs_; ++i)
       if (needs_slot(i)) fill_slot(i);
+    find_last_read();
     for (int t = 0; t < count(); ++t) emit_step(t);
     finish();
     return {code_, n_slots_, tile_ == Tile::full ? machine_.full_tile : machine_.full_tile / 2};
@@ -73,6 +74,21 @@ class Compiler {
         uses_[static_cast<size_t>(step(t).arguments[place])].push_back({t, static_cast<int>(place)});
   }
 
+  // The last step that reads an input where it lies: an output may have the memory of any input, so none is written before.
+  void find_last_read() {
+    for (int i = 0; i < n_inputs_; ++i) {
+      if (value(i).is_scalar || slot_[static_cast<size_t>(i)] >= 0) continue;
+      for (const Use &use : uses_[static_cast<size_t>(i)]) last_read_ = std::max(last_read_, use.step);
+    }
+  }
+
+  // Whether a value is an output that must wait until the inputs have been read.
+  bool waits(int v) const {
+    if (v < n_inputs_) return false;
+    const bool is_result = std::find(chain_.results.begin() + 1, chain_.results.end(), v) != chain_.results.end();
+    return is_result && v - n_inputs_ < last_read_;
+  }
+
   // Which argument a step finds in the accumulator: what the step before gave, where it can, else its first.
   int primary(int t) const {
     const std::vector<int> &arguments = step(t).arguments;
@@ -89,7 +105,7 @@ class Compiler {
       if (value(v).is_scalar || value(v).storage == own_storage(value(v).lane())) return false;
       return uses.size() != 1 || uses[0].place != primary(uses[0].step);
     }
-    if (v == chain_.results[0] && v != result_of(count() - 1)) return true;
+    if ((v == chain_.results[0] && v != result_of(count() - 1)) || waits(v)) return true;
     return std::any_of(uses.begin(), uses.end(),
                        [&](const Use &use) { return result_of(use.step - 1) != v || use.place != primary(use.step); });
   }
@@ -140,7 +156,7 @@ class Compiler {
     release(t);
     if (needs_slot(v)) keep(v);
     for (size_t k = 1; k < chain_.results.size(); ++k)
-      if (chain_.results[k] == v) emit_output(k);
+      if (chain_.results[k] == v && !waits(v)) emit_output(k);
   }
 
   void emit_operation(int t) {
@@ -174,7 +190,7 @@ class Compiler {
   void release(int t) {
     for (int v : step(t).arguments) {
       int &slot = slot_[static_cast<size_t>(v)];
-      if (slot < 0 || uses_[static_cast<size_t>(v)].back().step != t || v == chain_.results[0]) continue;
+      if (slot < 0 || uses_[static_cast<size_t>(v)].back().step != t || v == chain_.results[0] || waits(v)) continue;
       free_.push_back(slot);
       slot = -1;
     }
@@ -184,10 +200,19 @@ class Compiler {
     emit(machine_.store(value(chain_.results[k]).storage, tile_), "a store", output_lane(k));
   }
 
-  // The first output comes last: its memory may be that of an input, which nobody reads any more by then.
+  // What has waited comes last, since the inputs have been read by then; what the accumulator holds comes before it is lost.
   void finish() {
-    if (chain_.results[0] != result_of(count() - 1)) emit_load(chain_.results[0]);
-    emit_output(0);
+    const int last = result_of(count() - 1);
+    if (chain_.results[0] == last) emit_output(0);
+    for (size_t k = 1; k < chain_.results.size(); ++k) {
+      if (!waits(chain_.results[k])) continue;
+      emit_load(chain_.results[k]);
+      emit_output(k);
+    }
+    if (chain_.results[0] != last) {
+      emit_load(chain_.results[0]);
+      emit_output(0);
+    }
     emit(machine_.stop(), "a stop");
   }
 
@@ -199,6 +224,7 @@ class Compiler {
   std::vector<int> slot_;  // of each value, -1 for none
   std::vector<int> free_;
   int n_slots_ = 0;
+  int last_read_ = -1;
   std::vector<Step> code_;
 };
 

@@ -1,0 +1,235 @@
+"""Packed weights of ort in a bundle: mapped by every process, equal in bits to what a process packs for itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.engines.ort_running import F32, function, node
+from xrt.cache import CompileCache, open_disk_tier
+from xrt.engines.ort import packed_weights, serialization
+from xrt.errors import CacheWarning
+from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.models import sample_inputs
+
+N = 64
+SQUARE = TensorType(F32, (N, N))
+
+
+def weights(count: int, *shape: int) -> list[np.ndarray]:
+    return [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / 8 for seed in range(count)]
+
+
+def products() -> Function:
+    """Return products: a weight twice, one that is read otherwise too, one that a Gemm reads, and a table that is not packed."""
+    u, v, w, table = weights(4, N, N)
+    nodes = [
+        *(node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b v", "c"), node("MatMul", "c w", "d")),
+        *(node("Gemm", "d u row", "e"), node("Gather", "table rows", "g"), node("Add", "e g", "f")),
+        *(node("Transpose", "w", "t"), node("Mul", "f t", "y")),
+    ]
+    constants = {"u": u, "v": v, "w": w, "table": table, "row": u[0], "rows": np.arange(N)[::-1].copy()}
+    return function({"x": SQUARE}, ["y"], nodes, constants)
+
+
+def branches() -> Function:
+    """Return an If whose bodies have a weight each, of which one is also the model's."""
+    u, v = weights(2, N, N)
+    bodies = [
+        Function((), (value,), (node("MatMul", "x w", value.name),), {"w": Constant(w)}, {"": 21}, name=name)
+        for name, w, value in zip("ab", (u, v), map(_square, ("p", "q")), strict=True)
+    ]
+    nodes = [
+        node("If", "c", "y").with_attributes(then_branch=bodies[0], else_branch=bodies[1]),
+        node("MatMul", "x u", "z"),
+    ]
+    return function({"x": SQUARE, "c": TensorType(DType.BOOL, ())}, ["y", "z"], nodes, {"u": u})
+
+
+def _square(name: str) -> Value:
+    return Value(name, SQUARE)
+
+
+def convolutions() -> Function:
+    """Return convolutions, whose weights the optimizer lays out otherwise, and then an LSTM."""
+    image = TensorType(F32, (1, 8, 16, 16))
+    (k, m), (r, s) = weights(2, 8, 8, 3, 3), weights(2, 1, 64, 16)
+    nodes = [
+        *(node("Conv", "x k", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "b"), node("Conv", "b m", "d", pads=[1, 1, 1, 1])),
+        *(node("Reshape", "d shape", "e"), node("LSTM", "e r s", "y", hidden_size=16)),
+    ]
+    return function({"x": image}, ["y"], nodes, {"k": k, "m": m, "r": r, "s": s, "shape": np.array([128, 1, 16])})
+
+
+def quantized() -> Function:
+    (w,) = weights(1, N, N)
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q s z"),
+        node("MatMulInteger", "q w z", "m"),
+        node("Cast", "m", "y", to=F32.onnx),
+    ]
+    return function({"x": SQUARE}, ["y"], nodes, {"w": (w * 100).astype(np.int8)})
+
+
+MODELS = {"products": products, "branches": branches, "convolutions": convolutions, "quantized": quantized}
+
+
+@pytest.fixture
+def all_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small files mapped too."""
+    monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.xrt"
+
+
+def save(model: Function, path: Path, cache: CompileCache | None = None) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Save a bundle; return inputs, and what the module that was saved makes of them."""
+    inputs = sample_inputs(model, seed=3)
+    with xrt.XRTModule(model, "ort", strict=True, threads=1, cache=cache or CompileCache(), fold_constants=False) as module:
+        module.save(path, **inputs)
+        return inputs, as_list(module(**inputs))
+
+
+def as_list(results: Any) -> list[np.ndarray]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def load_and_run(path: Path, inputs: dict[str, Any], **options: Any) -> tuple[list[np.ndarray], bool]:
+    """Return what a loaded bundle makes of the inputs, and whether the library mapped the weights."""
+    with xrt.load(path, strict=True, cache=CompileCache(), **options) as module:
+        results = as_list(module(**inputs))
+        (executable,) = module._current().program().executables
+        return results, not executable.files  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("all_mapped")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_bundle_with_packed_weights_gives_the_same_bits(name: str, threads: int, path: Path) -> None:
+    inputs, expected = save(MODELS[name](), path)
+    results, is_mapped = load_and_run(path, inputs, threads=threads)
+    assert is_mapped
+    for one, other in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_private_memory_is_what_is_left_beside_packed_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = function({"x": TensorType(F32, (1, 512))}, ["y"], [node("MatMul", "x w", "y")], {"w": weights(1, 512, 1024)[0]})
+    inputs, _ = save(model, path)
+    sizes = []
+    for maps in (True, False):
+        if not maps:
+            monkeypatch.setattr(serialization.SavedSession, "place", lambda self, function: None)
+        with xrt.load(path, strict=True, cache=CompileCache()) as module:
+            module(**inputs)
+            uses = module.memory().regions[0].uses or ()
+            sizes.append(sum(use.nbytes or 0 for use in uses if use.name == "session"))
+    assert sizes[0] + 2_000_000 < sizes[1], "a weight of 2.1 MB is packed by the process itself, or mapped"
+
+
+@pytest.mark.usefixtures("all_mapped")
+@pytest.mark.parametrize("name", ["m", "with space & ünïcode.xrt", "n" * 255, "n" * 254])
+def test_the_bundle_may_have_any_name_and_be_moved(name: str, path: Path, tmp_path: Path) -> None:
+    inputs, expected = save(products(), path)
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere" / name)
+    (tmp_path / "link.xrt").symlink_to(moved)
+    for one in (moved, tmp_path / "link.xrt"):
+        results, is_mapped = load_and_run(one, inputs)
+        assert is_mapped
+        np.testing.assert_array_equal(results[0], expected[0])
+
+
+@pytest.mark.usefixtures("all_mapped")
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would find other bytes at its path; the weights of the file that was opened serve."""
+    inputs, expected = save(products(), path)
+    other = path.with_name("other.xrt")
+    save(products().replace(constants={**products().constants, "u": Constant(weights(5, N, N)[4])}), other)
+    place = packed_weights.place_model
+
+    def replace(*arguments: Any) -> Any:
+        placed = place(*arguments) if when == "meanwhile" else None
+        shutil.copy(other, path.with_name("copy"))
+        path.with_name("copy").replace(path)
+        return placed or place(*arguments)
+
+    monkeypatch.setattr(serialization, "place_model", replace)
+    results, is_mapped = load_and_run(path, inputs)
+    assert not is_mapped
+    np.testing.assert_array_equal(results[0], expected[0])
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_what_the_library_cannot_pack_or_map_it_packs_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such option")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(serialization, "pack_weights", fail)
+        inputs, expected = save(products(), path)
+    results, is_mapped = load_and_run(path, inputs)
+    assert not is_mapped
+    np.testing.assert_array_equal(results[0], expected[0])
+    save(products(), path)
+    monkeypatch.setattr(packed_weights, "_pad", lambda name: b"?" * packed_weights._NAME_WIDTH)
+    results, is_mapped = load_and_run(path, inputs)
+    assert not is_mapped
+    np.testing.assert_array_equal(results[0], expected[0])
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_a_model_without_packed_weights_is_saved_as_before(path: Path) -> None:
+    table = np.arange(4096, dtype=np.float32)
+    model = function({"x": TensorType(F32, (4096,))}, ["y"], [node("Add", "x t", "y")], {"t": table})
+    inputs, expected = save(model, path)
+    results, is_mapped = load_and_run(path, inputs)
+    assert not is_mapped
+    np.testing.assert_array_equal(results[0], expected[0])
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_the_disk_cache_has_no_packed_weights_and_a_bundle_made_of_it_has(path: Path, tmp_path: Path) -> None:
+    """One process reads an entry of the cache at a time, mostly; a bundle is for replicas."""
+    model = function({"x": TensorType(F32, (1, 512))}, ["y"], [node("MatMul", "x w", "y")], {"w": weights(1, 512, 1024)[0]})
+    for _ in range(2):
+        cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        inputs, expected = save(model, path, cache)
+        entries = [entry for entry in (tmp_path / "cache").rglob("*.xrt") if entry.parent.parent.name == "entries"]
+        assert sum(entry.stat().st_size for entry in entries) < 100_000
+    assert cache.statistics.disk.hits == 1
+    results, is_mapped = load_and_run(path, inputs)
+    assert is_mapped
+    np.testing.assert_array_equal(results[0], expected[0])
+    with xrt.load(path, strict=True, cache=CompileCache()) as module:  # and what was loaded is saved as it is
+        module(**inputs)
+        module.save(tmp_path / "again.xrt")
+    assert load_and_run(tmp_path / "again.xrt", inputs)[1]
+
+
+@pytest.mark.usefixtures("all_mapped")
+def test_a_damaged_packed_weight_is_not_used(path: Path) -> None:
+    inputs, expected = save(products(), path)
+    data = bytearray(path.read_bytes())
+    with xrt.load(path, strict=True, cache=CompileCache()) as module:
+        module(**inputs)
+        saved = serialization.SavedSession.read(module._current().program().executables[0].saved)  # type: ignore[attr-defined]
+        packed = bytes(saved.data[saved.header["own"] : saved.header["weights"]])
+    at = data.find(packed)
+    assert len(packed) > N * N * 4 and at > 0
+    data[at + len(packed) // 2] ^= 1
+    path.write_bytes(data)
+    with xrt.load(path, cache=CompileCache()) as module:
+        with pytest.warns(CacheWarning, match="the checksum of its section 'compiled:"):
+            results = as_list(module(**inputs))
+        np.testing.assert_allclose(results[0], expected[0], rtol=1e-5, atol=1e-6)

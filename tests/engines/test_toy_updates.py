@@ -1,0 +1,142 @@
+"""Outputs in the memory of inputs: whatever pairs an executable proposes, the results are those of arrays of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from xrt.engines import CompileContext, RunOptions
+from xrt.engines.toy import Toy
+from xrt.engines.toy.update_order import order_updates
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.passes import infer_shapes
+
+BINARY, UNARY, VIEWS = ("Add", "Mul", "Sub"), ("Neg", "Sqrt", "Tanh"), ("Identity", "Reshape", "Transpose", "MatMul")
+STATES = ("a", "b", "c")
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> Node:
+    return Node(op, tuple(inputs.split()), (output,), read_attributes(attributes), name=output)
+
+
+@st.composite
+def functions(draw: st.DrawFn) -> Function:
+    """Functions of squares: operators by element, views, and products, any of whose values are outputs."""
+    side = draw(st.sampled_from([1, 3, 20]))
+    square, names, nodes = TensorType(DType.FLOAT32, (side, side)), [*STATES, "scalar"], []
+    for number in range(draw(st.integers(2, 12))):
+        op = draw(st.sampled_from(BINARY * 3 + UNARY + VIEWS))
+        one, other = draw(st.sampled_from([n for n in names if n != "scalar"])), draw(st.sampled_from(names))
+        other = "shape" if op == "Reshape" else one if op == "MatMul" and other == "scalar" else other
+        nodes.append(node(op, one if op in (*UNARY, "Identity", "Transpose") else f"{one} {other}", f"v{number}"))
+        names.append(f"v{number}")
+    made = [name for name in names if name.startswith("v")]
+    outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=4, unique=True))
+    inputs = (*(Value(name, square) for name in STATES), Value("scalar", TensorType(DType.FLOAT32, ())))
+    constants = {"shape": Constant(np.array([side, side]))}
+    aliases = tuple(zip(STATES, outputs, strict=False)) if draw(st.booleans()) else ()
+    return infer_shapes(Function(inputs, tuple(map(Value, outputs)), tuple(nodes), constants, {"": 20}).replace(aliases=aliases))
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_outputs_over_inputs_are_those_in_arrays_of_their_own(engine: Toy, data: st.DataObject) -> None:
+    function = data.draw(functions())
+    draw = np.random.default_rng(0)
+    values = [draw.standard_normal(v.type.shape, dtype="float32") for v in function.inputs]  # type: ignore[union-attr]
+    executable = engine.compile(function, CompileContext(threads=1))
+    executable.prepare()
+    expected = [x.copy() for x in executable.run([x.copy() for x in values])]
+    free, out, given = data.draw(st.permutations(list(executable.inplace_pairs()))), [None] * len(expected), list(values)
+    used: set[int] = set()
+    for source, place in free:
+        if source not in used and out[place] is None:
+            used.add(source)
+            given[source] = out[place] = values[source].copy()  # type: ignore[call-overload]
+    found = executable.run(given, RunOptions(out=out))
+    for one, other, buffer in zip(found, expected, out, strict=True):
+        assert buffer is None or one is buffer
+        np.testing.assert_array_equal(one, other)
+
+
+def adam(*extra: Node, outputs: str) -> Function:
+    """Return an update of three states by a gradient."""
+    nodes = (
+        node("Mul", "m decay", "kept"),
+        node("Add", "kept g", "m_next"),
+        node("Mul", "g g", "square"),
+        node("Add", "v square", "v_next"),
+        node("Sqrt", "v_next", "root"),
+        node("Div", "m_next root", "change"),
+        node("Sub", "w change", "w_next"),
+    )
+    type_ = TensorType(DType.FLOAT32, (1000,))
+    inputs = tuple(Value(name, type_) for name in ("w", "m", "v", "g"))
+    found = Function(inputs, tuple(map(Value, outputs.split())), (*extra, *nodes), {"decay": Constant(np.float32(0.9))}, {"": 20})
+    return infer_shapes(found.replace(aliases=(("w", "w_next"), ("m", "m_next"), ("v", "v_next"))))
+
+
+def propose(function: Function, engine: Toy) -> set[tuple[str, str]]:
+    executable = engine.compile(function, CompileContext(threads=1))
+    executable.prepare()
+    names = [v.name for v in function.inputs], [v.name for v in function.outputs]
+    return {(names[0][i], names[1][o]) for i, o in executable.inplace_pairs()}
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_all_states_of_an_update_are_written_where_they_are(engine: Toy) -> None:
+    function = adam(outputs="m_next v_next w_next")
+    assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_an_update_waits_for_what_else_reads_the_state(engine: Toy) -> None:
+    """The outputs of the update come first, so that the order of nodes alone would write before the last read."""
+    function = adam(node("CumSum", "w axis", "sum"), outputs="m_next v_next w_next sum")
+    function = function.replace(constants={**function.constants, "axis": Constant(np.array(0))})
+    assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+
+
+def test_what_reads_the_update_and_the_state_is_no_reason_to_wait() -> None:
+    function = adam(node("Sub", "w_next w", "step"), outputs="m_next v_next w_next step")
+    ordered = {node.name: node.control for node in order_updates(function).nodes}
+    assert "step" not in ordered["w_next"]
+    crossed = Function(
+        tuple(Value(name, TensorType(DType.FLOAT32, (2,))) for name in "ab"),
+        (Value("x"), Value("y")),
+        (node("Add", "a b", "x"), node("Sub", "a b", "y")),
+        opsets={"": 20},
+    ).replace(aliases=(("a", "x"), ("b", "y")))
+    assert order_updates(crossed) is crossed
+
+
+def test_a_view_that_is_read_later_keeps_its_values() -> None:
+    """The sum of one tensor is this tensor; the update finds that something refers to it, and is computed elsewhere."""
+    type_ = TensorType(DType.FLOAT32, (4, 6))
+    nodes = (node("Sum", "w", "t"), node("Neg", "w", "next"), node("Mul", "next t", "y"))
+    function = infer_shapes(
+        Function((Value("w", type_),), (Value("next"), Value("y")), nodes, opsets={"": 20}).replace(aliases=(("w", "next"),))
+    )
+    w = np.random.default_rng(0).standard_normal((4, 6), dtype="float32")
+    executable = Toy(native="off").compile(function, CompileContext(threads=1))
+    executable.prepare()
+    assert (0, 0) in executable.inplace_pairs()
+    given = w.copy()
+    found = executable.run([given], RunOptions(out=[given, None]))
+    assert found[0] is given
+    np.testing.assert_array_equal(given, -w)
+    np.testing.assert_array_equal(found[1], -w * w)
+
+
+def test_a_view_that_an_operator_of_shapes_makes_is_a_reader() -> None:
+    type_ = TensorType(DType.FLOAT32, (4, 6))
+    nodes = (node("Transpose", "w", "t"), node("Neg", "w", "next"), node("MatMul", "next t", "y"))
+    function = infer_shapes(Function((Value("w", type_),), (Value("next"), Value("y")), nodes, opsets={"": 20}))
+    assert propose(function, Toy(native="off")) == set()
+    shorter = function.replace(outputs=function.outputs[:1], nodes=nodes[1:2])
+    assert propose(shorter, Toy(native="off")) == {("w", "next")}

@@ -1,0 +1,175 @@
+"""`xrt batch` on one machine: parts in order, errors kept apart, continued after a kill without a row lost or written twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
+from xrt.cli.app import cli
+from xrt.errors import BatchJobError, EngineError, InputError, OptionError
+from xrt.integrations.batch import BatchJob, run_job
+from xrt.integrations.batch.folder import JobFolder
+from xrt.integrations.batch.fragments import list_chunks, list_row_files
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["batch", *arguments], standalone_mode=False, catch_exceptions=False)
+    return done.return_value, done.output
+
+
+def _read(folder: Path) -> pa.Table:
+    return ds.dataset(str(folder), format="parquet").to_table()
+
+
+def _check(folder: Path, rows: list[np.ndarray]) -> None:
+    found = _read(folder)
+    assert found.column("row").to_pylist() == list(range(len(rows)))
+    assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
+
+
+def test_rows_of_several_files_come_out_in_order(tmp_path):
+    model = write_model(tmp_path, TEXT)
+    (tmp_path / "in").mkdir()
+    rows = write_texts(tmp_path / "in" / "a.parquet", 23, group=7)
+    rows += write_texts(tmp_path / "in" / "b.parquet", 9, seed=1)
+    code, said = _run(model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--workers", "2")
+    assert (code, said) == (0, f"{tmp_path / 'out'}: 32 of 32 rows written in 7 parts\n")
+    found = _read(tmp_path / "out")
+    assert found.column("row").to_pylist() == [*range(23), *range(9)]
+    assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
+    assert found.schema.field("squares").type == pa.list_(pa.float32())
+    again = _run(model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--batch", "3")
+    assert again == (0, f"{tmp_path / 'out'}: 0 of 32 rows written in 0 parts, 32 were there\n")
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "feather"])
+def test_rows_of_other_formats(tmp_path, ending):
+    import pyarrow.csv
+    import pyarrow.feather
+
+    table = pa.table({"index": [0, 2, 1], "name": ["a", "b", "c"]})
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif ending == "feather":
+        pyarrow.feather.write_feather(table, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    run_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",), part_rows=2), [str(path)], tmp_path / "out")
+    assert _read(tmp_path / "out").to_pylist() == [{"name": n, "y": y} for n, y in (("a", 1.0), ("b", 4.0), ("c", 2.0))]
+
+
+def test_rows_with_errors_have_nulls_and_a_reason(tmp_path):
+    model = write_model(tmp_path, LOOKUP)
+    pq.write_table(pa.table({"row": [0, 1, 2, 3], "index": [1, 7, None, 2]}), tmp_path / "rows.parquet")
+    arguments = (model, str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "out"), "-e", "toy")
+    code, said = _run(*arguments, "--on-error", "column")
+    assert (code, said) == (1, f"{tmp_path / 'out'}: 4 of 4 rows written in 1 parts; 2 rows have errors\n")
+    found = _read(tmp_path / "out")
+    assert found.column("y").to_pylist() == [2.0, None, None, 4.0]
+    reasons = found.column("error").to_pylist()
+    assert reasons[0] is reasons[3] is None
+    assert reasons[2] == "input 'index' takes rows of int64[]; got nothing"
+    assert "index" in reasons[1]
+    with pytest.raises((EngineError, InputError)):
+        _run(*arguments[:3], str(tmp_path / "raised"), *arguments[4:])
+
+
+def test_a_folder_belongs_to_one_job(tmp_path):
+    model = write_model(tmp_path, LOOKUP)
+    rows, out = tmp_path / "rows.parquet", tmp_path / "out"
+    pq.write_table(pa.table({"index": [1, 2]}), rows)
+    run_job(BatchJob(model, ("toy",)), [str(rows)], out)
+    with pytest.raises(BatchJobError) as caught:
+        run_job(BatchJob(model, ("toy",), on_error="column"), [str(rows)], out)
+    assert str(caught.value) == (
+        f'{out} has results of another job: on_error was "raise" and is "column"; '
+        "continue it with the same arguments and files, or use another folder"
+    )
+    os.utime(model, ns=(1, 1))
+    with pytest.raises(BatchJobError, match="has results of another job: model was "):
+        run_job(BatchJob(model, ("toy",)), [str(rows)], out)
+    (out / "_xrt_batch.json").unlink()
+    with pytest.raises(BatchJobError) as caught:
+        run_job(BatchJob(model, ("toy",)), [str(rows)], out)
+    assert str(caught.value) == f"{out} has parts, and no _xrt_batch.json says of which job; use another folder"
+    other = JobFolder(tmp_path / "other")
+    other.claim(BatchJob(model, ("toy",)), [str(rows)])
+    with pytest.raises(BatchJobError) as caught:
+        run_job(BatchJob(model, ("toy",)), [str(rows)], tmp_path / "other")
+    assert str(caught.value) == f"{tmp_path / 'other'} is being filled by another process; wait for it, or use another folder"
+    other.close()
+
+
+def test_parts_are_as_large_as_their_bytes_allow(tmp_path):
+    wide = pa.table({"x": pa.array(np.random.default_rng(0).random((40, 1 << 17)).tolist(), pa.list_(pa.float64()))})
+    pq.write_table(wide, tmp_path / "wide.parquet")
+    (file,) = list_row_files([str(tmp_path / "wide.parquet")])
+    sizes = {chunk.stop - chunk.start for chunk in list_chunks([file])}
+    assert 20 <= max(sizes) <= 32  # rows of 1 MiB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["missing.parquet"], "there are no rows at missing.parquet: no such file or folder"),
+        (
+            ["model.onnx"],
+            "model.onnx is no file of rows by its name; these end in .parquet, .csv, .json, .jsonl, .arrow, .feather",
+        ),
+        (["empty"], "folder empty has no file of rows; these end in .parquet, .csv, .json, .jsonl, .arrow, .feather"),
+        (["rows.parquet", "--cpus", "2"], "--cpus is for the workers of a cluster; pass it with --address, or choose --workers"),
+        (["rows.parquet", "--column", "x"], "--column takes INPUT=COLUMN, each input once, such as ids=tokens; got 'x'"),
+    ],
+)
+def test_mistakes_on_the_command_line(tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path, SCALE)
+    (tmp_path / "empty").mkdir()
+    pq.write_table(pa.table({"x": [1]}), "rows.parquet")
+    with pytest.raises((InputError, OptionError)) as caught:
+        _run("model.onnx", *arguments, "-o", "out", "-e", "toy")
+    assert str(caught.value) == text
+
+
+_KILLED = """
+import os, signal, sys
+from xrt.integrations.batch import BatchJob, run_job
+def stop(report):
+    if report.parts == int(sys.argv[4]):
+        os.kill(os.getpid(), signal.SIGKILL)
+run_job(BatchJob(sys.argv[1], ("toy",), part_rows=3), [sys.argv[2]], sys.argv[3], workers=2, progress=stop)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_job_is_continued(tmp_path):
+    """Killed after one, three and five parts; each run does what is missing, and the files of the dead are gone."""
+    model = write_model(tmp_path, TEXT)
+    rows = write_texts(tmp_path / "rows.parquet", 40)
+    job = [model, str(tmp_path / "rows.parquet"), str(tmp_path / "out")]
+    kept = set()
+    for parts in (1, 2, 2):
+        done = subprocess.run([sys.executable, "-c", _KILLED, *job, str(parts)], check=False, env=dict(os.environ))
+        assert done.returncode == -signal.SIGKILL
+        there = {part: part.stat().st_mtime_ns for part in (tmp_path / "out").glob("part-*")}
+        assert kept <= set(there.items())  # what was written is not written again
+        kept = set(there.items())
+        assert parts <= len(there) < 14
+    (tmp_path / "out" / ".xrt-of-a-dead-writer.tmp").write_bytes(b"half")
+    report = run_job(BatchJob(model, ("toy",), part_rows=3), job[1:2], job[2])
+    assert report.present + report.written == 40
+    assert not list((tmp_path / "out").glob(".xrt-*"))
+    _check(tmp_path / "out", rows)

@@ -1,0 +1,121 @@
+"""The application of `xrt.serve` in replicas of Ray Serve: results by HTTP and handles, sessions, and models kept out."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.integrations.clusters import start_cluster
+from tests.integrations.models import SCALE, write_model
+from xrt.errors import OptionError
+from xrt.ray import deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the warnings of Ray and its libraries are theirs
+
+
+@pytest.fixture(scope="module")
+def port():
+    with start_cluster(4):
+        from ray import serve
+
+        with __import__("socket").socket() as free:
+            free.bind(("127.0.0.1", 0))
+            number = free.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": number})
+        try:
+            yield number
+        finally:
+            serve.shutdown()
+
+
+def _post(url: str, document: object, headers: dict[str, str] | None = None) -> tuple[int, dict, dict]:
+    request = urllib.request.Request(url, json.dumps(document).encode(), {"content-type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error), dict(error.headers)
+
+
+def _bundle(tmp_path: Path) -> Path:
+    with xrt.XRTModule(write_model(tmp_path, SCALE), engine="ort") as module:
+        module.save(tmp_path / "scale.xrt", np.ones((1, 3), "float32"), np.ones(1, "float32"))
+    return tmp_path / "scale.xrt"
+
+
+def test_requests_by_http_and_by_handle(port, tmp_path):
+    from ray import serve
+
+    handle = serve.run(deployment(_bundle(tmp_path), num_cpus=1, num_replicas=1, batch=8), name="scale", route_prefix="/scale")
+    x, bias = np.arange(6, dtype="float32").reshape(2, 3), np.ones(2, "float32")
+    found = handle.infer.remote({"x": x, "bias": bias}).result()
+    np.testing.assert_array_equal(found["y"], 2 * x + 1)
+    assert handle.count_threads.remote().result() == {"scale": 1}
+    inputs = [
+        {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": x.reshape(-1).tolist()},
+        {"name": "bias", "shape": [2], "datatype": "FP32", "data": [1, 1]},
+    ]
+    url = f"http://127.0.0.1:{port}/scale/v2/models/scale/infer"
+    status, document, headers = _post(url, {"inputs": inputs, "id": "7"})
+    assert (status, document["id"]) == (200, "7")
+    assert document["outputs"][0]["data"] == (2 * x + 1).reshape(-1).tolist()
+    assert headers["xrt-replica"]
+    status, document, _ = _post(url, {"inputs": inputs[:1]})
+    assert (status, document["error"]) == (400, "no value for input 'bias'; the model takes 2 inputs (x, bias)")
+    serve.delete("scale")
+
+
+COUNTER = """
+<ir_version: 10, opset_import: ["" : 21]>
+count (float[1] step, float[1] total) => (float[1] sum) {
+  sum = Add (step, total)
+}
+"""
+
+
+def test_a_session_stays_with_its_replica(port, tmp_path):
+    from ray import serve
+
+    function = xrt.load_onnx(write_model(tmp_path, COUNTER, "count.onnx"))
+    stateful = xrt.stateful(function, {"total": "sum"})
+    with xrt.XRTModule(stateful, engine="toy") as module:
+        module.save(tmp_path / "count.xrt")
+    serve.run(deployment(tmp_path / "count.xrt", num_replicas=2, sessions=True), name="count", route_prefix="/count")
+    url = f"http://127.0.0.1:{port}/count/v2/models/count/infer"
+    step = {"inputs": [{"name": "step", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    replicas = {}
+    for turn in range(1, 5):  # the sum says how many calls of the session came before
+        for name in ("a", "b", "c", "d", "e"):
+            status, document, headers = _post(url, step, {"x-session-id": name})
+            assert (status, document["outputs"][0]["data"]) == (200, [turn])
+            assert replicas.setdefault(name, headers["xrt-replica"]) == headers["xrt-replica"]
+    serve.delete("count")
+
+
+def test_a_damaged_bundle_is_never_in_service(port, tmp_path):
+    from ray import serve
+
+    path = _bundle(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 :] = os.urandom(len(data) - len(data) // 2)
+    path.write_bytes(data)
+    with pytest.raises(RuntimeError):
+        serve.run(deployment(path, max_constructor_retry_count=1), name="damaged", route_prefix="/damaged")
+    serve.delete("damaged")
+
+
+def test_options_are_checked_before_a_replica_starts(tmp_path):
+    with pytest.raises(OptionError) as caught:
+        deployment(tmp_path / "model.xrt", num_replica=2)
+    assert str(caught.value) == (
+        "'num_replica' is no option of xrt.serve.app and none of ray.serve.deployment. Did you mean 'num_replicas'?"
+    )
+    with pytest.raises(OptionError):
+        deployment(tmp_path / "model.xrt", batch=0)

@@ -1,0 +1,167 @@
+"""One bundle for every thread budget: the threads of `xrt.load`, and what a scheduler grants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_bundle import perceptron
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import BudgetWarning, BundleError, FallbackWarning, OptionError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.runtime import set_budget_source
+from xrt.testing.fault_injection import RecordingEngine
+
+ENGINES = ["ort", "openvino", "iree", "tvm", "xla", "torch{mode=eager}"]
+X = np.random.default_rng(1).standard_normal((256, 128)).astype(np.float32)
+
+
+def wide() -> Function:
+    """Return a perceptron that is large enough for engines to share its loops among threads."""
+    type_ = TensorType(DType.FLOAT32, (256, 128))
+    weight = Constant(np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32))
+    nodes = (Node("MatMul", ("x", "w"), ("a",)), Node("Tanh", ("a",), ("b",)), Node("Softmax", ("b",), ("y",)))
+    return Function((Value("x", type_),), (Value("y", type_),), nodes, {"w": weight}, {"": 18})
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have as many cores as the tests ask for, whatever the machine has."""
+    monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: 4)
+
+
+@pytest.fixture
+def granted() -> Iterator[list[int | None]]:
+    """What a scheduler grants: the last of the list."""
+    found: list[int | None] = [None]
+    set_budget_source(lambda: found[-1])
+    yield found
+    set_budget_source(None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.xrt"
+
+
+def save(path: Path, engine: str, threads: int | None) -> np.ndarray:
+    with xrt.XRTModule(wide(), engine, strict=True, cache=CompileCache(), threads=threads) as module:
+        module.save(path)
+        return np.asarray(module(X))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
+    """Strictly: nothing is compiled, and the results are the same."""
+    expected = save(path, engine, 4)
+    for threads in (1, 2, 4):
+        with xrt.load(path, threads=threads, strict=True, cache=CompileCache()) as loaded:
+            np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
+            assert loaded.threads == threads
+            assert loaded._cache.statistics.disk.hits == 1
+            assert "its compiled form comes from the bundle" in str(loaded.explain())
+
+
+@pytest.mark.parametrize("engine", ["ort", "openvino", "iree"])
+def test_a_form_without_threads_serves_more_than_it_was_saved_with(engine: str, path: Path) -> None:
+    expected = save(path, engine, 1)
+    with xrt.load(path, threads=4, strict=True, cache=CompileCache()) as loaded:
+        np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["tvm", "xla"])
+def test_loops_that_are_not_shared_are_compiled_again_for_more_threads(engine: str, path: Path) -> None:
+    expected = save(path, engine, 1)
+    with pytest.raises(BundleError, match=r"threads was '1' and is '2'; load without strict=True to compile them$"):
+        xrt.load(path, threads=2, strict=True, cache=CompileCache())
+    with pytest.warns(FallbackWarning, match="threads was '1' and is '2'"):
+        loaded = xrt.load(path, threads=2, cache=CompileCache())
+    np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
+    assert loaded.threads == 2
+
+
+def test_an_engine_is_taken_to_depend_on_its_threads() -> None:
+    assert RecordingEngine.serves_threads is GraphCompiler.serves_threads
+    engine = RecordingEngine()
+    assert engine.serves_threads(2, 2)
+    assert not engine.serves_threads(2, 1)
+
+
+def test_a_loaded_session_has_as_many_threads_as_the_budget(path: Path) -> None:
+    """Of the process: those that ONNX Runtime has started when the module is loaded and has run."""
+    save(path, "ort", 2)
+    script = f"""
+import os, numpy as np, xrt
+from xrt.runtime import threads
+threads.available_cores = lambda: 4
+x = np.ones((256, 128), "f4")
+counts = []
+for budget in (1, 2, 4):
+    with xrt.load({os.fspath(path)!r}, threads=budget, strict=True) as m:
+        before = len(os.listdir("/proc/self/task"))
+        m(x)
+        counts.append(len(os.listdir("/proc/self/task")) - before)
+print(counts)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[0, 1, 3]\n"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
+    engine, context = xrt.engines.create("openvino"), CompileContext(threads=threads)
+    saved = engine.save(engine.compile(wide(), CompileContext(threads=3 - threads)), CompileContext(threads=3 - threads))
+    found, compiled = engine.load(memoryview(saved), wide(), context), engine.compile(wide(), context)
+    for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS"):
+        assert found.compiled.model.get_property(name) == compiled.compiled.model.get_property(name)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- which budget
+
+
+def test_without_a_number_the_bundle_has_that_of_its_module(path: Path) -> None:
+    save(path, "ort", 2)
+    assert xrt.load(path).threads == 2
+    save(path, "ort", None)
+    assert xrt.load(path).threads == 4
+
+
+def test_a_scheduler_grants_the_budget(path: Path, granted: list[int | None]) -> None:
+    save(path, "ort", 2)
+    granted.append(1)
+    assert xrt.load(path, strict=True).threads == 1
+    assert xrt.load(path, strict=True, threads=2).threads == 2  # what a user names goes first
+    assert xrt.XRTModule(perceptron(), "ort").threads == 1
+    granted.append(64)
+    assert xrt.XRTModule(perceptron(), "ort").threads == 4
+    granted.append(0)
+    assert xrt.XRTModule(perceptron(), "ort").threads == 1
+    xrt.configure(threads=3)
+    try:
+        assert xrt.XRTModule(perceptron(), "ort").threads == 3
+    finally:
+        xrt.configure()
+
+
+def test_more_threads_than_cores_are_the_cores_with_a_word(path: Path) -> None:
+    save(path, "ort", 2)
+    told = "threads=9 is more than the 4 cores that this process may use; 4 threads are used"
+    with pytest.warns(BudgetWarning) as caught:
+        loaded = xrt.load(path, threads=9, strict=True)
+    assert loaded.threads == 4
+    assert [str(w.message) for w in caught] == [told]
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_what_is_no_number_of_threads_is_refused(path: Path) -> None:
+    save(path, "ort", 2)
+    with pytest.raises(OptionError, match=r"^threads must be a positive integer or None; got 0$"):
+        xrt.load(path, threads=0)

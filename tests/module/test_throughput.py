@@ -1,0 +1,200 @@
+"""A module tuned for throughput: how requests are joined, what refuses to be, and where the choice is kept.
+
+The times are real and unbounded, so a busy machine changes no result; the search is tested on simulated times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.placement.uneven import Uneven
+from xrt.errors import BundleError, OptionError, PlacementWarning
+from xrt.formats.placement_file import PlacementFile, write_placement
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
+from xrt.placement import TuningBudget
+from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.throughput.batch_dim import find_batch_dim
+from xrt.placement.throughput.request import Split
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+
+
+def tensor(name: str, *shape: Any) -> Value:
+    return Value(name, TensorType(DType.FLOAT32, shape))
+
+
+def perceptron(*nodes: Node, inputs: tuple[Value, ...] = (tensor("x", "N", 4),), shape: tuple[Any, ...] = ("N", 3)) -> Function:
+    first = Node("MatMul", ("x", "w"), ("h",), name="n0")
+    last = nodes or (Node("Relu", ("h",), ("y",), name="n1"),)
+    return Function(inputs, (tensor("y", *shape),), (first, *last), {"w": Constant(WEIGHT)}, opsets={"": 20})
+
+
+def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
+    return module.tune(*args, objective="throughput", **{"batches": (1, 4), "budget": 1.0, "progress": False, **terms})
+
+
+def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
+        assert m.serving is None
+        found = tune(m)
+        chosen = found.configuration
+        assert chosen is not None
+        assert m.serving == chosen
+        assert (chosen.dim, chosen.instances, chosen.threads, chosen.plans) == ("N", 1, 1, ("ort",))
+        assert chosen.batch == 4  # a call of the smallest model costs far more than its rows
+        assert chosen.memory > 0
+        x = np.ones((3, 4), "float32")
+        m.save(tmp_path / "m.xrt", x)
+    with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as later:
+        assert later.serving == chosen
+    with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as other:
+        assert other.serving is None
+    with xrt.load(tmp_path / "m.xrt", cache=tmp_path / "elsewhere") as loaded:
+        assert loaded.serving == chosen
+        np.testing.assert_allclose(loaded(x), np.maximum(x @ WEIGHT, 0), rtol=1e-5)
+        loaded.save(tmp_path / "again.xrt")
+    with xrt.load(tmp_path / "again.xrt") as again:
+        assert again.serving == chosen
+
+
+def test_a_bundle_of_a_module_that_was_not_tuned_has_no_choice(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="toy", cache=tmp_path) as m:
+        m.save(tmp_path / "m.xrt", np.ones((3, 4), "float32"))
+    with xrt.load(tmp_path / "m.xrt") as loaded:
+        assert loaded.serving is None
+
+
+def test_a_lock_gives_its_choice(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path / "a") as m:
+        record = tune(m).to_record()
+        chosen = m.serving
+    write_placement(PlacementFile(model={"name": "main"}, serving=record), tmp_path / "m.lock")
+    with xrt.XRTModule(perceptron(), engine=["toy", "auto"], lock=tmp_path / "m.lock", cache=tmp_path / "b") as locked:
+        assert locked.serving == chosen
+
+
+def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> None:
+    mean = (
+        Node("ReduceMean", ("h",), ("m",), name="n1"),
+        Node("Sub", ("h", "m"), ("y",), name="n2"),
+    )
+    with xrt.XRTModule(perceptron(*mean), engine="toy", threads=1, cache=tmp_path) as m:
+        found = tune(m)
+    assert found.configuration is not None
+    assert found.configuration.batch == 1
+    assert found.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
+
+
+def test_a_model_without_a_batch_dim_is_tuned_for_instances(tmp_path: Path) -> None:
+    fixed = perceptron(inputs=(tensor("x", 2, 4),), shape=(2, 3))
+    with xrt.XRTModule(fixed, engine="toy", threads=1, cache=tmp_path) as m:
+        found = tune(m)
+    assert found.configuration is not None
+    assert (found.configuration.batch, found.configuration.dim) == (1, "")
+    assert found.notes[0] == "requests are not joined: the first extent of input 'x' is no symbolic dim"
+
+
+def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
+    class Doubled(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            return xrt.ops.Relu(x + x)
+
+    x = np.ones((2, 3), "float32")
+    with xrt.XRTModule(Doubled(), engine="toy", threads=1, cache=tmp_path) as m:
+        found = tune(m, x)
+        assert found.notes[0] == "requests are not joined: an xrt.Graph has no symbolic dim"
+        with pytest.raises(OptionError) as caught:
+            tune(m, x, batch_dim="N")
+    assert str(caught.value) == "batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
+
+
+def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
+        with pytest.raises(OptionError) as caught:
+            m.tune(p99=0.1)  # type: ignore[call-overload]  # it is refused
+        assert str(caught.value) == "p99= is of objective='throughput'; pass that too, or leave it out"
+        with pytest.raises(OptionError) as caught:
+            m.tune(objective="speed")  # type: ignore[call-overload]  # it is refused
+        assert str(caught.value) == "objective must be 'latency' or 'throughput'; got 'speed'"
+        with pytest.warns(PlacementWarning, match=r"^nothing serves requests within a p99 of 1e-06 ms; the quickest call takes"):
+            tune(m, p99=1e-9)
+        assert m.serving is None
+
+
+def test_which_dim_counts_requests() -> None:
+    n, x, y = tensor("n", "N", 4), tensor("x", "N", "N"), tensor("y", "M")
+    assert find_batch_dim([n], [tensor("o", "N")]) == ("N", "")
+    assert find_batch_dim([n, y], [])[0] == ""
+    assert find_batch_dim([n], [y]) == (
+        "",
+        "dim 'N' is the first extent of input 'n' and not of output 'y'; batch_dim='N' (--batch-dim) asks for it all the same",
+    )
+    assert find_batch_dim([x], [tensor("o", "N")]) == ("", "dim 'N' is another extent of input 'x' too")
+    assert find_batch_dim([], []) == ("", "the model has no input")
+    assert find_batch_dim([n, tensor("shared", 3)], [tensor("o", None)], "N") == ("N", "")
+    with pytest.raises(OptionError) as caught:
+        find_batch_dim([n], [], "B")
+    assert str(caught.value).startswith("batch_dim names 'B', which is no symbolic dim of the inputs.")
+    with pytest.raises(OptionError) as caught:
+        find_batch_dim([x], [], "N")
+    assert str(caught.value) == "batch_dim='N' is extent 1 of input 'x'; requests are joined on extent 0"
+    with pytest.raises(OptionError) as caught:
+        find_batch_dim([n], [y], "N")
+    assert str(caught.value) == (
+        "batch_dim='N' is not the first extent of output 'y', which is 'M': its rows are not those of the requests"
+    )
+
+
+def test_requests_are_joined_and_results_split() -> None:
+    x = np.arange(12, dtype="float32").reshape(3, 4)
+    with xrt.XRTModule(perceptron(), engine="toy") as m:
+        pool = RequestPool(m, [x], None, 0)
+        (joined,) = pool.join(2, 3)
+        np.testing.assert_array_equal(joined, x[[2, 0, 1]])  # the requests are the rows, repeated
+        alone = pool.split(m(joined), 3)
+        np.testing.assert_allclose(np.concatenate([one[0] for one in alone]), m(joined))
+        assert pool.check_independent(m, 3) == ""
+
+
+def test_searches_go_to_the_smallest_and_the_largest_batch_first() -> None:
+    assert PlanSchedule([2, 1], (1, 2, 4, 8), 24.0).searched == {(2, 1), (1, 1), (2, 8), (1, 8)}
+    assert PlanSchedule([1], (1, 2, 4), 1.0).searched == {(1, 1)}
+    assert PlanSchedule([1], (1, 2, 4), 60.0).seconds == 20.0
+
+
+def test_each_batch_size_has_the_plan_that_is_quickest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that time is too short to search at takes over a plan that was found at another size."""
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
+    pair = (Node("Exp", ("h",), ("e",), name="n1"), Node("Cos", ("e",), ("y",), name="n2"))
+    slow = [Uneven(slow="Exp"), Uneven(slow="Cos")]
+    with xrt.XRTModule(perceptron(*pair), engine=[*slow, "auto"], threads=1, cache=tmp_path, budget=30.0) as m:
+        pool = RequestPool(m, None, None, 0)
+        bench = ModuleBench(m, pool, (Split(1, 1),), (1, 4), 6.0)
+        assert bench.is_exact
+        assert bench._schedule.searched == {(1, 1)}
+        plans = {size: bench.describe_plan(Split(1, 1), size) for size in (4, 1)}
+        assert plans[1] == plans[4]
+        bench.hand_over(1)
+        x = np.ones((4, 4), "float32")
+        np.testing.assert_allclose(m(x), np.cos(np.exp(x @ WEIGHT)), rtol=1e-3)
+        assert m.tuned is not None
+        assert m.tuned.plan == bench._found[1, 4].plan
+        bench.close()
+
+
+def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
+        monkeypatch.setattr(type(m), "_spell_serving", lambda self: "{}")
+        m.save(tmp_path / "m.xrt", np.ones((3, 4), "float32"))
+    with xrt.load(tmp_path / "m.xrt") as loaded, pytest.raises(BundleError) as caught:
+        _ = loaded.serving
+    assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")

@@ -1,0 +1,73 @@
+"""What a search prints and draws, and what files hold of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.placement.throughput.simulated_bench import SimulatedBench, tune
+from tests.placement.throughput.test_session import convex, flat
+from xrt.errors import BundleError, PlacementFileError
+from xrt.formats.placement_file import PlacementFile, dumps, loads, read_placement, write_placement
+from xrt.formats.serving_record import parse_serving, spell_serving
+from xrt.placement.throughput.html import render_throughput_page
+from xrt.placement.throughput.result import ServingConfiguration
+
+
+def test_a_result_prints_as_a_table() -> None:
+    found = tune(SimulatedBench(lambda split, size: 0.001 * size), batches=(1, 2), budget=5.0)
+    first, loads, chosen, *others = str(found).splitlines()
+    assert found.configuration is not None
+    assert first == f"most requests per second within a p99 of 20 ms: {found.configuration}"
+    assert str(found.configuration).startswith("no batching, 2 instances of 1 thread: ")
+    assert loads.startswith("  4 candidates, ")
+    assert chosen.startswith("  chosen: batch 1, 2 instances of 1 thread, on one, ")
+    note = "batching does not pay: 1 ms per request, and 1 ms in calls of 1"
+    assert f"  declined: batch 2, 2 instances of 1 thread, on one, {note}" in others
+
+
+@pytest.mark.parametrize("bound", [0.02, math.inf])
+def test_a_placement_file_holds_the_configuration_and_its_search(bound: float, tmp_path: Path) -> None:
+    found = tune(SimulatedBench(flat, is_exact=True), bound=bound, budget=5.0)
+    record = found.to_record()
+    assert record is not None
+    write_placement(PlacementFile(serving=record), tmp_path / "m.lock")
+    read = read_placement(tmp_path / "m.lock")
+    assert read.serving == record
+    assert ServingConfiguration.from_record(record) == found.configuration
+    assert len(record.rows) == len(found.candidates)
+    assert parse_serving(spell_serving(record)) == record
+    assert parse_serving(spell_serving(None)) is None
+
+
+def test_a_damaged_configuration_is_refused() -> None:
+    found = tune(SimulatedBench(flat, is_exact=True), budget=5.0)
+    text = dumps(PlacementFile(serving=found.to_record()))
+    with pytest.raises(PlacementFileError) as caught:
+        loads(
+            text.replace('"batch": 32', '"batch": 0', 1) if '"batch": 32' in text else text.replace('"batch": 16', '"batch": 0')
+        )
+    assert caught.value.position.startswith("serving")
+    with pytest.raises(BundleError) as refused:
+        parse_serving('{"batch": 2}')
+    assert str(refused.value) == "its serving configuration cannot be read: Object missing required field `instances`"
+
+
+def test_a_page_draws_the_loads_of_each_candidate() -> None:
+    found = tune(SimulatedBench(convex), budget=20.0)
+    page = render_throughput_page(found, "a <model>")
+    measured = [one for one in found.candidates if one.trials]
+    assert page.count("<circle") == sum(len(one.trials) for one in measured)
+    assert page.count('class="curve best"') == 1
+    assert "Throughput of a &lt;model&gt;" in page
+    assert 'class="bound"' in page
+    assert found._repr_html_().count("<circle") == page.count("<circle")
+
+
+def test_a_search_without_a_load_is_a_table_alone() -> None:
+    found = tune(SimulatedBench(convex), bound=0.001)
+    page = found._repr_html_()
+    assert "<circle" not in page
+    assert "Nothing serves requests within a p99 of 1 ms" in page

@@ -1,0 +1,174 @@
+"""Models, an application without a server, and a server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import xrt
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.serve.application import Application
+
+TOP = Path(__file__).parents[2]
+HANGS = 120
+"""Seconds after which something hangs; nothing that works waits for it."""
+
+
+def identity(*dtypes: DType, shape: tuple[Any, ...] = ("n", 2)) -> Function:
+    """Return a model that gives back each of its inputs ``x0, x1, ...`` as ``y0, y1, ...``."""
+    types = [TensorType(dtype, shape) for dtype in dtypes]
+    ends = [tuple(Value(f"{letter}{place}", type_) for place, type_ in enumerate(types)) for letter in "xy"]
+    nodes = tuple(Node("Identity", (x.name,), (y.name,), name=f"i{x.name}") for x, y in zip(*ends, strict=True))
+    return Function(*ends, nodes, opsets={"": 20})
+
+
+class Double(xrt.Graph):
+    """Twice the input."""
+
+    def build(self, x: Any) -> Any:
+        return xrt.ops.Add(x, x)
+
+
+def double(shape: tuple[Any, ...] = ("n", 3), dtype: DType = DType.FLOAT32) -> Function:
+    return Double().trace(TensorType(dtype, shape))
+
+
+class Total(xrt.Graph):
+    """The sum of the inputs of a session."""
+
+    def build(self, x: Any) -> Any:
+        total = self.state("total", TensorType(DType.FLOAT32, (2,)))
+        after = xrt.ops.Add(total, x)
+        self.update(total, after)
+        return xrt.ops.Identity(after)
+
+
+def total() -> Function:
+    return Total().trace(TensorType(DType.FLOAT32, (2,)))
+
+
+# ---------------------------------------------------------------------- an application without a server
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A response of HTTP."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        assert list(self.document) == ["error"]
+        return str(self.document["error"])
+
+
+async def ask(
+    application: Application, method: str, path: str, body: bytes | Sequence[bytes] = b"", headers: Mapping[str, str] = {}
+) -> Reply:
+    """Return the response to one request; a sequence is a body in several messages."""
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    messages = [{"type": "http.request", "body": c, "more_body": place + 1 < len(chunks)} for place, c in enumerate(chunks)]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await application({"type": "http", "method": method, "path": path, "headers": named, "root_path": ""}, receive, send)
+    start, content = sent
+    found = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert int(found["content-length"]) == len(content["body"])
+    return Reply(start["status"], found, bytes(content["body"]))
+
+
+async def infer(application: Application, model: str, document: Any, **headers: str) -> Reply:
+    return await ask(application, "POST", f"/v2/models/{model}/infer", json.dumps(document).encode(), headers)
+
+
+def tensor(name: str, array: Any, datatype: str = "FP32", **more: Any) -> dict[str, Any]:
+    """Return an input with JSON data."""
+    values = np.asarray(array)
+    return {"name": name, "shape": list(values.shape), "datatype": datatype, "data": values.reshape(-1).tolist(), **more}
+
+
+def run(application: Application, test: Callable[[], Awaitable[Any]], *, ready: bool = True) -> Any:
+    """Run a test on an application that is ready, and close it."""
+
+    async def whole() -> Any:
+        try:
+            if ready:
+                await application.start()
+                assert application.explain_not_ready() == ""
+            return await asyncio.wait_for(test(), HANGS)
+        finally:
+            await application.close()
+
+    return asyncio.run(whole())
+
+
+# ---------------------------------------------------------------------- a server in a process
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """``xrt serve`` with the ports that it printed."""
+
+    process: subprocess.Popen[str]
+    lines: list[str]
+
+    @property
+    def http(self) -> str:
+        return self.lines[0].rpartition("//")[2]
+
+    @property
+    def grpc(self) -> str:
+        return next(line.rpartition(" ")[2] for line in self.lines if line.startswith("gRPC"))
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal; return the exit status and what was printed since."""
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=HANGS)
+        return self.process.returncode, rest
+
+
+@contextmanager
+def serve(*arguments: object) -> Iterator[ServerProcess]:
+    """Start ``xrt serve`` on free ports, and wait until it says that it is ready."""
+    command = [sys.executable, "-m", "xrt.cli", "serve", "--port", "0", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(TOP), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if line.startswith(("ready", "warning: not ready")):
+                break
+        assert lines and lines[-1] == "ready", lines
+        yield ServerProcess(process, lines)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        elif process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,341 @@
+"""The Open Inference Protocol over HTTP: every path, datatype and error, on an application without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.serve.serving import ask, double, identity, infer, run, tensor
+from xrt.errors import OptionError
+from xrt.graph import DType, TensorType, Value
+from xrt.graph.function import Function
+from xrt.serve import app
+
+X = np.array([[1, -2, 3.5]], np.float32)
+
+
+def one_model(**options: Any) -> Any:
+    return app({"double": xrt.XRTModule(double())}, **options)
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_facts_have_both_forms_of_each_path(slash: str) -> None:
+    application = app({"double": {"1": xrt.XRTModule(double()), "10": xrt.XRTModule(double()), "2": xrt.XRTModule(double())}})
+    tensors = [{"datatype": "FP32", "shape": [-1, 3]}]
+    described = {
+        "name": "double",
+        "versions": ["1", "2", "10"],
+        "platform": "xrt",
+        "inputs": [{"name": "x", **tensors[0]}],
+        "outputs": [{"name": "add_1", **tensors[0]}],
+    }
+    facts = {
+        "/v2": {"name": "xrt", "version": xrt.__version__, "extensions": ["binary_tensor_data", "sequence"]},
+        "/v2/health/live": {"live": True},
+        "/v2/health/ready": {"live": True, "ready": True},
+        "/v2/models/double": described,
+        "/v2/models/double/versions/2": described,
+        "/v2/models/double/ready": {"name": "double", "ready": True},
+        "/v2/models/double/versions/2/ready": {"name": "double", "ready": True},
+    }
+
+    async def test() -> None:
+        for path, expected in facts.items():
+            reply = await ask(application, "GET", path + slash)
+            assert (reply.status, reply.document) == (200, expected)
+            assert (await ask(application, "HEAD", path + slash)).status == 200
+        for path, version in (("", "10"), ("/versions/2", "2")):
+            body = json.dumps({"inputs": [tensor("x", X)]}).encode()
+            reply = await ask(application, "POST", f"/v2/models/double{path}/infer{slash}", body)
+            assert (reply.status, reply.document["model_version"]) == (200, version)
+
+    run(application, test)
+
+
+def test_a_request_in_json() -> None:
+    application = one_model()
+
+    async def test() -> None:
+        whole = await infer(application, "double", {"id": "a\u00e9", "inputs": [tensor("x", X)]})
+        assert whole.document == {
+            "model_name": "double",
+            "model_version": "1",
+            "id": "a\u00e9",
+            "outputs": [{"name": "add_1", "datatype": "FP32", "shape": [1, 3], "data": [2.0, -4.0, 7.0]}],
+        }
+        nested = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [[1, 2, 3], [4, 5, 6]]}
+        reply = await infer(application, "double", {"inputs": [nested], "outputs": [{"name": "add_1"}]})
+        assert reply.document["outputs"][0]["data"] == [2, 4, 6, 8, 10, 12]
+        assert "id" not in reply.document
+        special = await infer(application, "double", {"inputs": [tensor("x", [[np.nan, np.inf, -np.inf]])]})
+        assert str(special.document["outputs"][0]["data"]) == "[nan, inf, -inf]"
+
+    run(application, test)
+
+
+def binary(arrays: dict[str, tuple[str, bytes, list[int]]], **more: Any) -> tuple[bytes, dict[str, str]]:
+    inputs = [
+        {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+        for name, (datatype, data, shape) in arrays.items()
+    ]
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + b"".join(data for _, data, _ in arrays.values()), {"Inference-Header-Content-Length": str(len(head))}
+
+
+def test_binary_tensors_by_output_and_for_all() -> None:
+    application = app({"pair": xrt.XRTModule(identity(DType.FLOAT32, DType.INT64))})
+    x0, x1 = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(4).reshape(2, 2)
+    arrays = {"x0": ("FP32", x0.tobytes(), [2, 2]), "x1": ("INT64", x1.tobytes(), [2, 2])}
+
+    async def test() -> None:
+        body, headers = binary(arrays, parameters={"binary_data_output": True})
+        reply = await ask(application, "POST", "/v2/models/pair/infer", [body[:7], body[7:50], body[50:]], headers)
+        length = int(reply.headers["inference-header-content-length"])
+        assert reply.headers["content-type"] == "application/octet-stream"
+        assert json.loads(reply.body[:length])["outputs"] == [
+            {"name": "y0", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}},
+            {"name": "y1", "datatype": "INT64", "shape": [2, 2], "parameters": {"binary_data_size": 32}},
+        ]
+        assert reply.body[length:] == x0.tobytes() + x1.tobytes()
+        body, headers = binary(arrays, outputs=[{"name": "y1"}, {"name": "y0", "parameters": {"binary_data": True}}])
+        reply = await ask(application, "POST", "/v2/models/pair/infer", body, headers)
+        length = int(reply.headers["inference-header-content-length"])
+        assert [one["name"] for one in json.loads(reply.body[:length])["outputs"]] == ["y1", "y0"]
+        assert json.loads(reply.body[:length])["outputs"][0]["data"] == [0, 1, 2, 3]
+        assert reply.body[length:] == x0.tobytes()
+
+    run(application, test)
+
+
+REFUSED = {
+    "no JSON": (b"{", "the request is not the protocol's JSON: "),
+    "no object": (b"[1]", "the request is not the protocol's JSON: Expected `object`, got `array`"),
+    "no inputs": (b"{}", "the request is not the protocol's JSON: Object missing required field `inputs`"),
+    "deep": (b'{"parameters": {"a": ' + b"[" * 100_000, "the request's JSON is nested too deeply"),
+    "an unknown input": ({"inputs": [tensor("z", X)]}, "the model has no input 'z'. The model takes 1 input (x)"),
+    "twice": ({"inputs": [tensor("x", X)] * 2}, "the request gives an input more than once"),
+    "no data": (
+        {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32"}]},
+        "input 'x' has neither data nor the parameter binary_data_size",
+    ),
+    "a datatype that there is not": (
+        {"inputs": [tensor("x", X, "FLOAT")]},
+        (
+            "input 'x' has datatype 'FLOAT'; there is: BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
+            "FP16, BF16, FP32, FP64, BYTES"
+        ),
+    ),
+    "another datatype": ({"inputs": [tensor("x", X, "FP64")]}, "input 'x' of model 'double' is FP32; the request has FP64"),
+    "a half in JSON": (
+        {"inputs": [tensor("x", X, "FP16")]},
+        "input 'x' is FP16, which JSON cannot hold; send it as a binary tensor",
+    ),
+    "another extent": (
+        {"inputs": [tensor("x", [[1, 2]])]},
+        "input 'x' must be float32[n,3]; got shape [1, 2]: axis 1 is 2, not 3",
+    ),
+    "too few elements": (
+        {"inputs": [tensor("x", X, shape=[2, 3])]},
+        "input 'x' has shape [2, 3], 6 elements; its data have 3",
+    ),
+    "a negative extent": (
+        {"inputs": [tensor("x", X, shape=[-1, 3])]},
+        "input 'x' has shape [-1, 3]; the extents of a request are 0 or more",
+    ),
+    "large for nothing": (
+        {"inputs": [tensor("x", X, shape=[0, 2**40], data=[])]},
+        "input 'x' has shape [0, 1099511627776], which is more than a request may hold",
+    ),
+    "texts": (
+        {"inputs": [tensor("x", X, data=["a", "b", "c"])]},
+        "the data of input 'x' do not have the datatype FP32",
+    ),
+    "an infinite number": (
+        {"inputs": [tensor("x", X, data=[1e39, 0, 0])]},
+        "the data of input 'x' have a number that FP32 cannot hold",
+    ),
+    "an unknown output": (
+        {"inputs": [tensor("x", X)], "outputs": [{"name": "y"}]},
+        "model 'double' has no output 'y'; it has: add_1",
+    ),
+    "a flag that is none": (
+        {"inputs": [tensor("x", X)], "parameters": {"binary_data_output": 1}},
+        "parameter 'binary_data_output' of the request is true or false",
+    ),
+    "a session without state": (
+        {"inputs": [tensor("x", X)], "parameters": {"session_id": "a"}},
+        "model 'double' has no state, and takes no session",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_and_why(case: str) -> None:
+    document, message = REFUSED[case]
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    application = one_model()
+
+    async def test() -> None:
+        reply = await ask(application, "POST", "/v2/models/double/infer", body)
+        assert reply.status == 400
+        assert reply.error.startswith(message) if case == "no JSON" else reply.error == message
+
+    run(application, test)
+
+
+def test_paths_methods_and_sizes_that_are_refused() -> None:
+    application = one_model(max_request_bytes=1000)
+    large = json.dumps({"inputs": [tensor("x", np.ones((100, 3)))]}).encode()
+
+    async def test() -> None:
+        for method, path, status, error in (
+            ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
+            ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
+            ("GET", "/", 404, "there is no path ''; the protocol's begin with /v2"),
+            ("GET", "/v2/models", 404, "there is no path 'v2/models'"),
+            ("POST", "/v2/repository/models/double/load", 404, None),
+            ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
+            ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
+        ):
+            reply = await ask(application, method, path)
+            assert reply.status == status
+            assert error in (None, reply.error)
+        for headers, body in (({"content-length": str(len(large))}, []), ({}, [large[:900], large[900:]])):
+            reply = await ask(application, "POST", "/v2/models/double/infer", body or b"", headers)
+            assert (reply.status, reply.error) == (
+                413,
+                "the body is larger than 1000 bytes, which is the most that a request may have",
+            )
+        reply = await ask(application, "POST", "/v2/models/double/infer", b"x", {"Content-Encoding": "gzip"})
+        assert (reply.status, reply.error) == (400, "content-encoding 'gzip' is not supported; send the body as it is")
+        reply = await ask(application, "POST", "/v2/models/double/infer", b"{}", {"Inference-Header-Content-Length": "3"})
+        assert reply.error == "Inference-Header-Content-Length is '3'; it is the bytes of the JSON in a body of 2"
+
+    run(application, test)
+
+
+def test_binary_bodies_that_do_not_fit() -> None:
+    application = one_model()
+    good = X.tobytes()
+
+    async def refuse(body: bytes, headers: dict[str, str]) -> str:
+        reply = await ask(application, "POST", "/v2/models/double/infer", body, headers)
+        assert reply.status == 400
+        return reply.error
+
+    async def test() -> None:
+        body, headers = binary({"x": ("FP32", good, [1, 3])})
+        assert await refuse(body + b"1", headers) == "1 bytes follow the last tensor of the request"
+        assert await refuse(body[:-1], headers) == "binary_data_size of input 'x' is 12, and 11 bytes are left"
+        body, headers = binary({"x": ("FP32", good[:8], [1, 3])})
+        assert await refuse(body, headers) == "input 'x' is FP32 of shape [1, 3], 12 bytes; got 8"
+
+    run(application, test)
+
+
+def test_a_model_that_is_not_prepared_takes_no_requests() -> None:
+    application = one_model()
+
+    async def test() -> None:
+        application._preparing = asyncio.ensure_future(asyncio.sleep(0))  # it has begun, and is not done
+        ready = await ask(application, "GET", "/v2/health/ready")
+        reason = "it is being prepared"
+        assert (ready.status, ready.document) == (400, {"live": True, "ready": False, "error": f"model 'double': {reason}"})
+        assert (await ask(application, "GET", "/v2/models/double/ready")).status == 400
+        assert (await ask(application, "GET", "/v2/health/live")).status == 200
+        reply = await infer(application, "double", {"inputs": [tensor("x", X)]})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.error == f"model 'double' is not in service: {reason}"
+
+    run(application, test, ready=False)
+
+
+class Failing(xrt.XRTModule):
+    """A module whose self-test finds a wrong answer."""
+
+    def run_self_test(self) -> None:
+        raise xrt.XRTError("output 'add_1' differs from the saved one")
+
+
+def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> None:
+    failing, good = xrt.XRTModule(double()), xrt.XRTModule(double())
+    failing.run_self_test = Failing.run_self_test.__get__(failing)  # type: ignore[attr-defined]
+    application = app({"bad": failing, "good": good})
+
+    async def test() -> None:
+        await application.start()
+        reason = "its self-test failed: output 'add_1' differs from the saved one"
+        assert application.explain_not_ready() == f"model 'bad': {reason}"
+        assert (await infer(application, "bad", {"inputs": [tensor("x", X)]})).status == 503
+        assert (await infer(application, "good", {"inputs": [tensor("x", X)]})).status == 200
+        text = (await ask(application, "GET", "/metrics")).body.decode()
+        assert 'xrt_model_ready{model="bad",version="1"} 0.0' in text
+        assert 'xrt_model_ready{model="good",version="1"} 1.0' in text
+        assert 'xrt_requests_total{model="bad",protocol="http",status="503",version="1"} 1.0' in text
+
+    run(application, test, ready=False)
+
+
+def test_lifespan_begins_and_ends_with_the_server() -> None:
+    module = xrt.XRTModule(double())
+    application = app({"double": module}, replica="r1")
+
+    async def test() -> None:
+        messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+        sent = []
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await application({"type": "lifespan"}, receive, send)
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        reply = await ask(application, "GET", "/v2/health/ready")
+        assert (reply.status, reply.headers["xrt-replica"]) == (400, "r1")
+
+    run(application, test, ready=False)
+    assert np.array_equal(module(X), 2 * X)  # a module that was handed in stays open
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": 3}, ("xrt.serve has no option 'batches'; it has: batch, max_wait, instances, max_queue, max_request_bytes, "
+         "max_sessions, session_idle")),
+        ({"batch": 0}, "batch is a number of rows from 1 on, or a list of such; got 0"),
+        ({"max_wait": -1}, "max_wait is a number of seconds from 0 on; got -1"),
+        ({"instances": 0}, "instances must be an integer of at least 1; got 0"),
+        ({"session_header": "a b"}, "session_header is the name of a header; got 'a b'"),
+    ],
+)  # fmt: skip
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        one_model(**options)
+    assert str(error.value) == message
+
+
+def test_models_that_cannot_be_served() -> None:
+    sequence = xrt.graph.SequenceType(TensorType(DType.FLOAT32, (2,)))
+    untyped = Function((Value("x", sequence),), (Value("x", sequence),), opsets={"": 20})
+    for models, message in (
+        ({}, "there is no model to serve; give at least one"),
+        ({"a/b": xrt.XRTModule(double())}, "a model's name has letters, digits, '.', '-' and '_'; got 'a/b': give name=path"),
+        ({"a": 7}, "a model is an XRTModule or the path of a bundle or ONNX file; got int"),
+        (
+            {"a": xrt.XRTModule(untyped)},
+            (
+                "'x' of model 'a' is seq(float32[2]), which the Open Inference Protocol has no datatype for; it has: BOOL, "
+                "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES"
+            ),
+        ),
+    ):
+        with pytest.raises(OptionError) as error:
+            app(models)
+        assert str(error.value) == message

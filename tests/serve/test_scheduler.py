@@ -1,0 +1,233 @@
+"""The queue of a model: batches, instances, backpressure, cancelled and failed requests. Calls wait for events of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xrt
+from tests.serve.serving import HANGS, double, infer, run, tensor
+from xrt.errors import OptionError, RunFailed
+from xrt.graph import DType, Function, TensorType
+from xrt.serve import app
+from xrt.serve.batches import run_batch
+from xrt.serve.refusal import RequestRefusal
+from xrt.serve.scheduler import Scheduler
+
+
+@dataclass
+class Recorder:
+    """What a scheduler reports."""
+
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    queues: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_batch(self, requests: int, rows: int, seconds: float) -> None:
+        self.batches.append((requests, rows))
+
+    def note_wait(self, seconds: float) -> None:
+        assert seconds >= 0
+
+    def note_queue(self, queued: int, running: int) -> None:
+        self.queues.append((queued, running))
+
+
+class Gate:
+    """A call that ends when the test lets it, and doubles its input."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Semaphore(0), threading.Event()
+        self.rows: list[int] = []
+
+    def __call__(self, x: Any) -> tuple[Any, ...]:
+        self.rows.append(len(x))
+        self.entered.release()
+        assert self.opened.wait(HANGS)
+        return (2 * x,)
+
+    async def wait_for_entry(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, True, HANGS)
+
+
+def rows(count: int, width: int = 2) -> tuple[Any, ...]:
+    return (np.arange(count * width, dtype=np.float32).reshape(count, width),)
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), HANGS))  # type: ignore[arg-type]  # a coroutine
+
+
+def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
+    async def test() -> None:
+        gate, seen = Gate(), Recorder()
+        scheduler = Scheduler(1, 100, seen, sizes=(4,))
+        first = scheduler.submit(gate, rows(1), "a")
+        await gate.wait_for_entry()
+        others = [scheduler.submit(gate, rows(n, w), (w,), n) for n, w in ((1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (9, 2))]
+        gate.opened.set()
+        for future, values in zip(
+            [first, *others], [rows(1), *map(rows, (1, 2)), rows(1, 3), *map(rows, (3, 1, 9))], strict=True
+        ):
+            assert np.array_equal((await future)[0], 2 * values[0])
+        await scheduler.drain()
+        assert gate.rows == [1, 4, 1, 3, 9]  # 1 + 2 + 1 of one shape, then what has another shape or is too large
+        assert seen.batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
+        assert seen.queues[-1] == (0, 0) and max(queued for queued, _ in seen.queues) == 6
+        scheduler.close()
+
+    on_loop(test)
+
+
+def test_instances_run_at_once_and_no_more() -> None:
+    async def test() -> None:
+        gate = Gate()
+        scheduler = Scheduler(3, 100, Recorder())
+        futures = [scheduler.submit(gate, rows(1)) for _ in range(5)]
+        for _ in range(3):
+            await gate.wait_for_entry()
+        assert scheduler.queued == 2 and not gate.entered.acquire(blocking=False)
+        gate.opened.set()
+        await asyncio.gather(*futures)
+        scheduler.close()
+
+    on_loop(test)
+
+
+def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> None:
+    async def test() -> None:
+        gate = Gate()
+        scheduler = Scheduler(1, 2, Recorder())
+        first = scheduler.submit(gate, rows(1))
+        await gate.wait_for_entry()
+        second, third = scheduler.submit(gate, rows(2)), scheduler.submit(gate, rows(3))
+        with pytest.raises(RequestRefusal, match=r"^2 requests are waiting, and no more are queued; try again$") as refused:
+            scheduler.submit(gate, rows(4))
+        assert (refused.value.status, refused.value.retry_after, refused.value.code) == (503, 1, "UNAVAILABLE")
+        second.cancel()
+        gate.opened.set()
+        await asyncio.gather(first, third)
+        assert gate.rows == [1, 3]
+        scheduler.close()
+
+    on_loop(test)
+
+
+def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
+    async def test() -> None:
+        gate = Gate()
+        gate.opened.set()
+        scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=HANGS)
+        futures = [scheduler.submit(gate, rows(1), "a") for _ in range(2)]
+        await asyncio.sleep(0)
+        assert gate.rows == [] and scheduler.queued == 2
+        await asyncio.gather(*futures, scheduler.submit(gate, rows(1), "a"))
+        assert gate.rows == [3]
+        scheduler.close()
+        short = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.001)
+        await short.submit(gate, rows(1), "a")  # it does not wait for ever
+        short.close()
+
+    on_loop(test)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sets(st.integers(1, 40), max_size=4))
+def test_a_batch_gives_each_request_what_it_gets_alone(counts: list[int], sizes: set[int]) -> None:
+    seen: list[int] = []
+
+    def call(x: Any, y: Any) -> tuple[Any, ...]:
+        seen.append(len(x))
+        return x + 1, y[:, None]
+
+    requests = [(rows(n)[0] + place, np.arange(n) + place) for place, n in enumerate(counts)]
+    results: Any = run_batch(call, requests, counts, sorted(sizes))
+    for values, result in zip(requests, results, strict=True):
+        assert np.array_equal(result[0], values[0] + 1) and np.array_equal(result[1], values[1][:, None])
+    total = sum(counts)
+    assert seen == [min((size for size in sizes if size >= total), default=total)]
+
+
+def test_one_request_cannot_fail_another() -> None:
+    def call(x: Any) -> tuple[Any, ...]:
+        if (x < 0).any():
+            raise RunFailed("an index is negative")
+        return (x,)
+
+    good, bad = rows(1), (-1 - rows(1)[0],)
+    results = run_batch(call, [good, bad, good], [1, 1, 1])
+    assert np.array_equal(results[0][0], good[0]) and np.array_equal(results[2][0], good[0])  # type: ignore[index]
+    assert str(results[1]) == "an index is negative"
+
+
+class Mixing(xrt.Graph):
+    """Rows that depend on each other."""
+
+    def build(self, x: Any) -> Any:
+        return xrt.ops.CumSum(x, np.array(0))
+
+
+def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
+    function = Mixing().trace(TensorType(DType.FLOAT32, ("n", 2)))
+    application = app({"mixing": xrt.XRTModule(function)}, batch=4)
+
+    async def test() -> None:
+        await application.start()
+        reason = application.explain_not_ready()
+        assert reason.startswith("model 'mixing': the rows of a batch change each other: alone and together, ")
+        assert reason.endswith("; leave batch out")
+
+    run(application, test, ready=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((4, 3), "the first axis of 'x' (float32[4,3]) is not open"),
+        ((), "the first axis of 'x' (float32[]) is not open"),
+    ],
+)
+def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: str) -> None:
+    with pytest.raises(OptionError) as error:
+        app({"double": xrt.XRTModule(double(shape))}, batch=4)
+    assert str(error.value) == f"model 'double' cannot join requests to a batch: {reason}; leave batch out"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A serving configuration as a tuned module has it."""
+
+    batch: int = 4
+    instances: int = 2
+    threads: int = 1
+    max_wait: float = 0.0
+    sizes: tuple[int, ...] = (1, 2, 4)
+
+
+@pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
+def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
+    module = xrt.XRTModule(function)
+    module.serving = Tuned()  # type: ignore[attr-defined]
+    for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
+        found = next(iter(app({"double": module}, **options).models)).options
+        assert (found.sizes, found.instances) == expected
+    assert next(iter(app({"double": module}, batch=1).models)).options.sizes == ()
+
+
+def test_requests_at_once_are_answered_with_their_own_rows() -> None:
+    """Whatever is joined: many requests of several lengths get the results of a call of their own, bit for bit on toy."""
+    application = app({"double": xrt.XRTModule(double())}, batch=[1, 2, 4, 8, 16])
+    requests = [np.arange(3 * n, dtype=np.float32).reshape(n, 3) + 100 * n for n in [1, 2, 3, 5] * 10]
+
+    async def test() -> None:
+        replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", x)]}) for x in requests))
+        for x, reply in zip(requests, replies, strict=True):
+            assert reply.document["outputs"][0]["data"] == (2 * x).reshape(-1).tolist()
+
+    run(application, test)

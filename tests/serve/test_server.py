@@ -1,0 +1,235 @@
+"""``xrt serve`` as a process: where it listens, how it ends, and what happens when a worker or the server itself is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.serve.serving import HANGS, double, infer, run, serve, tensor
+from xrt.cli import main
+from xrt.cli.serve import parse_models
+from xrt.errors import BundleError, FallbackWarning, OptionError
+from xrt.formats import onnx
+from xrt.serve import app, server
+from xrt.serve.server import Addresses, run_server
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundles") / "double.xrt"
+    with xrt.XRTModule(double(), engine="ort") as module:
+        module.save(path)
+    return path
+
+
+def ask(address: str, path: str, document: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(address, timeout=HANGS)
+    body = None if document is None else json.dumps(document)
+    connection.request("GET" if body is None else "POST", path, body)
+    reply = connection.getresponse()
+    text = reply.read()
+    connection.close()
+    return reply.status, json.loads(text) if reply.headers["content-type"] == "application/json" else text.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_listens_on_loopback_and_ends_cleanly(number: int, bundle: Path) -> None:
+    with serve(bundle, f"other:2={bundle}", "--batch", "1,4", "--threads", "1") as process:
+        assert process.lines[0].startswith("listening on http://127.0.0.1:")
+        assert process.lines[1:] == ["ready"]
+        document = {"inputs": [tensor("x", [[1, 2, 3]])]}
+        for path, version in (("double", "1"), ("other/versions/2", "2")):
+            status, reply = ask(process.http, f"/v2/models/{path}/infer", document)
+            assert (status, reply["model_version"], reply["outputs"][0]["data"]) == (200, version, [2, 4, 6])
+        assert 'xrt_batch_rows_sum{model="double",version="1"} 1.0' in ask(process.http, "/metrics")[1]
+        assert process.end(number) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_killed_server_gives_no_wrong_answer(bundle: Path) -> None:
+    """Under load, its process group is killed: each request has its own answer or none."""
+    with serve(bundle) as process:
+        answers: list[Any] = []
+        begun = threading.Semaphore(0)
+
+        def load(first: int) -> None:
+            for number in range(first, first + 10_000):
+                try:
+                    status, reply = ask(process.http, "/v2/models/double/infer", {"inputs": [tensor("x", [[number] * 3])]})
+                except (OSError, http.client.HTTPException):
+                    return
+                answers.append((status, reply["outputs"][0]["data"] == [2 * number] * 3))
+                begun.release()
+
+        threads = [threading.Thread(target=load, args=(place * 10_000,)) for place in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(40):
+            assert begun.acquire(timeout=HANGS)
+        process.process.kill()
+        for thread in threads:
+            thread.join(HANGS)
+            assert not thread.is_alive()
+        assert len(answers) >= 40 and set(answers) == {(200, True)}
+
+
+@pytest.mark.slow
+def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
+    """The region moves to another engine, and every request is answered, or refused with a status of a server's failure."""
+    module = xrt.XRTModule(double(), engine="ort", isolate="all", isolate_run=True)
+    application = app({"double": module}, instances=4, max_queue=1000)
+
+    async def test() -> None:
+        async def one(number: int) -> int:
+            reply = await infer(application, "double", {"inputs": [tensor("x", [[number] * 3])]})
+            if reply.status == 200:
+                assert reply.document["outputs"][0]["data"] == [2 * number] * 3
+            return reply.status
+
+        assert await one(0) == 200
+        pending = [asyncio.ensure_future(one(number)) for number in range(200)]
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        module._engines.engines[0]._home._worker._process.kill()  # type: ignore[attr-defined]  # of an isolated engine
+        statuses = [await future for future in pending]
+        assert set(statuses) <= {200, 500} and statuses.count(200) >= 190
+        assert await one(7) == 200
+
+    with pytest.warns(FallbackWarning):
+        run(application, test)
+
+
+@pytest.mark.slow
+def test_signals_end_a_server_after_its_requests(bundle: Path) -> None:
+    """A request that is under way when the signal comes is answered, and the server is not ready meanwhile."""
+    entered, opened = threading.Event(), threading.Event()
+    application = app({"double": bundle})
+    found: list[Any] = []
+    model = next(iter(application.models))
+    call = model._call
+
+    def held(*values: Any) -> Any:
+        entered.set()
+        assert opened.wait(HANGS)
+        return call(*values)
+
+    model._call = held  # type: ignore[method-assign]
+
+    def client(addresses: Addresses) -> None:
+        address = f"{addresses.host}:{addresses.http}"
+        request = threading.Thread(target=lambda: found.append(ask(address, "/v2/models/double/infer", document)))
+        request.start()
+        assert entered.wait(HANGS)
+        ready = http.client.HTTPConnection(address, timeout=HANGS)
+        ready.connect()
+        signal.raise_signal(signal.SIGTERM)
+        while not application.explain_not_ready():
+            threading.Event().wait(0.001)
+        opened.set()
+        request.join(HANGS)
+        ready.close()
+
+    document = {"inputs": [tensor("x", [[1, 2, 3]])]}
+    started: list[threading.Thread] = []
+
+    def start(addresses: Addresses) -> None:
+        thread = threading.Thread(target=client, args=(addresses,))
+        started.append(thread)
+
+    run_server(application, port=0, grpc_port=0, on_start=start, on_ready=lambda reason: started[0].start())
+    started[0].join(HANGS)
+    assert found[0][0] == 200 and found[0][1]["outputs"][0]["data"] == [2, 4, 6]
+    assert application.explain_not_ready() == "the server is ending"
+
+
+def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OptionError) as error:
+            server._listen("127.0.0.1", port)
+    expected = f"cannot listen on 127.0.0.1, port {port}: [Errno 98] Address already in use; choose another host or port"
+    assert str(error.value) == expected
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])
+def test_without_the_extra_the_error_has_the_pip_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "uvicorn": "a server needs the package uvicorn, which is missing: pip install 'xrt[serve]'",
+        "prometheus_client": "xrt.serve counts with prometheus_client, which is missing: pip install 'xrt[serve]'",
+    }
+    ready = app({"double": xrt.XRTModule(double())})
+    monkeypatch.setitem(__import__("sys").modules, missing, None)
+    with pytest.raises(OptionError) as error:
+        run_server(ready, port=0) if missing == "uvicorn" else app({"double": xrt.XRTModule(double())})
+    assert str(error.value) == texts[missing]
+
+
+def test_names_and_versions_of_models() -> None:
+    assert parse_models(["a/bert.xrt", "text=b.onnx", "text:2=c.xrt"]) == {
+        "bert": {"1": "a/bert.xrt"},
+        "text": {"1": "b.onnx", "2": "c.xrt"},
+    }
+    with pytest.raises(OptionError) as error:
+        parse_models(["a.xrt", "b/a.xrt"])
+    assert str(error.value) == "model 'a' is given twice; give each its own name, or a version: a:2=b/a.xrt"
+
+
+Failing = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def fail(capsys: pytest.CaptureFixture[str]) -> Failing:
+    def run_it(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["serve", *map(str, arguments)])
+        return int(left.value.code or 0), capsys.readouterr().err.strip()
+
+    return run_it
+
+
+def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Path) -> None:
+    assert fail(tmp_path / "none.xrt")[0] == 2
+    assert fail(bundle, "--batch", "x") == (2, "error: --batch takes a number of rows, or sizes such as 1,2,4,8; got 'x'")
+    assert fail(bundle, "-e", "ort") == (
+        2,
+        "error: a bundle settles its engines; leave --engine out, or compile the model again",
+    )
+    fixed = tmp_path / "fixed.onnx"
+    onnx.save(double((2, 3)), fixed)
+    assert fail(fixed, "--batch", "4") == (
+        2,
+        "error: model 'fixed' cannot join requests to a batch: the first axis of 'x' (float32[2,3]) is not open; leave batch out",
+    )
+    assert fail(f"a b={bundle}")[1] == ("error: a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path")
+
+
+def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app([bundle.rename(tmp_path / "one.xrt"), path], engine="ort", threads=1)
+    try:
+        x = np.ones((1, 3), np.float32)
+
+        async def test() -> None:
+            for name in ("one", "double"):
+                reply = await infer(application, name, {"inputs": [tensor("x", x)]})
+                assert reply.document["outputs"][0]["data"] == [2, 2, 2]
+
+        run(application, test)
+    finally:
+        (tmp_path / "one.xrt").rename(bundle)
+    with pytest.raises(BundleError):
+        app({"a": tmp_path / "none.xrt"})

@@ -1,0 +1,196 @@
+"""Sessions over the protocol: made on first use, ended, bounded, lost with a word, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xrt
+from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
+from xrt.errors import RunFailed
+from xrt.serve import app
+from xrt.serve.refusal import RequestRefusal
+from xrt.serve.sessions import SessionRequest, SessionTable, read_session
+
+
+def step(application: Any, value: float, header: str = "", **parameters: Any) -> Any:
+    document = {"inputs": [tensor("x", [value, -value])], "parameters": parameters}
+    return infer(application, "total", document, **({"xrt-session": header} if header else {}))
+
+
+def first(reply: Reply) -> float:
+    assert reply.status == 200, reply.document
+    return float(reply.document["outputs"][0]["data"][0])
+
+
+def test_a_session_keeps_its_state_until_it_ends() -> None:
+    application = app({"total": xrt.XRTModule(total())})
+
+    async def test() -> None:
+        for name in ("a", 7):
+            assert [first(await step(application, n, session_id=name)) for n in (1, 2, 3)] == [1, 3, 6]
+        reply = await step(application, 4, header="a")
+        assert (first(reply), reply.document["parameters"]) == (10, {"session_id": "a"})
+        assert first(await step(application, 1, session_id="a", session_start=True)) == 1
+        assert first(await step(application, 5, session_id="a", session_end=True)) == 6
+        assert first(await step(application, 1, session_id="a")) == 1
+        assert [first(await step(application, 3)) for _ in range(2)] == [3, 3]  # no session: each begins with a new state
+        gone = await step(application, 1, session_id="b", session_start=False)
+        assert (gone.status, gone.error) == (404, "there is no session 'b'; begin it with session_start")
+
+    run(application, test)
+
+
+def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
+    application = app({"total": xrt.XRTModule(total())})
+
+    async def test() -> None:
+        for start, end, expected in ((True, False, 2), (False, False, 4), (False, True, 6)):
+            reply = await step(application, 2, sequence_id=5, sequence_start=start, sequence_end=end)
+            assert first(reply) == expected
+        assert (await step(application, 2, sequence_id=5, sequence_start=False, sequence_end=False)).status == 404
+
+    run(application, test)
+
+
+def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
+    model = next(iter(app({"total": xrt.XRTModule(total())}).models))
+    described = model.describe(("1",))
+    assert [one["name"] for one in described["inputs"]] == ["x"]
+    assert len(described["outputs"]) == 1
+
+
+def test_the_number_of_sessions_is_bounded() -> None:
+    application = app({"total": xrt.XRTModule(total())}, max_sessions=2)
+
+    async def test() -> None:
+        for name in ("a", "b"):
+            await step(application, 1, session_id=name)
+        full = await step(application, 1, session_id="c")
+        assert (full.status, full.headers["retry-after"]) == (503, "1")
+        assert full.error == "2 sessions are in use, and there are no more; end one, or try again"
+        await step(application, 1, session_id="a", session_end=True)
+        assert first(await step(application, 1, session_id="c")) == 1
+
+    run(application, test)
+
+
+def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
+    application = app({"total": xrt.XRTModule(total())}, session_idle=60)
+
+    async def test() -> None:
+        sessions = next(iter(application.models)).sessions
+        now = [0.0]
+        sessions.clock = lambda: now[0]
+        await step(application, 1, session_id="a")
+        now[0] = 59.0
+        assert first(await step(application, 1, session_id="a")) == 2
+        now[0] = 120.0
+        gone = await step(application, 1, session_id="a")
+        assert (gone.status, len(sessions)) == (410, 0)
+        assert gone.error == "session 'a' is gone: it was not used for 60 s; begin again with session_start"
+        assert first(await step(application, 1, session_id="a", session_start=True)) == 1
+
+    run(application, test)
+
+
+def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
+    module = xrt.XRTModule(total())
+    entered, opened = threading.Event(), threading.Event()
+
+    class Held:
+        def __call__(self, *values: Any) -> Any:
+            entered.set()
+            assert opened.wait(HANGS)
+            raise RunFailed("the engine is gone")
+
+    application = app({"total": module})
+
+    async def test() -> None:
+        sessions = next(iter(application.models)).sessions
+        sessions.make = Held
+        held = asyncio.ensure_future(step(application, 1, session_id="a"))
+        assert await asyncio.to_thread(entered.wait, HANGS)
+        busy = await step(application, 1, session_id="a")
+        assert (busy.status, busy.error) == (
+            409,
+            "a call of session 'a' is under way; a session makes one call at a time",
+        )
+        opened.set()
+        failed = await held
+        assert (failed.status, failed.error) == (500, "model 'total' failed: the engine is gone")
+        gone = await step(application, 1, session_id="a")
+        assert (gone.status, gone.error) == (
+            410,
+            "session 'a' is gone: a call of it failed: model 'total' failed: the engine is gone; begin again with session_start",
+        )
+
+    run(application, test)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "header", "message"),
+    [
+        ({"session_id": ""}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
+        ({"session_id": "a" * 257}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
+        ({"sequence_id": 1.5}, "", "parameter 'sequence_id' is a text of at most 256 characters, or a number"),
+        ({"session_id": True}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
+        ({"session_id": "a"}, "b", "parameter 'session_id' and the header name two sessions; a request belongs to one"),
+        ({"session_id": "a", "session_end": 1}, "", "parameter 'session_end' is true or false"),
+    ],
+)
+def test_parameters_that_name_no_session(parameters: dict[str, Any], header: str, message: str) -> None:
+    with pytest.raises(RequestRefusal) as refused:
+        read_session(parameters, header)
+    assert str(refused.value) == message
+    assert read_session({"sequence_id": 0}) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, True, False]), st.booleans(), st.integers(0, 3))))
+def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tuple[str, bool | None, bool, int]]) -> None:
+    """A call goes on with its own session's state, begins a new one where it may, or is refused."""
+
+    async def test() -> None:
+        now = [0.0]
+        table = SessionTable(lambda: [0], most=2, idle=2.5, clock=lambda: now[0])
+        steps: dict[str, int] = {}
+        used: dict[str, float] = {}
+        for name, start, end, passed in calls:
+            now[0] += passed
+            steps = {other: count for other, count in steps.items() if used[other] > now[0] - 2.5}
+            known = name in steps
+            try:
+                with table.enter(SessionRequest(name, start, end)) as state:
+                    assert state[0] == (steps[name] if known and not start else 0)
+                    state[0] += 1
+                    steps[name], used[name] = state[0], now[0]
+                if end:
+                    del steps[name]
+            except RequestRefusal as refusal:
+                refused = refusal.status
+                expected = {404: start is False, 410: start is not True, 503: len(steps) == 2}
+                assert (not known, expected[refused]) == (True, True)
+            assert len(table) == len(steps) <= 2
+        table.close()
+
+    asyncio.run(test())
+
+
+def test_weights_are_shared_and_state_is_not() -> None:
+    module = xrt.XRTModule(total())
+    application = app({"total": module}, instances=4)
+
+    async def test() -> None:
+        async def count(name: str) -> list[float]:
+            return [first(await step(application, n, session_id=name)) for n in range(20)]
+
+        found = await asyncio.gather(*(count(f"s{place}") for place in range(8)))
+        assert found == [np.cumsum(np.arange(20)).tolist()] * 8
+
+    run(application, test)

@@ -1,0 +1,102 @@
+"""Tensors of the protocol: every datatype comes back to the bit, as JSON and as bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from xrt.serve.protocol import encode_document
+from xrt.serve.refusal import RequestRefusal
+from xrt.serve.tensors import DATATYPES, decode_binary, decode_json, encode_binary, encode_json
+
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+TEXTS = st.text(max_size=5)
+
+
+def tensors(datatype: str) -> st.SearchStrategy[Any]:
+    kind = DATATYPES[datatype]
+    if datatype == "BYTES":
+        return arrays.arrays(object, SHAPES, elements=TEXTS, fill=TEXTS)
+    if datatype == "BF16":
+        return arrays.arrays(np.uint16, SHAPES).map(lambda bits: bits.view(kind.dtype.numpy))
+    return arrays.arrays(kind.dtype.numpy, SHAPES)
+
+
+def same(one: Any, other: Any) -> bool:
+    if one.dtype == object:
+        return one.shape == other.shape and bool((one == other).all())
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_bytes_come_back(datatype: str) -> None:
+    @settings(max_examples=30)
+    @given(tensors(datatype), st.integers(0, 3))
+    def check(array: Any, offset: int) -> None:
+        data = bytes(offset) + bytes(encode_binary(array))
+        found = decode_binary("x", datatype, array.shape, memoryview(data)[offset:])
+        assert same(found, array) and found.flags.aligned
+        with pytest.raises(RequestRefusal):
+            decode_binary("x", datatype, array.shape, memoryview(data + b"1")[offset:])
+
+    check()
+
+
+@pytest.mark.parametrize("datatype", [name for name, kind in DATATYPES.items() if kind.has_json])
+def test_json_comes_back(datatype: str) -> None:
+    @settings(max_examples=30)
+    @given(tensors(datatype))
+    def check(array: Any) -> None:
+        parsed = json.loads(encode_document(encode_json(array)))
+        assert np.array_equal(decode_json("x", datatype, array.shape, parsed), array, equal_nan=datatype.startswith("FP"))
+        nested = json.loads(json.dumps(array.tolist()))
+        assert np.array_equal(decode_json("x", datatype, array.shape, nested), array, equal_nan=datatype.startswith("FP"))
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "message"),
+    [
+        ("INT8", [128], "the data of input 'x' have a number that INT8 cannot hold"),
+        ("UINT64", [-1], "the data of input 'x' have a number that UINT64 cannot hold"),
+        ("UINT64", [2**64], "the data of input 'x' do not have the datatype UINT64"),
+        ("INT64", [2**63], "the data of input 'x' have a number that INT64 cannot hold"),
+        ("INT32", [1.5], "the data of input 'x' do not have the datatype INT32"),
+        ("BOOL", [2], "the data of input 'x' have a number that BOOL cannot hold"),
+        ("FP32", [None], "the data of input 'x' do not have the datatype FP32"),
+        ("FP64", [[1], [1, 2]], "the data of input 'x' are no tensor: "),
+        ("FP64", {"a": 1}, "the data of input 'x' do not have the datatype FP64"),
+        ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2 in shape [1, 2]"),
+        ("BYTES", [7], "the data of input 'x' do not have the datatype BYTES; JSON has its elements as strings"),
+        ("BF16", [1], "input 'x' is BF16, which JSON cannot hold; send it as a binary tensor"),
+    ],
+)
+def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
+    with pytest.raises(RequestRefusal) as refused:
+        decode_json("x", datatype, (1,), data)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "message"),
+    [
+        ("BOOL", b"\2", "input 'x' is BOOL; its bytes must be 0 or 1"),
+        ("BYTES", b"\1\0\0\0\xff", "element 0 of input 'x' is no UTF-8 text: invalid start byte"),
+        (
+            "BYTES",
+            b"\xff\xff\xff\xffa",
+            "input 'x' is BYTES of shape [1]: 1 elements, each with its length in four bytes before it; its 5 bytes are not",
+        ),
+    ],
+)
+def test_bytes_that_do_not_fit(datatype: str, data: bytes, message: str) -> None:
+    with pytest.raises(RequestRefusal) as refused:
+        decode_binary("x", datatype, (1,), memoryview(data))
+    assert str(refused.value) == message

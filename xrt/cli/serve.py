@@ -1,0 +1,122 @@
+"""``xrt serve``: models over HTTP and gRPC, by the Open Inference Protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from xrt.cli.options import isolation_keywords, isolation_options
+from xrt.cli.screen import complain, out
+from xrt.engines import split_specs
+from xrt.engines.contract.registry import why_not_chosen
+from xrt.errors import OptionError
+from xrt.formats.bundle import is_bundle
+
+__all__ = ["command", "parse_models"]
+
+
+def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return paths by name and version from ``PATH``, ``NAME=PATH`` and ``NAME:VERSION=PATH``; raises OptionError for one twice.
+
+    >>> parse_models(["bert.xrt", "text:2=new.xrt"])
+    {'bert': {'1': 'bert.xrt'}, 'text': {'2': 'new.xrt'}}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        label, _, path = text.rpartition("=")
+        name, _, version = label.partition(":")
+        name = name or path.rstrip("/").rpartition("/")[2].rpartition(".")[0]
+        versions = found.setdefault(name, {})
+        if (version or "1") in versions:
+            raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: {name}:2={path}")
+        versions[version or "1"] = path
+    return found
+
+
+def parse_batch(context: click.Context, option: click.Parameter, text: str | None) -> int | list[int] | None:
+    """Return the number that a text spells, or a list of them; raises OptionError for another text."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise OptionError(f"--batch takes a number of rows, or sizes such as 1,2,4,8; got {text!r}")
+    sizes = [int(part) for part in parts]
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.option("-e", "--engine", help="Engines for ONNX files, first choice first; a bundle has its own  [default: toy]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
+@click.option("--threads", type=click.IntRange(1), help="Thread budget of each model  [default: the cores of this process]")
+@click.option("--instances", type=click.IntRange(1), help="Calls of a model that run at once  [default: as tuned, or 1]")
+@click.option("--batch", callback=parse_batch, help="Rows of a batch, at most: 8; or its sizes: 1,2,4,8  [default: as tuned]")
+@click.option("--max-wait", type=click.FloatRange(0), metavar="SECONDS", help="How long a request waits for its batch to fill")
+@click.option("--max-queue", type=click.IntRange(1), help="Requests that wait for a model; more are refused  [default: 128]")
+@click.option("--max-request", type=click.IntRange(1), metavar="BYTES", help="Bytes of a request  [default: 67108864]")
+@click.option("--max-sessions", type=click.IntRange(0), help="Sessions of a model at once  [default: 256]")
+@click.option(
+    "--session-idle", type=click.FloatRange(0), metavar="SECONDS", help="When an unused session is forgotten  [default: 300]"
+)
+@click.option("--drain", default=30.0, show_default=True, type=click.FloatRange(0), help="Seconds for open requests at the end")
+@isolation_options
+def command(models: tuple[str, ...], **given: Any) -> int:
+    """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM.
+
+    Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
+    """
+    from xrt.serve.application import Application
+    from xrt.serve.options import ServingOptions
+    from xrt.serve.server import run_server
+
+    asked = parse_models(models)
+    application = Application(asked, ServingOptions.make(_list_options(given)), _list_opening(asked, given))
+    run_server(
+        application,
+        host=given["host"],
+        port=given["port"],
+        grpc_port=given["grpc_port"],
+        drain=given["drain"],
+        on_start=_show_addresses,
+        on_ready=_show_readiness,
+    )
+    return 0
+
+
+def _list_options(given: dict[str, Any]) -> dict[str, Any]:
+    names = {"max_request": "max_request_bytes"}
+    kept = ("batch", "max_wait", "instances", "max_queue", "max_request", "max_sessions", "session_idle")
+    return {names.get(name, name): given[name] for name in kept if given[name] is not None}
+
+
+def _list_opening(models: dict[str, dict[str, str]], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords with which the models are opened; raises OptionError for engines where there are only bundles."""
+    opening = isolation_keywords(given)
+    if given["threads"] is not None:
+        opening["threads"] = given["threads"]
+    if given["engine"] is not None:
+        paths = [path for versions in models.values() for path in versions.values()]
+        opening["engine"] = specs = split_specs(given["engine"])
+        if all(map(is_bundle, paths)) and not any(why_not_chosen(spec, "bundle") for spec in specs):
+            raise OptionError("a bundle settles its engines; leave --engine out, or compile the model again")
+    return opening
+
+
+def _show_addresses(addresses: Any) -> None:
+    host = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
+    out.print(f"listening on http://{host}:{addresses.http}", markup=False)
+    if addresses.grpc is not None:
+        out.print(f"gRPC on {host}:{addresses.grpc}", markup=False)
+    out.file.flush()
+
+
+def _show_readiness(reason: str) -> None:
+    if reason:
+        complain("warning", f"not ready: {reason}")
+    else:
+        out.print("ready")
+    out.file.flush()

@@ -1,0 +1,77 @@
+"""A serving configuration as a section of a placement file, and as the text that a bundle holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from xrt.errors import BundleError
+
+__all__ = ["ServingRecord", "ServingRow", "parse_serving", "spell_serving"]
+
+Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
+Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A candidate of the search; `xrt.placement.throughput.result.ServingCandidate` says what each field means."""
+
+    batch: Count
+    instances: Count
+    threads: Count
+    verdict: Text
+    plan: Text = ""
+    seconds: Number | None = None
+    predicted: Number | None = None
+    max_wait: Number = 0.0
+    rate: Number | None = None
+    p50: Number | None = None
+    p99: Number | None = None
+    memory: Bytes | None = None
+    note: Text = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain data."""
+        return msgspec.structs.asdict(self)
+
+
+class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a model is served, and the search that has led to it; `xrt.placement.throughput.result` says what each field means."""
+
+    batch: Count
+    instances: Count
+    threads: Count
+    max_wait: Number
+    rate: Number
+    p50: Number
+    p99: Number
+    bound: Number | None = None
+    """None where the latency was not bounded."""
+    dim: Text = ""
+    sizes: tuple[Count, ...] = ()
+    plans: tuple[Text, ...] = ()
+    memory: Bytes = 0
+    rows: Annotated[tuple[ServingRow, ...], Meta(max_length=512)] = ()
+
+    def __post_init__(self) -> None:
+        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
+            raise ValueError("needs sizes that ascend from 1 to the batch")
+
+
+def spell_serving(record: ServingRecord | None) -> str:
+    """Return the record as text; empty for None."""
+    return "" if record is None else msgspec.json.encode(record).decode()
+
+
+def parse_serving(text: Any) -> ServingRecord | None:
+    """Return the record that a text holds, None for an empty one; raises BundleError where it holds none."""
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=ServingRecord)
+    except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, RecursionError) as error:
+        raise BundleError(f"its serving configuration cannot be read: {error}") from None

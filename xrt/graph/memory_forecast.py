@@ -1,0 +1,50 @@
+"""How much memory the values of a Function take, by the order of its nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from xrt.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from xrt.graph.function import Function
+
+__all__ = ["RECOMPUTED", "count_recomputed", "estimate_peak"]
+
+RECOMPUTED = "xrt.recomputed"
+"""The key of the metadata of a Function some of whose nodes are computed again: JSON with their number."""
+
+
+def estimate_peak(function: Function, updated: Collection[str] | None = None) -> int | None:
+    """Return the most bytes that computed values take at once, in the Function's order; None where a size is not known.
+
+    Each counts from the node that makes it to the last that reads it, an output to the end. Values that are ``updated`` do not
+    count: they have the memory of an input. Without them given, they are the outputs of the Function's aliases. What is inside of
+    bodies and launches does not count either. Linear.
+    """
+    updated = {after for _, after in function.aliases} if updated is None else updated
+    end = len(function.nodes)
+    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    last.update((value.name, end) for value in function.outputs)
+    change = [0] * (end + 2)
+    for i, node in enumerate(function.nodes):
+        for name in node.defines:
+            type_ = function.get_type(name)
+            size = type_.nbytes if isinstance(type_, TensorType) else None
+            if size is None:
+                return None
+            if name not in updated:
+                change[i] += size
+                change[last[name] + 1] -= size
+    return max(accumulate(change), default=0)
+
+
+def count_recomputed(function: Function) -> int:
+    """Return how many nodes are computed again, by the metadata."""
+    try:
+        return int(json.loads(function.metadata.get(RECOMPUTED, "0")))
+    except (ValueError, TypeError):
+        return 0

@@ -1,0 +1,125 @@
+"""A batch job on a cluster: one task of Ray for each part, which a task of another machine repeats where a machine is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from xrt.errors import BatchJobError, XRTError
+from xrt.integrations.batch.folder import JobFolder
+from xrt.integrations.batch.fragments import Chunk
+from xrt.integrations.batch.job import BatchJob, ChunkReport, JobReport, run_chunk
+from xrt.integrations.batch.model import RowModel
+from xrt.integrations.ray.grant import count_granted_threads, import_ray
+
+__all__ = ["run_cluster_job"]
+
+AHEAD = 2
+"""Tasks that are handed to Ray for each one that can run."""
+
+
+def run_cluster_job(
+    job: BatchJob,
+    rows: Sequence[str],
+    folder: str | os.PathLike[str],
+    *,
+    address: str | None = "auto",
+    workers: int | None = None,
+    num_cpus: int = 1,
+    progress: Callable[[JobReport], object] = lambda report: None,
+) -> JobReport:
+    """Write the parts of a job that its folder does not have yet, by tasks of ``num_cpus`` processors each.
+
+    The folder, the model and the files of rows have the same paths on every machine. At most ``workers`` tasks run at a time;
+    without it, as many as the cluster has processors for. ``address`` is that of `ray.init`, unless Ray is connected already.
+    Raises BatchJobError where the cluster cannot be reached or lost, and otherwise as `xrt.integrations.batch.run_job`.
+    """
+    ray = import_ray()
+    place = JobFolder(folder)
+    missing, report = place.claim(job, rows)
+    try:
+        if not missing:
+            return report
+        own = not ray.is_initialized()
+        if own:
+            _connect(ray, address)
+        try:
+            return _run(ray, job, missing, os.fspath(place.path), report, workers, num_cpus, progress)
+        finally:
+            if own:
+                ray.shutdown()
+    finally:
+        place.close()
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise BatchJobError(f"there is no cluster of Ray at {address!r}: {error}; start one: ray start --head") from error
+
+
+def _run(
+    ray: Any,
+    job: BatchJob,
+    missing: Sequence[Chunk],
+    folder: str,
+    report: JobReport,
+    workers: int | None,
+    num_cpus: int,
+    progress: Callable[[JobReport], object],
+) -> JobReport:
+    """Hand out the chunks, a few more at a time than can run, and collect the reports, which come to this process."""
+    task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
+    chunks = iter(missing)
+    running: set[Any] = set()
+    try:
+        while True:
+            limit = workers or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // num_cpus)
+            while len(running) < limit and (chunk := next(chunks, None)) is not None:
+                running.add(task.remote(job, folder, chunk))
+            if not running:
+                return report
+            done, _ = ray.wait(list(running))
+            for one in done:
+                running.discard(one)
+                report = report.add(_take(ray, one))
+                progress(report)
+    finally:
+        for one in running:
+            ray.cancel(one, force=True)
+
+
+def _take(ray: Any, reference: Any) -> ChunkReport:
+    try:
+        return ray.get(reference)  # type: ignore[no-any-return]  # Ray has no types here
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, XRTError):
+            raise error.cause from None
+        raise BatchJobError(f"a part of the job failed: {error}") from error
+    except ray.exceptions.RayError as error:
+        raise BatchJobError(f"the cluster lost a part of the job: {error}; run the same command to continue") from error
+
+
+def _run_in_task(job: BatchJob, folder: str, chunk: Chunk) -> ChunkReport:
+    return run_chunk(job, _find_model(_Key(job), count_granted_threads()), folder, chunk)
+
+
+class _Key:
+    """A job as the key of a model: equal jobs have one text."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self.job, self._text = job, repr(job)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@lru_cache(maxsize=1)
+def _find_model(key: _Key, threads: int | None) -> RowModel:
+    return key.job.open_model(threads)

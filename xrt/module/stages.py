@@ -1,0 +1,57 @@
+"""One stage of a module's plan as a program: what a process of a pipeline compiles, of the weights of that stage alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from xrt.errors import PlanError
+from xrt.runtime import compile_plan
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from xrt.module.module import XRTModule
+    from xrt.partition import Stage
+    from xrt.runtime import Program
+
+__all__ = ["StageProgram", "compile_stage"]
+
+
+def compile_stage(module: XRTModule, stage: Stage) -> StageProgram:
+    """Return a stage of the module's plan, compiled for the module's engines and threads through its cache.
+
+    Raises PlanError where an engine refuses a part of a launch that it took as a whole, and what a compile raises.
+    """
+    made = compile_plan(stage.plan, module._engines.by_spec, module._engines.context, module._cache)
+    if isinstance(made, tuple):
+        reasons = "; ".join(f"{refusal.launch.name}: {refusal.reason}" for refusal in made)
+        raise PlanError(f"a stage cannot be compiled as it was cut: {reasons}") from made[0].error
+    return StageProgram(stage, made)
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """A stage that can be run: values of the stage before in, values for the next one out."""
+
+    stage: Stage
+    program: Program
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Return what the stage sends, from what it receives; values that only pass are the same objects."""
+        given = dict(zip(self.stage.received, values, strict=True))
+        plan = self.stage.plan.function
+        results = self.program.run([given[value.name] for value in plan.inputs])
+        given |= dict(zip((value.name for value in plan.outputs), results, strict=True))
+        return [given[name] for name in self.stage.sent]
+
+    def close(self) -> None:
+        """Release the executables."""
+        self.program.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,283 @@
+"""A module tuned for throughput: instances of it, each with a plan per batch size, timed and put under load.
+
+An instance is a module of its own in a thread of this process: its executables have their own threads, and engines compute
+outside of the interpreter lock. The record docs/design/0039 has the measurements behind that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.cache import CompileCache
+from xrt.comparison import compare_all
+from xrt.errors import OptionError, XRTError
+from xrt.graph.sample_inputs import sample_inputs
+from xrt.measure.open_loop import Instance, run_open_loop, sample_busy_instances
+from xrt.measure.timing import sample_call_times
+from xrt.placement.result import describe_plan
+from xrt.placement.size_ranges import list_open_axes, resize_values
+from xrt.placement.throughput.batch_dim import find_batch_dim
+
+if TYPE_CHECKING:
+    from xrt.measure.queueing import Batching, Times
+    from xrt.module.module import XRTModule
+    from xrt.module.specialization import Specialization
+    from xrt.placement.result import TuningResult
+    from xrt.placement.throughput.request import Split
+
+__all__ = ["ModuleBench", "PlanSchedule", "RequestPool"]
+
+POOL = 32
+"""Different requests that a load repeats."""
+CHECKED = 4
+"""Requests that are computed together and alone, to see that they are independent."""
+TIMED = 0.15
+"""Seconds in which calls of one size are timed."""
+LEAST_SEARCH = 6.0
+"""Seconds below which a search for a plan finds little: fewer sizes are searched at then."""
+
+
+class RequestPool:
+    """Requests of one row each, and calls of several of them."""
+
+    def __init__(self, module: XRTModule, values: Sequence[Any] | None, batch_dim: str | None, seed: int) -> None:
+        """``values`` are those of a call; None is random ones. Raises InputError where these cannot be made."""
+        source = module._source
+        traced = source.is_traced
+        self.inputs = source.inputs
+        self.dim, self.reason = (
+            ("", "an xrt.Graph has no symbolic dim") if traced else find_batch_dim(*_list_ends(module), batch_dim)
+        )
+        if traced and batch_dim is not None:
+            raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
+        self._axes = {place for place, axis, name in ([] if traced else list_open_axes(self.inputs)) if name == self.dim}
+        if values is None:
+            made = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
+            values = [made[value.name] for value in self.inputs]
+        self._values = list(values)
+        self._rows = self._cut() if self.dim else []
+
+    def _cut(self) -> list[dict[int, Any]]:
+        """Return the rows of each request, by the place of the input."""
+        count = max(POOL, CHECKED)
+        sizes = {name: self._values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
+        several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
+        return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
+
+    def join(self, first: int, count: int) -> list[Any]:
+        """Return the inputs of a call for so many requests, from the ``first`` on."""
+        if not self.dim:
+            return self._values
+        rows, values = self._rows, list(self._values)
+        for place in self._axes:
+            values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
+        return values
+
+    def split(self, results: Any, count: int) -> list[Any]:
+        """Return the results of each request."""
+        outputs = results if isinstance(results, tuple) else (results,)
+        return [[one[row : row + 1] for one in outputs] for row in range(count)] if self.dim else [outputs]
+
+    def check_independent(self, module: XRTModule, count: int) -> str:
+        """Return why requests cannot be joined: empty where each has the results that it has alone."""
+        several = module(*self.join(0, count))
+        names = [value.name for value in module.outputs]
+        for name, one in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
+            if one.ndim == 0 or one.shape[0] != count:
+                return f"output {name!r} has the shape {list(one.shape)} for {count} requests"
+        joined = self.split(several, count)
+        for number in range(count):
+            (alone,) = self.split(module(*self.join(number, 1)), 1)
+            if not (found := compare_all(joined[number], alone, names=names)):
+                return f"a request has other results together with others than alone: {found.message}"
+        return ""
+
+
+def _list_ends(module: XRTModule) -> tuple[Any, Any]:
+    return module._source.inputs, module._source.outputs
+
+
+class PlanSchedule:
+    """At which sizes plans are searched for within a budget: the smallest and the largest first, then those between."""
+
+    def __init__(self, threads: Sequence[int], sizes: Sequence[int], budget: float) -> None:
+        ends = [*dict.fromkeys((sizes[0], sizes[-1]))]
+        order = [*ends, *(size for size in reversed(sizes) if size not in ends)]
+        wanted = [(number, size) for size in order for number in dict.fromkeys(threads)]
+        count = max(1, min(len(wanted), int(budget / LEAST_SEARCH)))
+        self.searched = frozenset(wanted[:count])
+        """The thread budgets and sizes of the searches."""
+        self.seconds = budget / count
+        """Of each search."""
+
+
+class ModuleBench:
+    """Measures instances of a module; `ThroughputSession` decides what. Close it to release them."""
+
+    def __init__(
+        self, module: XRTModule, pool: RequestPool, splits: Sequence[Split], sizes: Sequence[int], budget: float
+    ) -> None:
+        """``budget`` is the seconds that searches for plans may take."""
+        self.dim, self._pool, self._module = pool.dim, pool, module
+        self._sizes = tuple(sizes)
+        self._is_placed = module._engines.is_auto
+        self._schedule = PlanSchedule([one.threads for one in splits], sizes, budget)
+        self._modules: dict[int, list[XRTModule]] = {}
+        self._found: dict[tuple[int, int], TuningResult] = {}
+        self._is_ready: set[tuple[int, int, int]] = set()
+        self.is_exact = bool(pool.dim) and self._needs_sizes(module)
+        self.progress: Any = False
+        """What a search for a plan reports to."""
+
+    def _needs_sizes(self, module: XRTModule) -> bool:
+        """Whether a number of requests that is not tuned would need a program of its own."""
+        if module._buckets is not None:
+            padded = module._buckets.choose({**self._read_sizes(1), self.dim: 3})
+            return padded[self.dim] == 3
+        return bool(module._engines.is_auto or module._find_reason_for_sizes(module._check_inputs(self._pool.join(0, 1), {})))
+
+    def _read_sizes(self, count: int) -> Mapping[str, int]:
+        values = self._pool.join(0, count)
+        return {name: values[place].shape[axis] for place, axis, name in list_open_axes(self._pool.inputs)}
+
+    # ------------------------------------------------------------------ instances
+
+    def find_module(self, threads: int) -> XRTModule:
+        """Return the first instance with that many threads."""
+        return self._get_modules(threads, 1)[0]
+
+    def _get_modules(self, threads: int, count: int) -> list[XRTModule]:
+        made = self._modules.setdefault(threads, [])
+        while len(made) < count:
+            made.append(self._make_module(threads))
+        return made[:count]
+
+    def _make_module(self, threads: int) -> XRTModule:
+        """Return another module of the same model and options; executables in memory are not shared between instances."""
+        from xrt.module.module import XRTModule  # which has this module among its parts
+
+        given, source = self._module._given, self._module._source
+        model = source.graph if hasattr(source, "graph") else source.get_declared_function()
+        own = {"threads": threads, "lock": None, "sizes": None, "background": False, "first": "wanted", "progress": False}
+        options = {**given.options, **own}
+        execution = options.pop("execution", None)
+        if execution is not None:
+            from dataclasses import replace
+
+            options["execution"] = replace(execution, threads=threads)
+        return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module._cache.disk), **options)
+
+    def _prepare(self, split: Split, size: int) -> list[Instance]:
+        """Return the instances, ready for calls of that size: placed alike, compiled and called once."""
+        modules = self._get_modules(split.threads, split.instances)
+        for number, one in enumerate(modules):
+            if (key := (split.threads, number, size)) not in self._is_ready:
+                self._specialize(one, split.threads, size)
+                one(*self._pool.join(0, size))
+                self._is_ready.add(key)
+        return [partial(self._serve, one) for one in modules]
+
+    def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
+        return self._pool.split(module(*self._pool.join(first, count)), count)
+
+    # ------------------------------------------------------------------ plans
+
+    def _specialize(self, module: XRTModule, threads: int, size: int) -> Specialization:
+        values = module._check_inputs(self._pool.join(0, size), {})
+        if not self._is_placed:
+            return module._specialize(values)
+        if (threads, size) not in self._found:
+            self._found[threads, size] = self._place(module, threads, size, values)
+        tuned = self._found[threads, size]
+        build = module._specializations.get(module._get_key(values, ()))
+        if build is None or build.tuned is not tuned:
+            build = module._specialize(values, place=lambda function: tuned)
+            module._program(build)  # what is not compiled is not kept when a decision is adopted
+            module._adopt_decision(build)
+        return build
+
+    def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
+        """Return the placement for a size: of a search there, else the quickest of those that were found at other sizes."""
+        if (threads, size) in self._schedule.searched:
+            for_search = module._automatic.make_placer(values, budget=self._schedule.seconds, progress=self.progress)
+            tuned = module._specialize(values, place=for_search).tuned
+            assert tuned is not None  # it has just been placed
+            return tuned
+        for end in (key for key in sorted(self._schedule.searched) if key not in self._found and key[0] == threads):
+            self._specialize(module, *end)
+        bases = [tuned for key, tuned in self._found.items() if key[0] == threads] or list(self._found.values())
+        if not bases:  # no search was for this number of threads
+            for key in sorted(self._schedule.searched):
+                self._specialize(self.find_module(key[0]), *key)
+            bases = list(self._found.values())
+        return self._choose_plan(module, {describe_plan(one.plan): one for one in bases}, size, values)
+
+    def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
+        taken: list[tuple[float, int, TuningResult]] = []
+        note = f"for calls of {size} the quickest of the plans that were found at other sizes"
+        for number, base in enumerate(bases.values()):
+            build = module._specialize(values, place=partial(module._automatic.like, base, note=note))
+            assert build.tuned is not None
+            if len(bases) == 1:
+                return build.tuned
+            try:
+                seconds = min(sample_call_times(partial(module, *self._pool.join(0, size)), TIMED))
+            except XRTError:
+                continue  # a plan that does not run at this size is none for it
+            taken.append((seconds, number, build.tuned))
+        return min(taken)[2] if taken else next(iter(bases.values()))
+
+    # ------------------------------------------------------------------ what a session asks for
+
+    def sample_calls(self, split: Split, size: int) -> Sequence[float]:
+        """Return seconds of calls of so many requests, while all instances are busy."""
+        return sample_busy_instances(self._prepare(split, size), size, TIMED)
+
+    def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
+        """Return when each request was done."""
+        for size in batching.sizes or (1, batching.most):
+            self._prepare(split, size)
+        return run_open_loop(self._prepare(split, batching.most), arrivals, batching, most_late=most_late)
+
+    def describe_plan(self, split: Split, size: int) -> str:
+        """Return the engines of the plan for so many requests."""
+        return describe_plan(self._specialize(self.find_module(split.threads), split.threads, size).plan)
+
+    def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
+        """Return the bytes that all instances hold for calls of these sizes: weights once, what engines add in each."""
+        module, own, weights = self.find_module(split.threads), 0, 0
+        builds = {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}
+        for build in builds.values():
+            found = build.memory()
+            own += found.held - found.weights - found.unused
+            weights = max(weights, found.weights + found.unused)
+        return weights + split.instances * own
+
+    def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
+        """Return the first instance with that many threads, and the inputs of a call of so many requests."""
+        module = self.find_module(threads)
+        self._specialize(module, threads, size)
+        return module, module._check_inputs(self._pool.join(0, size), {})
+
+    def hand_over(self, threads: int) -> None:
+        """Let the module that is tuned use the plans, where it has that many threads."""
+        module = self._module
+        if not self._is_placed or threads != module.threads:
+            return
+        for (number, size), tuned in self._found.items():
+            if number == threads:
+                values = module._check_inputs(self._pool.join(0, size), {})
+                build = module._specialize(values, place=lambda function, tuned=tuned: tuned)
+                module._program(build)
+                module._adopt_decision(build)
+
+    def close(self) -> None:
+        """Release the instances."""
+        for several in self._modules.values():
+            for one in several:
+                one.close()
+        self._modules.clear()

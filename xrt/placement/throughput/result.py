@@ -1,0 +1,213 @@
+"""What tuning for throughput gives: the configuration that was chosen, and the candidates, as values that print as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from xrt.formats.serving_record import ServingRecord, ServingRow
+from xrt.measure.queueing import Batching, LoadResult
+from xrt.placement.result import format_count
+from xrt.placement.throughput.request import Split
+
+__all__ = ["ServingCandidate", "ServingConfiguration", "ServingVerdict", "ThroughputResult", "format_latency", "format_rate"]
+
+ServingVerdict: TypeAlias = Literal["chosen", "within", "over", "predicted", "declined"]
+"""``chosen``; ``within`` the bound under load; ``over`` it at every rate that was tried; ``predicted`` from the time of calls and
+not put under load; ``declined`` before that, for a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingConfiguration:
+    """How to serve a model: what to give a server, and what it was measured to do then."""
+
+    batch: int
+    """Requests of one call, at most."""
+    instances: int
+    """Calls that run at a time, each on a module of its own with so many ``threads``."""
+    threads: int
+    max_wait: float
+    """Seconds that a request may wait for others while an instance is idle."""
+    rate: float
+    """Requests per second that were served within the bound; measured."""
+    p50: float
+    p99: float
+    """Seconds from the arrival of a request to its result, at that rate; measured."""
+    bound: float = math.inf
+    """Seconds that the 99th percentile may take."""
+    dim: str = ""
+    """The symbolic dim that counts requests; empty where each call is one request."""
+    sizes: tuple[int, ...] = ()
+    """Requests that a call may have, ascending: as many as are waiting, rounded down. Empty: any number up to ``batch``."""
+    plans: tuple[str, ...] = ()
+    """The engines of the plan at each of the ``sizes``; where these are empty, at the batch size."""
+    memory: int = 0
+    """Bytes that all instances hold, as far as engines report them."""
+
+    @property
+    def batching(self) -> Batching:
+        """The rule by which requests were joined."""
+        return Batching(self.batch, self.max_wait, self.sizes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data; a bound that is infinite is None."""
+        return {**asdict(self), "bound": _finite(self.bound)}
+
+    def to_record(self, rows: tuple[ServingRow, ...] = ()) -> ServingRecord:
+        """Return what files hold of it."""
+        return ServingRecord(**self.to_dict(), rows=rows)
+
+    @classmethod
+    def from_record(cls, record: ServingRecord) -> ServingConfiguration:
+        """Return the configuration in a file."""
+        fields = {name: getattr(record, name) for name in cls.__dataclass_fields__}
+        return cls(**{**fields, "bound": math.inf if record.bound is None else record.bound})
+
+    def __str__(self) -> str:
+        batch = f"batches of up to {self.batch}" if self.batch > 1 else "no batching"
+        wait = f", waiting {format_latency(self.max_wait)} for a full one" if self.max_wait else ""
+        figures = f"p50 {format_latency(self.p50)}, p99 {format_latency(self.p99)}"
+        return f"{batch}{wait}, {Split(self.instances, self.threads)}: {format_rate(self.rate)}, {figures}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCandidate:
+    """A batch size on a division of the thread budget, and what is known of it."""
+
+    batch: int
+    split: Split
+    verdict: ServingVerdict = "predicted"
+    plan: str = ""
+    """The engines of the plan at the batch size."""
+    seconds: float | None = None
+    """Of a call with a full batch while all instances are busy: the median."""
+    predicted: float | None = None
+    """Requests per second that the times of calls lead to."""
+    max_wait: float = 0.0
+    trials: tuple[LoadResult, ...] = ()
+    """The loads that it was put under."""
+    load: LoadResult | None = None
+    """The load of the highest rate within the bound."""
+    memory: int | None = None
+    note: str = ""
+
+    @property
+    def capacity(self) -> float | None:
+        """Requests per second of full batches without a pause."""
+        return self.batch * self.split.instances / self.seconds if self.seconds else None
+
+    def to_row(self) -> ServingRow:
+        """Return what files hold of it."""
+        load = self.load
+        found = (load.rate, _finite(load.p50), _finite(load.p99)) if load else (None, None, None)
+        own = (self.plan[:4000], self.seconds, self.predicted, self.max_wait, *found, self.memory, self.note[:4000])
+        return ServingRow(self.batch, self.split.instances, self.split.threads, self.verdict, *own)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, with all its trials."""
+        return {**self.to_row().to_dict(), "trials": [trial.to_dict() for trial in self.trials]}
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputResult:
+    """The outcome of a search. Prints as text."""
+
+    configuration: ServingConfiguration | None
+    """None where no candidate kept the latency within the bound."""
+    candidates: tuple[ServingCandidate, ...]
+    """The chosen one first, then by their rate."""
+    bound: float
+    budget: float
+    spent: float
+    notes: tuple[str, ...] = ()
+    is_interrupted: bool = False
+
+    def to_record(self) -> ServingRecord | None:
+        """Return what files hold of it; None where nothing was chosen."""
+        if self.configuration is None:
+            return None
+        return self.configuration.to_record(tuple(one.to_row() for one in self.candidates))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        chosen = None if self.configuration is None else self.configuration.to_dict()
+        facts: Mapping[str, Any] = {
+            "bound": _finite(self.bound),
+            "budget": self.budget,
+            "spent": self.spent,
+            "notes": list(self.notes),
+            "is_interrupted": self.is_interrupted,
+        }
+        return {"configuration": chosen, **facts, "candidates": [one.to_dict() for one in self.candidates]}
+
+    def _repr_html_(self) -> str:
+        """Return the table and the curves of latency for a notebook."""
+        from xrt.placement.throughput.html import render_throughput_result  # for notebooks alone
+
+        return render_throughput_result(self)
+
+    @property
+    def headline(self) -> str:
+        """What was chosen, in one line."""
+        within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
+        if self.configuration is not None:
+            return f"most requests per second{within}: {self.configuration}"
+        quickest = min((one.seconds for one in self.candidates if one.seconds is not None), default=None)
+        took = "" if quickest is None else f"; the quickest call takes {format_latency(quickest)}"
+        return f"nothing serves requests{within}{took}"
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+COLUMNS = ("verdict", "batch", "instances", "threads", "plan", "a call", "requests/s", "p50", "p99", "memory", "note")
+"""The heads of the table."""
+
+
+def _lines(found: ThroughputResult) -> Iterator[str]:
+    yield found.headline
+    loads = format_count(sum(len(one.trials) for one in found.candidates), "load")
+    yield f"  {format_count(len(found.candidates), 'candidate')}, {loads}, {found.spent:.1f} of {found.budget:g} s"
+    for one in found.candidates:
+        yield f"  {_describe(one)}"
+    yield from (f"  {note}" for note in found.notes)
+
+
+def _describe(one: ServingCandidate) -> str:
+    parts = [f"{one.verdict}: batch {one.batch}, {one.split}"]
+    if one.plan:
+        parts.append(f"on {one.plan}")
+    if one.load is not None:
+        p50, p99 = format_latency(one.load.p50), format_latency(one.load.p99)
+        parts += [format_rate(one.load.rate), f"p50 {p50}, p99 {p99}"]
+    elif one.predicted is not None:
+        parts.append(f"{format_rate(one.predicted)} predicted")
+    if one.note:
+        parts.append(one.note)
+    return ", ".join(parts)
+
+
+def format_rate(rate: float) -> str:
+    """Return requests per second as text.
+
+    >>> format_rate(1234.5), format_rate(3.456)
+    ('1234/s', '3.46/s')
+    """
+    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
+
+
+def format_latency(seconds: float) -> str:
+    """Return a latency as text.
+
+    >>> format_latency(0.0123), format_latency(2.0), format_latency(float("inf"))
+    ('12.3 ms', '2 s', 'no end')
+    """
+    if math.isinf(seconds):
+        return "no end"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value

@@ -1,0 +1,40 @@
+"""XRT on Ray: batch jobs, services and pipelines, where Ray runs the processes and XRT the models.
+
+    from xrt.ray import Predictor
+
+    rows.map_batches(Predictor, fn_constructor_args=["model.xrt"], num_cpus=1, batch_size=Predictor.batch("model.xrt"))
+
+Once this is imported, a module in an actor or a task has the threads that Ray grants it, unless it is made with ``threads=``.
+Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xrt.integrations.ray.grant import count_granted_threads
+from xrt.lazy_names import load_lazily
+from xrt.runtime import set_budget_source
+
+if TYPE_CHECKING:
+    from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
+    from xrt.integrations.ray.deployments import deployment as deployment
+    from xrt.integrations.ray.haproxy import protect_haproxy as protect_haproxy
+    from xrt.integrations.ray.predictor import Predictor as Predictor
+    from xrt.integrations.ray.predictor import predict as predict
+    from xrt.integrations.ray.stage_actors import StagePipeline as StagePipeline
+    from xrt.integrations.ray.stage_actors import pipeline as pipeline
+
+_MODULES = {
+    "Predictor": "xrt.integrations.ray.predictor",
+    "StagePipeline": "xrt.integrations.ray.stage_actors",
+    "deployment": "xrt.integrations.ray.deployments",
+    "pipeline": "xrt.integrations.ray.stage_actors",
+    "predict": "xrt.integrations.ray.predictor",
+    "protect_haproxy": "xrt.integrations.ray.haproxy",
+    "run_cluster_job": "xrt.integrations.ray.cluster_job",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+set_budget_source(count_granted_threads)

@@ -1,0 +1,31 @@
+"""Serving: modules or bundles by name go in, and an ASGI application of the Open Inference Protocol comes out.
+
+The application answers HTTP, `start_grpc` the same over gRPC, and `run_server` listens with both. Calls run in a bounded pool
+next to the event loop, and join into batches. No request runs code or loads a file that the operator did not name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.serve.application import Application as Application
+    from xrt.serve.application import app as app
+    from xrt.serve.grpc_service import start_grpc as start_grpc
+    from xrt.serve.options import ServingOptions as ServingOptions
+    from xrt.serve.server import run_server as run_server
+    from xrt.serve.triton_repository import export_triton as export_triton
+
+_MODULES = {
+    "Application": "xrt.serve.application",
+    "ServingOptions": "xrt.serve.options",
+    "app": "xrt.serve.application",
+    "export_triton": "xrt.serve.triton_repository",
+    "run_server": "xrt.serve.server",
+    "start_grpc": "xrt.serve.grpc_service",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -1,0 +1,281 @@
+"""The Open Inference Protocol over HTTP, as an ASGI application.
+
+It is ASGI without a toolkit: the protocol has ten paths, and the router of a toolkit costs a tenth of what a request may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from xrt import __version__
+from xrt.errors import OptionError
+from xrt.serve.metrics import CONTENT_TYPE, Metrics
+from xrt.serve.options import ServingOptions
+from xrt.serve.protocol import BINARY, encode_document, read_request, write_response
+from xrt.serve.refusal import FAILED, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
+from xrt.serve.repository import Repository
+from xrt.serve.served_model import ServedModel
+
+__all__ = ["EXTENSIONS", "SERVER", "Application", "app"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Answer: TypeAlias = tuple[int, Headers, list[Any]]
+"""Status, headers, and the parts of the body."""
+
+SERVER = "xrt"
+SESSION_HEADER = "xrt-session"
+EXTENSIONS = ("binary_tensor_data", "sequence")
+"""Extensions of the protocol, by the names that Triton gives them."""
+_JSON = [(b"content-type", b"application/json")]
+_BINARY = (b"content-type", b"application/octet-stream")
+LARGE = 1 << 18
+"""Bytes of a body from which on it is read and written on a thread of its own, so that other requests go on."""
+
+_log = logging.getLogger(__name__)
+
+
+def app(
+    models: Any,
+    *,
+    engine: Any = None,
+    threads: int | None = None,
+    replica: str = "",
+    session_header: str = SESSION_HEADER,
+    **options: Any,
+) -> Application:
+    """Return an ASGI application that serves models by the Open Inference Protocol v2.
+
+    ``models`` is an XRTModule, the path of a bundle or an ONNX file, a list of paths, or a mapping from names to these, or to
+    mappings from versions to these. Paths are opened now, with ``engine`` and ``threads`` as `xrt.load` and XRTModule take them.
+    ``options`` are those of `ServingOptions`. What the module's own serving configuration says is the default.
+
+    Models are compiled and tested when the server starts (ASGI's lifespan, else the first request), and are ready after that.
+
+    A request names a session by the parameter ``session_id`` or the header ``session_header``, so that a proxy can route all
+    calls of a session to one replica; ``replica`` is a name that each response then carries in the header ``xrt-replica``.
+
+    Raises OptionError for an unknown option or an impossible value, and what opening a model raises.
+    """
+    opening = {"engine": engine, "threads": threads}
+    return Application(
+        models,
+        ServingOptions.make(options),
+        {name: value for name, value in opening.items() if value is not None},
+        replica=replica,
+        session_header=session_header,
+    )
+
+
+class Application:
+    """An ASGI application over a repository of models. `app` makes it."""
+
+    def __init__(
+        self,
+        models: Any,
+        options: ServingOptions,
+        opening: Mapping[str, Any],
+        *,
+        replica: str = "",
+        session_header: str = SESSION_HEADER,
+    ) -> None:
+        if not session_header or not session_header.replace("-", "").replace("_", "").isalnum():
+            raise OptionError(f"session_header is the name of a header; got {session_header!r}")
+        self.options = options
+        self.metrics = Metrics()
+        self.models = Repository(models, options, self.metrics, opening)
+        self.session_header = session_header.lower()
+        self._session_key = self.session_header.encode()
+        self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
+        self._preparing: asyncio.Task[Any] | None = None
+        self._is_draining = False
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> asyncio.Task[Any]:
+        """Begin to prepare the models, once; the task ends when each is in service, or out of it with a reason."""
+        if self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare())
+        return self._preparing
+
+    async def _prepare(self) -> None:
+        for model in self.models:
+            await model.prepare()
+
+    def explain_not_ready(self) -> str:
+        """Return why the server is not ready; empty when it is."""
+        if self._is_draining:
+            return "the server is ending"
+        return "; ".join(f"model {one.name!r}: {one.why_not_ready}" for one in self.models if one.why_not_ready)
+
+    def begin_drain(self) -> None:
+        """Report not ready from now on, so that no more requests are routed here; those that come are still served."""
+        self._is_draining = True
+
+    async def close(self) -> None:
+        """Finish the accepted requests, then close what was opened."""
+        self.begin_drain()
+        if self._preparing is not None:
+            await self._preparing
+        for model in self.models:
+            await model.drain()
+        self.models.close()
+
+    # ------------------------------------------------------------------ ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or begin and end with the server."""
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.start()
+        try:
+            status, headers, parts = await self._respond(scope, receive)
+        except RequestRefusal as refusal:
+            status, headers, parts = _write_refusal(refusal)
+        except Exception as error:  # noqa: BLE001  # no client gets a traceback
+            _log.exception("a request to %s failed", scope["path"])
+            status, headers, parts = _write_refusal(RequestRefusal(f"the server failed: {type(error).__name__}", FAILED))
+        length = str(sum(map(len, parts))).encode()
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *self._headers, (b"content-length", length)]}
+        )
+        await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
+
+    async def _respond(self, scope: Scope, receive: Receive) -> Answer:
+        path = scope["path"]
+        if (root := scope.get("root_path", "")) and path.startswith(root):
+            path = path[len(root) :]
+        match path.removeprefix("/").removesuffix("/").split("/"):
+            case ["v2", "models", name, "infer"]:
+                return await self._infer(name, None, scope, receive)
+            case ["v2", "models", name, "versions", version, "infer"]:
+                return await self._infer(name, version, scope, receive)
+            case parts:
+                return self._inform(parts, scope["method"])
+
+    # ------------------------------------------------------------------ facts
+
+    def _inform(self, path: list[str], method: str) -> Answer:
+        if path not in (["metrics"], ["v2"]) and path[:2] not in (["v2", "health"], ["v2", "models"]):
+            raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}; the protocol's begin with /v2", UNKNOWN)
+        if method not in ("GET", "HEAD"):
+            raise RequestRefusal(f"{method} is not a method of this path; GET is", WRONG_METHOD)
+        match path:
+            case ["metrics"]:
+                return 200, [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
+            case ["v2"]:
+                return _write({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
+            case ["v2", "health", "live"]:
+                return _write({"live": True})
+            case ["v2", "health", "ready"]:
+                return _write_ready(self.explain_not_ready(), {"live": True})
+            case ["v2", "models", name] | ["v2", "models", name, "ready"]:
+                return self._describe(name, None, is_ready=len(path) > 3)
+            case ["v2", "models", name, "versions", version] | ["v2", "models", name, "versions", version, "ready"]:
+                return self._describe(name, version, is_ready=len(path) > 5)
+        raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
+
+    def _describe(self, name: str, version: str | None, *, is_ready: bool) -> Answer:
+        model = self.models.find(name, version)
+        if is_ready:
+            return _write_ready(model.why_not_ready, {"name": model.name})
+        return _write(model.describe(self.models.list_versions(name)))
+
+    # ------------------------------------------------------------------ inference
+
+    async def _infer(self, name: str, version: str | None, scope: Scope, receive: Receive) -> Answer:
+        began = time.perf_counter()
+        model = self.models.find(name, version)
+        try:
+            answer = await self._run(model, scope, receive)
+            status = answer[0]
+        except RequestRefusal as refusal:
+            status = refusal.status
+            raise
+        except Exception:
+            status = FAILED
+            raise
+        finally:
+            model.metrics.note_request("http", status, time.perf_counter() - began)
+        return answer
+
+    async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
+        if scope["method"] != "POST":
+            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
+        headers = dict(scope["headers"])
+        body = await _read_body(receive, headers, self.options.max_request_bytes)
+        read = (body, headers.get(BINARY), self.options.max_request_bytes)
+        request = read_request(*read) if len(body) < LARGE else await asyncio.to_thread(read_request, *read)
+        response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
+        size = sum(array.nbytes for array in response.outputs.values())
+        if size < LARGE:
+            length, parts = write_response(request, response)
+        else:
+            length, parts = await asyncio.to_thread(write_response, request, response)
+        if length is None:
+            return 200, _JSON, parts
+        return 200, [_BINARY, (BINARY, str(length).encode())], parts
+
+
+async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+    """Return the body; raises RequestRefusal for one that is too large, as early as that is known."""
+    if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
+        raise RequestRefusal(
+            f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is", MALFORMED
+        )
+    announced = headers.get(b"content-length", b"0")
+    size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
+    parts: list[bytes] = []
+    received, more = 0, True
+    while max(size, received) <= limit:
+        if not more:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestRefusal("the client went away", MALFORMED)
+        parts.append(message.get("body", b""))
+        received, more = received + len(parts[-1]), message.get("more_body", False)
+    raise RequestRefusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
+
+
+def _write(document: Any, status: int = 200) -> Answer:
+    return status, _JSON, [encode_document(document)]
+
+
+def _write_ready(reason: str, facts: dict[str, Any]) -> Answer:
+    """Answer whether something is ready: by the protocol with a status of 4xx where it is not."""
+    if reason:
+        return _write({**facts, "ready": False, "error": reason}, MALFORMED)
+    return _write({**facts, "ready": True})
+
+
+def _write_refusal(refusal: RequestRefusal) -> Answer:
+    headers = list(_JSON)
+    if refusal.retry_after is not None:
+        headers.append((b"retry-after", str(refusal.retry_after).encode()))
+    if refusal.status == TOO_LARGE:
+        headers.append((b"connection", b"close"))
+    return refusal.status, headers, [encode_document({"error": str(refusal)})]

@@ -1,0 +1,220 @@
+"""The Open Inference Protocol over gRPC: the service of `open_inference.proto` on the models of an application."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from xrt import __version__
+from xrt.errors import OptionError
+from xrt.serve import open_inference_pb2 as messages
+from xrt.serve.application import EXTENSIONS, SERVER, Application
+from xrt.serve.protocol import InferRequest, InferResponse
+from xrt.serve.refusal import FAILED, RequestRefusal
+from xrt.serve.tensors import DATATYPES, Array, check_shape, decode_binary, encode_binary
+
+if TYPE_CHECKING:
+    from grpc.aio import Server
+
+__all__ = ["read_message", "start_grpc", "write_message"]
+
+_log = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"
+
+_FIELDS = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "BOOL": "bool_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""The field that has the elements of a datatype; FP16 and BF16 have none."""
+
+
+async def start_grpc(application: Application, host: str = "127.0.0.1", port: int = 0) -> tuple[Server, int]:
+    """Return a started server of gRPC, and its port, which the system chooses for 0.
+
+    ``await server.stop(seconds)`` ends it. Raises OptionError where grpcio is missing or the address cannot be used.
+    """
+    try:
+        import grpc
+        import grpc.aio
+    except ModuleNotFoundError as error:
+        raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt[serve]'") from error
+    limit = application.options.max_request_bytes
+    options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options)
+    service = _Service(application, grpc.StatusCode)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, service.make_handlers(grpc)),))
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}")
+    except RuntimeError as error:
+        raise OptionError(f"gRPC cannot listen on {host}, port {port}: {error}; choose another port") from error
+    await server.start()
+    return server, bound
+
+
+class _Service:
+    """The calls of the service."""
+
+    def __init__(self, application: Application, codes: Any) -> None:
+        self._application, self._codes = application, codes
+
+    def make_handlers(self, grpc: Any) -> dict[str, Any]:
+        answers = {
+            "ServerLive": self._answer_live,
+            "ServerReady": self._answer_ready,
+            "ModelReady": self._answer_model_ready,
+            "ServerMetadata": self._describe_server,
+            "ModelMetadata": self._describe_model,
+            "ModelInfer": self._infer,
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guard(getattr(messages, f"{name}Request"), answer),
+                response_serializer=getattr(messages, f"{name}Response").SerializeToString,
+            )
+            for name, answer in answers.items()
+        }
+
+    def _guard(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """Return the handler of a call: it gets the bytes of the request, which gRPC would report with a traceback."""
+
+        async def answer_or_abort(data: bytes, context: Any) -> Any:
+            self._application.start()
+            try:
+                return await answer(_parse(kind, data), context)
+            except RequestRefusal as refusal:
+                status, message, wait = refusal.code, str(refusal), refusal.retry_after
+            except Exception as error:  # noqa: BLE001  # no client gets a traceback
+                _log.exception("a request for %s failed", kind.__name__)
+                status, message, wait = "INTERNAL", f"the server failed: {type(error).__name__}", None
+            if wait is not None:
+                context.set_trailing_metadata((("retry-after", str(wait)),))
+            return await context.abort(self._codes[status], message)  # it raises
+
+        return answer_or_abort
+
+    async def _answer_live(self, request: Any, context: Any) -> Any:
+        return messages.ServerLiveResponse(live=True)
+
+    async def _answer_ready(self, request: Any, context: Any) -> Any:
+        return messages.ServerReadyResponse(ready=not self._application.explain_not_ready())
+
+    async def _answer_model_ready(self, request: Any, context: Any) -> Any:
+        model = self._application.models.find(request.name, request.version)
+        return messages.ModelReadyResponse(ready=not model.why_not_ready)
+
+    async def _describe_server(self, request: Any, context: Any) -> Any:
+        return messages.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
+
+    async def _describe_model(self, request: Any, context: Any) -> Any:
+        models = self._application.models
+        found = models.find(request.name, request.version)
+        return messages.ModelMetadataResponse(**found.describe(models.list_versions(found.name)))
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        began, status = time.perf_counter(), FAILED
+        model = self._application.models.find(request.model_name, request.model_version)
+        try:
+            asked = read_message(request, self._application.options.max_request_bytes)
+            response = await model.infer(asked, self._find_session(context))
+            answer = write_message(asked, response)
+            status = 200
+        except RequestRefusal as refusal:
+            status = refusal.status
+            raise
+        finally:
+            model.metrics.note_request("grpc", status, time.perf_counter() - began)
+        return answer
+
+    def _find_session(self, context: Any) -> str:
+        key = self._application.session_header
+        return next((str(value) for name, value in context.invocation_metadata() or () if name == key), "")
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def _parse(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
+
+
+def read_message(request: Any, limit: int) -> InferRequest:
+    """Return the request of a ModelInferRequest; raises RequestRefusal."""
+    raw: Sequence[bytes] = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise RequestRefusal(
+            f"the request has {len(request.inputs)} inputs and {len(raw)} raw contents; each input has one, or none has"
+        )
+    inputs = {one.name: _read_tensor(one, raw[place] if raw else None, limit) for place, one in enumerate(request.inputs)}
+    if len(inputs) != len(request.inputs):
+        raise RequestRefusal("the request gives an input more than once")
+    outputs = dict.fromkeys((one.name for one in request.outputs), True)
+    return InferRequest(inputs, request.id, _read_parameters(request.parameters), outputs, bool(raw))
+
+
+def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
+    name, datatype = tensor.name, tensor.datatype
+    if datatype not in DATATYPES:
+        raise RequestRefusal(f"input {name!r} has datatype {datatype[:200]!r}; there is: {', '.join(DATATYPES)}")
+    shape = check_shape(name, tensor.shape, limit)
+    if raw is not None:
+        if tensor.HasField("contents"):
+            raise RequestRefusal(f"input {name!r} has both contents and raw contents")
+        return decode_binary(name, datatype, shape, memoryview(raw))
+    if datatype not in _FIELDS:
+        raise RequestRefusal(f"input {name!r} is {datatype}, which contents cannot hold; send it in raw_input_contents")
+    return _read_contents(name, datatype, shape, getattr(tensor.contents, _FIELDS[datatype]))
+
+
+def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
+    if len(elements) != (count := int(np.prod(shape, dtype=object))):
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}, {count} elements; {_FIELDS[datatype]} has {len(elements)}")
+    if datatype == "BYTES":
+        try:
+            texts = [item.decode() for item in elements]
+        except UnicodeDecodeError as error:
+            raise RequestRefusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
+        return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
+    try:
+        return np.array(list(elements), dtype=DATATYPES[datatype].dtype.numpy).reshape(shape)
+    except OverflowError:
+        raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
+
+
+def _read_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
+    return {name: getattr(given[name], kind) for name, kind in chosen.items() if kind is not None}
+
+
+def write_message(request: InferRequest, response: InferResponse) -> Any:
+    """Return the ModelInferResponse: raw contents where the request has them, and for datatypes that have no others."""
+    answer = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
+    for name, value in response.parameters.items():
+        answer.parameters[name].string_param = value
+    is_raw = request.is_binary or not request.inputs or any(response.datatypes[name] not in _FIELDS for name in response.outputs)
+    for name, array in response.outputs.items():
+        tensor = answer.outputs.add(name=name, datatype=response.datatypes[name], shape=array.shape)
+        if is_raw:
+            answer.raw_output_contents.append(bytes(encode_binary(array)))
+        else:
+            getattr(tensor.contents, _FIELDS[tensor.datatype]).extend(_list_elements(array))
+    return answer
+
+
+def _list_elements(array: Array) -> list[Any]:
+    flat = array.reshape(-1).tolist()
+    return [str(item).encode() for item in flat] if array.dtype == object else flat

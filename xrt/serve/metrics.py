@@ -1,0 +1,82 @@
+"""What is counted and timed, as Prometheus reads it: a registry of its own for each application."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CONTENT_TYPE", "Metrics", "ModelMetrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LABELS = ("model", "version")
+
+
+class Metrics:
+    """The metrics of an application."""
+
+    def __init__(self) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ModuleNotFoundError as error:
+            raise OptionError("xrt.serve counts with prometheus_client, which is missing: pip install 'xrt[serve]'") from error
+        self._prometheus = prometheus
+        self._registry = registry = prometheus.CollectorRegistry()
+        count, gauge, histogram = prometheus.Counter, prometheus.Gauge, prometheus.Histogram
+        self.requests = count("xrt_requests", "Requests for inference", (*_LABELS, "protocol", "status"), registry=registry)
+        self.seconds = histogram("xrt_request_seconds", "From request to response", _LABELS, registry=registry, buckets=_SECONDS)
+        self.waits = histogram("xrt_queue_seconds", "In the queue", _LABELS, registry=registry, buckets=_SECONDS)
+        self.calls = histogram("xrt_call_seconds", "In the model", _LABELS, registry=registry, buckets=_SECONDS)
+        self.joined = histogram("xrt_batch_requests", "Requests of a call", _LABELS, registry=registry, buckets=_ROWS)
+        self.rows = histogram("xrt_batch_rows", "Rows of a call", _LABELS, registry=registry, buckets=_ROWS)
+        self.queued = gauge("xrt_queued_requests", "Requests in the queue", _LABELS, registry=registry)
+        self.running = gauge("xrt_running_calls", "Calls that run", _LABELS, registry=registry)
+        self.sessions = gauge("xrt_sessions", "Sessions with state", _LABELS, registry=registry)
+        self.ready = gauge("xrt_model_ready", "1 where the model is in service", _LABELS, registry=registry)
+        self.fallbacks = gauge("xrt_fallback_nodes", "Nodes on another engine than the first choice", _LABELS, registry=registry)
+
+    def write(self) -> bytes:
+        """Return all metrics in Prometheus' text form."""
+        return self._prometheus.generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """The metrics of one model: what its scheduler reports to."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        labels = (model, version)
+        self._wait, self._call = metrics.waits.labels(*labels).observe, metrics.calls.labels(*labels).observe
+        self._joined, self._rows = metrics.joined.labels(*labels).observe, metrics.rows.labels(*labels).observe
+        self._queued, self._running = metrics.queued.labels(*labels).set, metrics.running.labels(*labels).set
+        self._seconds = metrics.seconds.labels(*labels).observe
+        self.show_sessions: Callable[[Callable[[], float]], None] = metrics.sessions.labels(*labels).set_function
+        self.show_ready: Callable[[Callable[[], float]], None] = metrics.ready.labels(*labels).set_function
+        self.show_fallbacks: Callable[[Callable[[], float]], None] = metrics.fallbacks.labels(*labels).set_function
+        self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
+
+    def note_batch(self, requests: int, rows: int, seconds: float) -> None:
+        """Note a call that ended."""
+        self._call(seconds)
+        self._joined(requests)
+        self._rows(rows)
+
+    def note_wait(self, seconds: float) -> None:
+        """Note how long a request was queued."""
+        self._wait(seconds)
+
+    def note_queue(self, queued: int, running: int) -> None:
+        """Note the requests that wait and the calls that run."""
+        self._queued(queued)
+        self._running(running)
+
+    def note_request(self, protocol: str, status: int, seconds: float) -> None:
+        """Note a request that was answered, with HTTP's status."""
+        self._count(protocol, status)()
+        self._seconds(seconds)

@@ -1,0 +1,231 @@
+"""One version of a model in service: what it takes and gives, whether it is ready, and how a request becomes a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import InputError, OptionError, XRTError
+from xrt.graph import TensorType, Value
+from xrt.runtime import inputs, to_host
+from xrt.serve.batches import explain_mixed_rows, find_reason_against_batches
+from xrt.serve.metrics import Metrics, ModelMetrics
+from xrt.serve.protocol import InferRequest, InferResponse
+from xrt.serve.refusal import BUSY, FAILED, RequestRefusal
+from xrt.serve.scheduler import Scheduler
+from xrt.serve.sessions import SessionTable, read_session
+from xrt.serve.tensors import DATATYPES, NAMES, Array
+
+if TYPE_CHECKING:
+    from xrt.module.module import XRTModule
+    from xrt.serve.options import ServingOptions
+
+__all__ = ["ServedModel"]
+
+_log = logging.getLogger(__name__)
+
+STARTING = "it is being prepared"
+
+
+class ServedModel:
+    """A module under a name and a version.
+
+    It is used on the thread of one event loop; its calls run in threads of its own. Raises OptionError for a module that the
+    protocol cannot describe, and for a batch that its shapes do not admit.
+    """
+
+    def __init__(self, name: str, version: str, module: XRTModule, options: ServingOptions, metrics: Metrics) -> None:
+        self.name, self.version, self.module = name, version, module
+        chosen = options.complete(getattr(module, "serving", None))
+        self._stateful = _find_state(module)
+        self.inputs = self._stateful.others if self._stateful else module.inputs
+        places = self._stateful.returned if self._stateful else range(len(module.outputs))
+        self.outputs = tuple(module.outputs[place] for place in places)
+        self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
+        self.options = self._settle_batches(chosen, is_wanted=options.batch is not None)
+        self.why_not_ready = STARTING
+        """Why the model gets no requests; empty when it is in service."""
+        self.metrics = ModelMetrics(metrics, name, version)
+        self._scheduler = self._make_scheduler()
+        self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle)
+        self.metrics.show_sessions(lambda: float(len(self.sessions)))
+        self.metrics.show_ready(lambda: float(not self.why_not_ready))
+        self.metrics.show_fallbacks(self._count_fallbacks)
+
+    def _settle_batches(self, options: ServingOptions, *, is_wanted: bool) -> ServingOptions:
+        """Return the options without a batch that the shapes do not admit; raises OptionError where it was asked for."""
+        from dataclasses import replace
+
+        reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
+        if not options.sizes or not reason:
+            return options
+        if is_wanted:
+            raise OptionError(f"model {self.name!r} cannot join requests to a batch: {reason}; leave batch out")
+        return replace(options, batch=None)
+
+    def _make_scheduler(self) -> Scheduler:
+        options = self.options
+        rounds_up, wait = options.rounds_up, options.max_wait or 0.0
+        return Scheduler(
+            options.instances or 1, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=rounds_up, max_wait=wait
+        )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its calls are steps of sessions."""
+        return self._stateful is not None
+
+    # ------------------------------------------------------------------ before requests
+
+    async def prepare(self) -> None:
+        """Compile, and put the model in service if its self-test passes; `why_not_ready` says what is the matter otherwise."""
+        try:
+            reason = await asyncio.to_thread(self._test)
+        except Exception as error:  # noqa: BLE001  # the other models are served
+            _log.exception("model %s, version %s, cannot be prepared", self.name, self.version)
+            reason = f"it cannot be prepared: {error}"
+        self.why_not_ready = reason
+        if reason:
+            _log.error("model %s, version %s, is not in service: %s", self.name, self.version, reason)
+
+    def _test(self) -> str:
+        """Return why the model must not be in service; empty where nothing speaks against it."""
+        test = getattr(self.module, "run_self_test", None)
+        if test is not None:
+            try:
+                test()
+            except XRTError as error:
+                return f"its self-test failed: {error}"
+        try:
+            self.module.compile()
+        except InputError:
+            _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
+        if self.options.sizes:
+            return explain_mixed_rows(self._call, self.inputs, self.options.sizes, rounds_up=self.options.rounds_up)
+        return ""
+
+    def _count_fallbacks(self) -> float:
+        return 0.0 if self.why_not_ready else float(len(self.module.plan.reasons))
+
+    def describe(self, versions: tuple[str, ...]) -> dict[str, Any]:
+        """Return the protocol's metadata of the model."""
+        described = {"name": self.name, "versions": versions, "platform": "xrt"}
+        return {**described, "inputs": self.list_tensors(self.inputs), "outputs": self.list_tensors(self.outputs)}
+
+    def list_tensors(self, values: tuple[Value, ...]) -> list[dict[str, Any]]:
+        """Return the protocol's description of inputs or outputs; -1 is an extent that a request decides."""
+        return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": list(_list_extents(v))} for v in values]
+
+    # ------------------------------------------------------------------ requests
+
+    async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
+        """Return the response to a request; raises RequestRefusal."""
+        if self.why_not_ready:
+            raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
+        self._check_outputs(request)
+        session = read_session(request.parameters, session_name)
+        if session is not None and not self._stateful:
+            raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
+        values = self._bind(request.inputs)
+        with self.sessions.enter(session) if session else nullcontext() as held:
+            try:
+                results = await self._submit(held, values)
+            except Exception as error:
+                raise self._explain(error) from error
+        found = dict(zip((v.name for v in self.outputs), results, strict=True))
+        wanted = request.outputs or found
+        parameters = {"session_id": session.name} if session else {}
+        return InferResponse(self.name, self.version, {n: found[n] for n in wanted}, self._datatypes, parameters)
+
+    def _check_outputs(self, request: InferRequest) -> None:
+        known = [value.name for value in self.outputs]
+        for name in request.outputs:
+            if name not in known:
+                raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(known)}")
+            if request.outputs[name] is False and not DATATYPES[self._datatypes[name]].has_json:
+                raise RequestRefusal(
+                    f"output {name!r} is {self._datatypes[name]}, which JSON cannot hold; ask for it with binary_data"
+                )
+
+    def _bind(self, given: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Return the values of a call in order; raises RequestRefusal where they do not fit, so that no batch holds such."""
+        try:
+            values = inputs.bind(self.inputs, (), given)
+            for value, array in zip(self.inputs, values, strict=True):
+                self._check_datatype(value, array)
+            inputs.check(self.inputs, values)
+        except InputError as error:
+            raise RequestRefusal(str(error)) from None
+        return tuple(values)
+
+    def _check_datatype(self, value: Value, array: Array) -> None:
+        declared = self._datatypes[value.name]
+        if array.dtype != DATATYPES[declared].dtype.numpy:
+            found = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
+            raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {found}")
+
+    def _submit(self, session: Any, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
+        if self._stateful:
+            return self._scheduler.submit(partial(self._step, session), values)
+        if not self.options.sizes or not values:
+            return self._scheduler.submit(self._call, values)
+        return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values), values[0].shape[0])
+
+    def _call(self, *values: Array) -> tuple[Array, ...]:
+        results = self.module(*values)
+        return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
+
+    def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
+        """Make a step of a session; without one, the first step of a new state that is dropped."""
+        results = (self.module.new_session() if session is None else session)(*values)
+        return () if results is None else results if isinstance(results, tuple) else (results,)
+
+    def _explain(self, error: Exception) -> RequestRefusal:
+        if isinstance(error, RequestRefusal):
+            return error
+        if isinstance(error, InputError):
+            return RequestRefusal(str(error))
+        _log.error("a call of model %s failed", self.name, exc_info=error)
+        return RequestRefusal(f"model {self.name!r} failed: {error}", FAILED)
+
+    # ------------------------------------------------------------------ after requests
+
+    async def drain(self) -> None:
+        """Wait for the requests that were accepted."""
+        await self._scheduler.drain()
+
+    def close(self) -> None:
+        """End the threads and forget the sessions; the module stays open."""
+        self.why_not_ready = "it is closed"
+        self.sessions.close()
+        self._scheduler.close()
+
+
+def _find_state(module: XRTModule) -> Any:
+    """Return what is known of the module's state; None for one without."""
+    try:
+        return module._find_declared()
+    except InputError:
+        return None
+
+
+def _name_datatype(model: str, value: Value) -> str:
+    """Return the protocol's datatype of an input or output; raises OptionError where there is none."""
+    found = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
+    if found is None:
+        if value.type is None:
+            raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
+        raise OptionError(
+            f"{value.name!r} of model {model!r} is {value.type}, which the Open Inference Protocol has no datatype for; "
+            f"it has: {', '.join(DATATYPES)}"
+        )
+    return found
+
+
+def _list_extents(value: Value) -> tuple[int, ...]:
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return (-1,) if shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in shape)

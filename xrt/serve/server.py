@@ -1,0 +1,135 @@
+"""A server: uvicorn and gRPC over one application, on one event loop, that ends with its requests answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import OptionError
+
+if TYPE_CHECKING:
+    from xrt.serve.application import Application
+
+__all__ = ["Addresses", "run_server"]
+
+KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than a proxy keeps its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a server listens."""
+
+    host: str
+    http: int
+    """The port of HTTP."""
+    grpc: int | None = None
+    """The port of gRPC; None where it is not served."""
+
+
+def run_server(
+    application: Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    grpc_port: int | None = None,
+    drain: float = 30.0,
+    on_start: Callable[[Addresses], None] = lambda addresses: None,
+    on_ready: Callable[[str], None] = lambda reason: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what was accepted, for at most ``drain`` seconds.
+
+    Port 0 is a free port. ``on_start`` gets the addresses, and ``on_ready``, once the models are prepared, the reason why the
+    server is not ready, which is empty as a rule. A second signal ends at once. Raises OptionError where uvicorn is missing or a
+    port cannot be used.
+    """
+    try:
+        import uvicorn
+        import uvloop
+    except ModuleNotFoundError as error:
+        raise OptionError(f"a server needs the package {error.name}, which is missing: pip install 'xrt[serve]'") from error
+    with closing(_listen(host, port)) as listener:
+        config = uvicorn.Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=max(1, round(drain)),
+            server_header=False,
+        )
+        answering = uvicorn.Server(config)
+        answering.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # the signals are those of both transports
+        server = _Server(application, answering, drain, on_start, on_ready)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(listener, host, grpc_port))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    with ExitStack() as stack:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another host or port") from error
+        stack.pop_all()
+    return listener
+
+
+class _Server:
+    """The two transports and what ends them."""
+
+    def __init__(
+        self,
+        application: Application,
+        server: Any,
+        drain: float,
+        on_start: Callable[[Addresses], None],
+        on_ready: Callable[[str], None],
+    ) -> None:
+        self._application, self._server, self._drain = application, server, drain
+        self._on_start, self._on_ready = on_start, on_ready
+        self._ending = asyncio.Event()
+
+    async def serve(self, listener: socket.socket, host: str, grpc_port: int | None) -> None:
+        """Listen until a signal."""
+        loop = asyncio.get_running_loop()
+        grpc_server, grpc_bound = None, None
+        with ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._end)
+                stack.callback(loop.remove_signal_handler, number)
+            if grpc_port is not None:
+                from xrt.serve.grpc_service import start_grpc
+
+                grpc_server, grpc_bound = await start_grpc(self._application, host, grpc_port)
+            answering = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+            watching = asyncio.ensure_future(self._watch(Addresses(host, listener.getsockname()[1], grpc_bound)))
+            stack.callback(watching.cancel)
+            await asyncio.wait([answering, asyncio.ensure_future(self._ending.wait())], return_when=asyncio.FIRST_COMPLETED)
+            if grpc_server is not None:
+                await grpc_server.stop(self._drain)
+            await answering
+
+    def _end(self) -> None:
+        """End with all answers sent; when called again, without."""
+        self._application.begin_drain()
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+        self._ending.set()
+
+    async def _watch(self, addresses: Addresses) -> None:
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        self._on_start(addresses)
+        await self._application.start()
+        self._on_ready(self._application.explain_not_ready())

@@ -1,0 +1,149 @@
+"""Sessions by the names that requests give them: made on first use, bounded in number and in idle time, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from xrt.serve.refusal import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, RequestRefusal
+
+__all__ = ["SessionRequest", "SessionTable", "read_session"]
+
+_MAX_NAME = 256
+_REMEMBERED = 1024
+"""Names of forgotten sessions that are kept, so that their clients are not given a new state without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What a request says about its session."""
+
+    name: str
+    start: bool | None = None
+    """True: a new state. False: the session must exist. None: it is made where it does not exist."""
+    end: bool = False
+    """Forget the session after this call."""
+
+
+def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequest | None:
+    """Return the session that a request names by its parameters or a header; None for a request without one.
+
+    ``session_id``, ``session_start`` and ``session_end`` are XRT's; ``sequence_id``, ``sequence_start`` and ``sequence_end`` are
+    those that clients of Triton send. Raises RequestRefusal.
+    """
+    kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
+    name = parameters.get(f"{kind}_id", header or None)
+    if name is None or (kind == "sequence" and name in (0, "")):  # how Triton's clients say that there is none
+        return None
+    if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
+        raise RequestRefusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
+    if header and str(name) != header:
+        raise RequestRefusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
+    flags = {flag: parameters.get(f"{kind}_{flag}") for flag in ("start", "end")}
+    for flag, value in flags.items():
+        if value is not None and not isinstance(value, bool):
+            raise RequestRefusal(f"parameter '{kind}_{flag}' is true or false")
+    return SessionRequest(str(name), flags["start"], bool(flags["end"]))
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A session with its use."""
+
+    session: Any
+    used: float
+    is_busy: bool = False
+
+
+@dataclass
+class SessionTable:
+    """The sessions of a model. Used on the thread of the event loop alone."""
+
+    make: Callable[[], Any]
+    most: int
+    idle: float
+    clock: Callable[[], float] = time.monotonic
+    _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
+    """The one that is longest unused first."""
+    _forgotten: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Names, each with why there is no session of it any more."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @contextmanager
+    def enter(self, asked: SessionRequest) -> Iterator[Any]:
+        """Give the session for one call; raises RequestRefusal where it is in use, gone, or one too many."""
+        entry = self._find(asked)
+        entry.is_busy = True
+        try:
+            yield entry.session
+        except BaseException as error:
+            if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
+                self._forget(asked.name, f"a call of it failed: {error}")  # its state may be written in part
+            raise
+        finally:
+            entry.is_busy, entry.used = False, self.clock()
+            if asked.end:
+                self._entries.pop(asked.name, None)
+            self._watch()
+
+    def _find(self, asked: SessionRequest) -> _Entry:
+        self.sweep()
+        entry = self._entries.get(asked.name)
+        if entry is not None and entry.is_busy:
+            raise RequestRefusal(f"a call of session {asked.name!r} is under way; a session makes one call at a time", CONFLICT)
+        if entry is None or asked.start:
+            self._check_new(asked, is_known=entry is not None)
+            entry = self._entries[asked.name] = _Entry(self.make(), self.clock())
+            self._forgotten.pop(asked.name, None)
+        self._entries.move_to_end(asked.name)
+        return entry
+
+    def _check_new(self, asked: SessionRequest, *, is_known: bool) -> None:
+        if not asked.start and (why := self._forgotten.get(asked.name)) is not None:
+            raise RequestRefusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
+        if asked.start is False:
+            raise RequestRefusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
+        if not is_known and len(self._entries) >= self.most:
+            raise RequestRefusal(
+                f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
+            )
+
+    def sweep(self) -> None:
+        """Forget the sessions that have been unused for too long."""
+        limit = self.clock() - self.idle
+        for name, entry in list(self._entries.items()):
+            if entry.used > limit and not entry.is_busy:
+                break
+            if not entry.is_busy:
+                self._forget(name, f"it was not used for {self.idle:g} s")
+
+    def _forget(self, name: str, why: str) -> None:
+        self._entries.pop(name, None)
+        self._forgotten[name] = why
+        while len(self._forgotten) > _REMEMBERED:
+            self._forgotten.popitem(last=False)
+
+    def _watch(self) -> None:
+        """Look again when the first session may have expired, so that its memory is not kept until the next request."""
+        if self._timer is None and self._entries and self.idle > 0:
+            self._timer = asyncio.get_running_loop().call_later(self.idle, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.sweep()
+        self._watch()
+
+    def close(self) -> None:
+        """Forget all sessions."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._entries.clear()

@@ -1,0 +1,110 @@
+"""A bundle of XRT as a model of Triton's Python backend: ``xrt export-triton`` copies this file to ``1/model.py``.
+
+Triton's interface is the module ``triton_python_backend_utils``, which exists in its own process alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import xrt
+from xrt.serve.batches import run_batch
+
+__all__ = ["TritonPythonModel"]
+
+
+class TritonPythonModel:
+    """What Triton makes an instance of for each instance of the model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the bundle next to this file, and test it; what is raised keeps the model out of service."""
+        import triton_python_backend_utils as triton
+
+        self._triton = triton
+        config = json.loads(args["model_config"])
+        settings = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        path = Path(args["model_repository"]) / args["model_version"] / "model.xrt"
+        self._module = xrt.load(path, threads=int(settings["threads"]) if "threads" in settings else None)
+        test = getattr(self._module, "run_self_test", None)
+        if test is not None:
+            test()
+        self._inputs = [one["name"] for one in config["input"]]
+        self._outputs = [one["name"] for one in config["output"]]
+        self._joins = int(config.get("max_batch_size", 0)) > 0
+        self._sizes = sorted(json.loads(settings.get("sizes", "[]")))
+        self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Return a response for each request; those of one shape are one call."""
+        values = [tuple(self._read(request, name) for name in self._inputs) for request in requests]
+        if self._sessions is not None:
+            results: list[Any] = [self._step(request, arrays) for request, arrays in zip(requests, values, strict=True)]
+        else:
+            results = self._call_together(values)
+        return [self._respond(request, result) for request, result in zip(requests, results, strict=True)]
+
+    def finalize(self) -> None:
+        """Close the module."""
+        self._module.close()
+
+    # ------------------------------------------------------------------ calls
+
+    def _call_together(self, values: list[tuple[Any, ...]]) -> list[Any]:
+        groups: dict[Any, list[int]] = {}
+        for place, arrays in enumerate(values):
+            groups.setdefault(tuple(array.shape[1:] for array in arrays) if self._joins else place, []).append(place)
+        results: list[Any] = [None] * len(values)
+        for places in groups.values():
+            rows = [len(values[place][0]) if self._joins else 1 for place in places]
+            found = run_batch(self._call, [values[place] for place in places], rows, self._sizes)
+            for place, result in zip(places, found, strict=True):
+                results[place] = result
+        return results
+
+    def _call(self, *values: Any) -> tuple[Any, ...]:
+        results = self._module(*values)
+        return results if isinstance(results, tuple) else (results,)
+
+    def _step(self, request: Any, values: tuple[Any, ...]) -> Any:
+        """Make a step of the request's sequence, or return why it cannot be made."""
+        name, flags = request.correlation_id(), request.flags()
+        if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+            self._sessions[name] = self._module.new_session()  # type: ignore[index]  # there are sequences
+        session = self._sessions.get(name)  # type: ignore[union-attr]
+        if session is None:
+            return KeyError(f"there is no sequence {name}; begin it with the flag of a start")
+        try:
+            results = session(*values)
+        except Exception as error:  # noqa: BLE001  # it is the answer of this request
+            self._sessions.pop(name, None)  # type: ignore[union-attr]
+            return error
+        if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+            self._sessions.pop(name, None)  # type: ignore[union-attr]
+        return results if isinstance(results, tuple) else (results,)
+
+    # ------------------------------------------------------------------ tensors
+
+    def _read(self, request: Any, name: str) -> Any:
+        array = self._triton.get_input_tensor_by_name(request, name).as_numpy()
+        if array.dtype == object:
+            texts = [item.decode() if isinstance(item, bytes) else item for item in array.flat]
+            return np.array([*texts, None], dtype=object)[:-1].reshape(array.shape)
+        return array
+
+    def _respond(self, request: Any, result: Any) -> Any:
+        if isinstance(result, BaseException):
+            text = result.args[0] if isinstance(result, KeyError) else str(result)
+            return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(text))
+        wanted = set(request.requested_output_names())
+        pairs = [(name, array) for name, array in zip(self._outputs, result, strict=True) if name in wanted]
+        return self._triton.InferenceResponse(output_tensors=[self._triton.Tensor(n, _write(array)) for n, array in pairs])
+
+
+def _write(array: Any) -> Any:
+    if array.dtype == object:
+        return np.array([*(str(item).encode() for item in array.flat), None], dtype=object)[:-1].reshape(array.shape)
+    return np.ascontiguousarray(array)
