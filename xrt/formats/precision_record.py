@@ -41,6 +41,8 @@ class LoweredPlanRecord(Record, frozen=True):
     seconds: Number | None = None
     kept: Count = 0
     """How many nodes stay in float32 for the sake of the budget."""
+    nodes: tuple[Text, ...] = ()
+    """The first of these, worst first."""
     note: Text = ""
 
 

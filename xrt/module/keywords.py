@@ -10,17 +10,13 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import Precision
 from xrt.module.options import Check, Dynamic, First, ModuleOptions
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
-
-if TYPE_CHECKING:
-    from xrt.formats.calibration_table import CalibrationTable
-    from xrt.precision import ErrorBudget
 
 __all__ = ["OWNERS", "ModuleKeywords", "add_keywords", "iter_keywords"]
 
@@ -45,8 +41,8 @@ class ModuleKeywords(TypedDict, total=False):
     use_fp16: bool
     use_int8: bool
     strict_types: bool
-    calibration_table: str | os.PathLike[str] | CalibrationTable | None
-    max_error: float | ErrorBudget | None
+    calibration_table: str | os.PathLike[str] | Any | None  # an xrt.CalibrationTable, whose module is not loaded for a hint
+    max_error: float | Any | None  # an xrt.ErrorBudget
     calibrate: Iterable[Any] | None
     validate: Iterable[Any] | None
     threads: int | None

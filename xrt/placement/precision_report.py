@@ -13,8 +13,8 @@ __all__ = ["MEASURES", "describe_lowered_plan", "describe_precision", "format_er
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
 """What the measures of XRT are called; any other is a metric of the caller's."""
-SHOWN = 16
-"""Nodes in float32 that the text names."""
+SHOWN, SHOWN_SHORT = 16, 4
+"""Nodes in float32 that the text names: of the chosen plan, and of any other."""
 
 
 def format_error(error: float | None, measure: str) -> str:
@@ -52,7 +52,7 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     if len(record.kept) > SHOWN:
         yield f"  and {len(record.kept) - SHOWN} more nodes stay in fp32"
     for plan in record.plans:
-        if plan.outcome in ("over", "wrong", "failed"):
+        if plan.outcome in ("over", "wrong", "failed") or (plan.kept and plan.outcome != "won"):
             yield f"  {describe_lowered_plan(plan, record.measure)}"
     yield from (f"  {note}" for note in record.notes)
 
@@ -62,7 +62,8 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.kept:
-        parts.append(f"{plan.kept} nodes in fp32")
+        named = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
+        parts.append(f"{plan.kept} nodes in fp32 ({named})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         parts.append(_describe_error_of(plan, measure))
     return ", ".join([*parts, *([plan.note] if plan.note else [])])

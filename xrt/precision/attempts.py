@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt"]
 
+MOST_NAMED = 32
+"""Nodes in float32 that the record of a plan names."""
+
 
 @dataclass(eq=False)
 class Attempt:
@@ -36,8 +39,10 @@ class Attempt:
     seconds: float | None = None
     first_calls: float = 0.0
     """Seconds of the fastest call on an example of validation."""
-    kept: int = 0
-    """How many nodes stay in float32 for the sake of the budget."""
+    kept: tuple[str, ...] = ()
+    """The nodes that stay in float32 for the sake of the budget, worst first."""
+    is_slow: bool = False
+    """Whether its first calls have shown that it is not worth a race."""
 
     @property
     def is_in_budget(self) -> bool:
@@ -65,7 +70,8 @@ class Attempt:
             high=_finite(self.found.high),
             worst=_finite(self.found.worst),
             seconds=self.seconds,
-            kept=self.kept,
+            kept=len(self.kept),
+            nodes=tuple(name[:400] for name in self.kept[:MOST_NAMED]),
             note=self.note[:1000],
         )
 

@@ -16,14 +16,14 @@ from xrt.precision.budget import ErrorBudget, check_labels
 from xrt.runtime import to_host
 from xrt.runtime.inputs import bind, check, normalize
 
-__all__ = ["Example", "Examples", "read_examples"]
+__all__ = ["ExampleInputs", "Examples", "read_examples"]
 
 MOST_ITEMS = 512
 """Examples that are made of the rows of batches, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ExampleInputs:
     """One example."""
 
     given: Any
@@ -40,7 +40,7 @@ class Examples:
 
     purpose: str
     """``calibrate`` or ``validate``."""
-    items: tuple[Example, ...] = ()
+    items: tuple[ExampleInputs, ...] = ()
     _digest: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ def read_examples(given: Any, purpose: str, inputs: Sequence[Value], budget: Err
     return Examples(purpose, items)
 
 
-def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> Example:
+def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
     names = [value.name for value in inputs]
     if isinstance(given, Mapping):
         check_labels(given, names, budget)
@@ -112,7 +112,7 @@ def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value]
                 f"input {name!r} of batch {number + 1} of {purpose}= has {nans} NaN and {int(np.isinf(array).sum())} infinities "
                 f"among its {array.size} numbers; give examples of finite numbers"
             )
-    return Example(given, number, values)
+    return ExampleInputs(given, number, values)
 
 
 # ---------------------------------------------------------------------- other sizes
@@ -122,7 +122,7 @@ def _matches(value: Value, array: Any) -> bool:
     return not isinstance(value.type, TensorType) or value.type.shape is None or tuple(array.shape) == tuple(value.type.shape)
 
 
-def _fit(item: Example, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[Example]:
+def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
     rows = _count_rows(item, function, declared)
     for row in range(rows):
         triples = zip(item.values, function.inputs, declared, strict=True)
@@ -133,7 +133,7 @@ def _fit(item: Example, function: Function, declared: Sequence[Value], purpose: 
                     f"an example of {purpose}= has shape {list(array.shape)} for input {value.name!r}, "
                     f"and the call has {value.type}"
                 )
-        yield Example(item.given, item.batch, tuple(values))
+        yield ExampleInputs(item.given, item.batch, tuple(values))
 
 
 def _open_extents(value: Value) -> tuple[bool, ...]:
@@ -141,7 +141,7 @@ def _open_extents(value: Value) -> tuple[bool, ...]:
     return () if shape is None else tuple(not isinstance(extent, int) for extent in shape)
 
 
-def _count_rows(item: Example, function: Function, declared: Sequence[Value]) -> int:
+def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
     """Return how many examples of the Function's rows a batch holds, where all inputs have rows; else 1."""
     counts = set()
     for array, value, open_ in zip(item.values, function.inputs, declared, strict=True):

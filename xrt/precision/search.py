@@ -144,7 +144,7 @@ class PrecisionSearch:
                 return
             kept = names[: len(names) - count] if is_end else names[count:]
             plan = self.bench.plan_on(self.function, whole.engines[0], kept)
-            found = self._judge(Attempt(plan, f"{whole.precision} and fp32", whole.engines, kept=len(kept)))
+            found = self._judge(Attempt(plan, f"{whole.precision} and fp32", whole.engines, kept=tuple(kept)))
             low, high = (count, high) if found.is_in_budget else (low, count)
 
     # ------------------------------------------------------------------ integers
@@ -208,9 +208,7 @@ class PrecisionSearch:
             self.notes.append(reason)
             return
         engines = list(self._list_integer_engines())
-        over = [
-            one for one in (self._quantize_on(*engine, frozenset()) for engine in engines) if one.outcome in ("over", "wrong")
-        ]
+        over = [one for one in (self._quantize_on(*engine, ()) for engine in engines) if one.outcome in ("over", "wrong")]
         self._note_other_products()
         if self.terms.is_strict or not over or not self.is_in_time() or callable(self.terms.budget.measure):
             if over and callable(self.terms.budget.measure) and self.is_in_time():
@@ -228,10 +226,11 @@ class PrecisionSearch:
             if halved is not None:
                 yield "int8 and bf16", halved
 
-    def _quantize_on(self, precision: str, engine: GraphCompiler, kept: frozenset[int]) -> Attempt:
-        form = QuantizedForm(self.table, kept | self.fixed)
+    def _quantize_on(self, precision: str, engine: GraphCompiler, kept: Sequence[str]) -> Attempt:
+        positions = frozenset(at for at, name in self._choices if name in set(kept))
+        form = QuantizedForm(self.table, positions | self.fixed)
         plan = self.bench.plan_on(self._apply(form), engine)
-        return self._judge(Attempt(plan, precision, (engine,), form, kept=len(kept)))
+        return self._judge(Attempt(plan, precision, (engine,), form, kept=tuple(kept)))
 
     def _apply(self, form: QuantizedForm) -> Function:
         self.tell(f"quantizing, with {len(form.kept)} nodes in float32")
@@ -284,7 +283,7 @@ class PrecisionSearch:
     def _keep_on(self, whole: Attempt, errors: Mapping[str, float], limit: float, predicted: float) -> None:
         bound = whole.found.bound
         factor = max(0.5, bound / predicted) if predicted and np.isfinite(bound) else 1.0
-        floor, positions = 0, {name: at for at, name in self._choices}
+        floor = 0
         for _ in range(MOST_ATTEMPTS):
             if not self.is_in_time():
                 self.is_cut_off = True
@@ -294,7 +293,7 @@ class PrecisionSearch:
             listed = sorted(errors, key=lambda name: -errors[name])[: max(len(listed), floor)]
             if len(listed) >= len(errors):
                 return
-            found = self._quantize_on(whole.precision, whole.engines[0], frozenset(positions[name] for name in listed))
+            found = self._quantize_on(whole.precision, whole.engines[0], listed)
             if found.outcome == "failed" or (found.is_in_budget and found.found.bound <= limit):
                 return
             floor, factor = (

@@ -258,8 +258,8 @@ def _list_promising(attempts: Sequence[Attempt]) -> list[Attempt]:
     best = min((one.first_calls for one in within), default=0.0)
     for one in within:
         if one.first_calls > BOUNDS.worse * best:
-            one.note, one.seconds = "by its first calls, and not raced", one.first_calls
-    return [one for one in within if not one.note]
+            one.is_slow, one.note, one.seconds = True, "by its first calls, and not raced", one.first_calls
+    return [one for one in within if not one.is_slow]
 
 
 def without_ratio(one: CandidateResult) -> CandidateResult:
@@ -282,19 +282,19 @@ def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRec
 
 
 def _describe_regions(chosen: Attempt, winner: CandidateResult, first: Attempt) -> Sequence[RegionPrecision]:
-    """Return the regions of the plan: one region has all of the error, and all that was gained."""
+    """Return the regions of the plan: a region that alone is lowered has all of the error, and all that was gained."""
     lowered = {engine.spec for engine in chosen.engines}
     exact = {launch.nodes: launch.engine for launch in first.plan.launches}
     launches = chosen.plan.launches
     lower = [launch.engine in lowered and exact.get(launch.nodes) != launch.engine for launch in launches]
-    gained = (first.seconds or 0.0) - (winner.seconds or 0.0) if len(launches) == 1 and first.seconds and winner.seconds else None
+    gained = first.seconds - winner.seconds if sum(lower) == 1 and first.seconds and winner.seconds else None
     return [
         RegionPrecision(
             launch.name,
             launch.engine,
             chosen.precision if is_lower else "fp32",
             (1.0 / max(1, sum(lower))) if is_lower else 0.0,
-            gained,
+            gained if is_lower else None,
         )
         for launch, is_lower in zip(launches, lower, strict=True)
     ]
