@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import xrt
+from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
+from xrt.formats.precision_record import PrecisionRecord
 from xrt.graph import Function
 from xrt.models import load, sample_inputs
+from xrt.partition import partition
+from xrt.placement import TuningResult
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -163,6 +167,14 @@ def test_int8_keeps_the_nodes_of_constraints() -> None:
     with pytest.raises(OptionError) as caught:
         xrt.XRTModule(MODEL, "ort", precision=["int8", "Gemm=fp32"], calibrate=BATCHES[:8])(**BATCHES[0])
     assert str(caught.value) == "nothing of model 'mlp' is quantized: the constraints keep all 4 nodes in float32"
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(MODEL, "ort", precision=["int8", "name:matmul_1=fp32"], strict_types=True, calibrate=BATCHES[:8])(
+            **BATCHES[0]
+        )
+    assert str(caught.value) == (
+        "strict_types=True: 1 of the products and convolutions of model 'mlp' would stay in float32, first 'matmul_1'; leave "
+        "strict_types out to allow that"
+    )
 
 
 def test_without_max_error_nothing_is_lowered() -> None:
@@ -197,3 +209,25 @@ def test_tune_takes_a_budget_of_its_own() -> None:
         with pytest.raises(OptionError) as caught:
             module.tune(budget=8, validate=BATCHES)
     assert str(caught.value) == "calibrate= and validate= have examples for an error budget; pass max_error= too"
+
+
+def test_a_bundle_has_the_engines_of_lower_precision(tmp_path: Path) -> None:
+    engine = registry.create("openvino")
+    lowered = engine.lower_precision("bf16")
+    if lowered is None:  # the processor has no bf16; the engine for quantized models is another one too
+        lowered = engine.lower_precision("int8")
+    assert lowered is not None and lowered.spec != "openvino"
+    record = PrecisionRecord(measure="relative", limit=0.1, precision="bf16", data="", items=4)
+
+    def place(function: Function) -> TuningResult:
+        return TuningResult(partition(function, [lowered]), precision=record, lowered=(lowered,))
+
+    with xrt.XRTModule(MODEL, ["openvino", "auto"], threads=1, progress=False) as module:
+        build = module._specialize(list(BATCHES[0].values()), place=place)
+        expected = module(**BATCHES[0])
+        assert [launch.engine for launch in build.plan.launches] == [lowered.spec]
+        assert "precision: bf16" in str(module.explain())
+        module.save(tmp_path / "model.xrt")
+    with xrt.load(tmp_path / "model.xrt") as loaded:
+        assert np.array_equal(loaded(**BATCHES[0]), expected)
+        assert [launch.engine for launch in loaded.plan.launches] == [lowered.spec]

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.records import Count, Number, Record, Text
 
-__all__ = ["KeptNodeRecord", "LoweredOutcome", "LoweredPlanRecord", "PrecisionRecord", "RegionPrecision"]
+__all__ = ["KeptNodeRecord", "LoweredOutcome", "LoweredPlanRecord", "PrecisionRecord", "RegionPrecision", "TriedForm"]
 
 LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "over", "wrong", "failed"]
 """As those of candidates; ``over``: its error is over the budget, so it was not raced."""
@@ -44,6 +44,17 @@ class LoweredPlanRecord(Record, frozen=True):
     nodes: tuple[Text, ...] = ()
     """The first of these, worst first."""
     note: Text = ""
+
+
+class TriedForm(Record, frozen=True):
+    """A quantized form that was within a budget: a search with a larger budget tries it again."""
+
+    precision: Text
+    engine: Text
+    kept: tuple[Count, ...]
+    """Positions of nodes of the prepared model that stay in float32."""
+    bound: Number
+    """The error that was within the budget."""
 
 
 class RegionPrecision(Record, frozen=True):
@@ -83,6 +94,8 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     kept: tuple[KeptNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[LoweredPlanRecord, ...] = ()
+    forms: tuple[TriedForm, ...] = ()
+    """The quantized forms that were within the budget."""
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
-    """The ranges by which the chosen plan is quantized."""
+    """The ranges by which plans were quantized."""

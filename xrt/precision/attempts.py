@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xrt.formats.precision_record import LoweredOutcome, LoweredPlanRecord
+from xrt.formats.precision_record import LoweredOutcome, LoweredPlanRecord, TriedForm
 from xrt.placement.result import describe_plan
 from xrt.precision.budget import MeasuredError
 
@@ -59,6 +59,12 @@ class Attempt:
         program, self.program = self.program, None
         if program is not None:
             program.close()
+
+    def to_form(self) -> TriedForm | None:
+        """Return its quantized form, where its error was in the budget."""
+        if self.form is None or self.outcome not in ("won", "tie", "lost"):
+            return None
+        return TriedForm(self.precision, self.engines[0].spec, tuple(sorted(self.form.kept)), self.found.bound)
 
     def to_record(self) -> LoweredPlanRecord:
         """Return what is kept of it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xrt.cache import Signature
+from xrt.cache.disk.cost_store import CostStore
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, LockError, OptionError, PlacementFileError, XRTError
 from xrt.formats.placement_file import PlacementFile
@@ -18,14 +19,17 @@ from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.cache.disk.cost_store import CostStore
     from xrt.engines import GraphCompiler
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.placement.request import PlacementRequest
     from xrt.placement.result import TuningResult
     from xrt.placement.session import ProgressCallback
     from xrt.precision.terms import PrecisionTerms
 
 __all__ = ["LoweringWithinBudget", "create_lowered_engines"]
+
+MOST_FORMS = 16
+"""Quantized forms that are kept of searches on the same examples, those with the largest errors."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,22 @@ class LoweringWithinBudget:
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
         """Return the fastest plan within the budget; see `lower_within_budget`."""
-        return lower_within_budget(request, exact, self.terms, cache, seconds=seconds, progress=progress)
+        known = self._find_forms(request, CostStore.for_cache(cache))
+        return lower_within_budget(request, exact, self.terms, cache, seconds=seconds, progress=progress, known=known)
+
+    def _find_forms(self, request: PlacementRequest, store: CostStore | None) -> PrecisionRecord | None:
+        """Return what searches for any budget have found with these examples."""
+        key = self._make_key(request, with_limit=False) if store is not None else None
+        document = store.decision(key) if store is not None and key is not None else None
+        return document.precision if document is not None else None
+
+    def _keep_forms(self, record: PrecisionRecord, request: PlacementRequest, store: CostStore) -> None:
+        key, before = self._make_key(request, with_limit=False), self._find_forms(request, store)
+        known = {(one.precision, one.engine, one.kept): one for one in (*(before.forms if before else ()), *record.forms)}
+        table = record.table or (before.table if before is not None else None)
+        if key is not None and known:
+            forms = tuple(sorted(known.values(), key=lambda one: -one.bound)[:MOST_FORMS])
+            store.store_decision(key, PlacementFile(precision=record.replace(forms=forms, table=table, plans=(), notes=())))
 
     def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
         """Store a decision for later processes, with ranges, errors and the hash of the data."""
@@ -78,6 +97,8 @@ class LoweringWithinBudget:
         won = tuned.race.winner
         if store is None or key is None or won is None:
             return
+        if tuned.precision is not None:
+            self._keep_forms(tuned.precision, request, store)
         before = store.decision(key)
         if tuned.is_provisional and before is not None and before.search is not None:
             tuned = replace(tuned, searches=before.search.searches + 1)
@@ -87,10 +108,12 @@ class LoweringWithinBudget:
         document = make_decision(replace(winner, asked=given.engines), given)
         store.store_decision(key, document.replace(precision=tuned.precision))
 
-    def _make_key(self, request: PlacementRequest) -> Signature | None:
+    def _make_key(self, request: PlacementRequest, *, with_limit: bool = True) -> Signature | None:
         request = replace(request, context=on_device(request.context.device, request.context))
         key, own = make_decision_key(request), self.terms.ingredients
-        return Signature((*key.ingredients, *own)) if key is not None and own is not None else None
+        if key is None or own is None:
+            return None
+        return Signature((*key.ingredients, *(one for one in own if with_limit or one[0] != "limit")))
 
 
 def create_lowered_engines(specs: tuple[str, ...], request: PlacementRequest) -> tuple[GraphCompiler, ...]:

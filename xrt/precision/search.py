@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.engines.contract.options import Precision
     from xrt.formats.calibration_table import CalibrationTable
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.graph import Function
     from xrt.precision.examples import Examples
     from xrt.precision.terms import PrecisionTerms
@@ -52,6 +53,8 @@ class PrecisionSearch:
     validate: Examples
     is_in_time: Callable[[], bool]
     tell: Callable[[str], object]
+    known: PrecisionRecord | None = None
+    """What searches for smaller budgets on the same examples have found."""
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_cut_off: bool = False
@@ -158,7 +161,7 @@ class PrecisionSearch:
     def table(self) -> CalibrationTable:
         """The ranges: given, or measured on the examples of calibration."""
         if self.terms.table is None:
-            return self._measure_ranges()
+            return self.known.table if self.known is not None and self.known.table is not None else self._measure_ranges()
         original = self.terms.original() if self.terms.original is not None else self.function
         return fit_table(self.terms.table, self.prepared, original)
 
@@ -210,6 +213,7 @@ class PrecisionSearch:
         engines = list(self._list_integer_engines())
         over = [one for one in (self._quantize_on(*engine, ()) for engine in engines) if one.outcome in ("over", "wrong")]
         self._note_other_products()
+        self._try_known(engines)
         if self.terms.is_strict or not over or not self.is_in_time() or callable(self.terms.budget.measure):
             if over and callable(self.terms.budget.measure) and self.is_in_time():
                 self._keep_by_error(over)
@@ -231,6 +235,16 @@ class PrecisionSearch:
         form = QuantizedForm(self.table, positions | self.fixed)
         plan = self.bench.plan_on(self._apply(form), engine)
         return self._judge(Attempt(plan, precision, (engine,), form, kept=tuple(kept)))
+
+    def _try_known(self, engines: Sequence[tuple[str, GraphCompiler]]) -> None:
+        """Try what smaller budgets have found: more budget is then never slower."""
+        names = dict(self._choices)
+        for form in self.known.forms if self.known is not None else ():
+            kept = [names[at] for at in form.kept if at in names]
+            for precision, engine in engines:
+                is_it = (precision, engine.spec) == (form.precision, form.engine)
+                if is_it and kept and form.bound <= self.terms.budget.limit and self.is_in_time():
+                    self._quantize_on(precision, engine, kept)
 
     def _apply(self, form: QuantizedForm) -> Function:
         self.tell(f"quantizing, with {len(form.kept)} nodes in float32")

@@ -53,6 +53,7 @@ class _Lowering:
     cache: CompileCache
     seconds: float
     progress: ProgressCallback
+    known: PrecisionRecord | None = None
     clock: Clock = time.perf_counter
     began: float = field(init=False)
 
@@ -76,6 +77,7 @@ class _Lowering:
             *(bench, self.terms, self.request.function, first, calibrate, validate),
             is_in_time=lambda: self.clock() < until,
             tell=self._tell,
+            known=self.known,
         )
         try:
             try:
@@ -200,7 +202,8 @@ class _Lowering:
             is_quantized=chosen.form is not None,
             plans=tuple(one.to_record() for one in attempts),
             notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
-            table=chosen.form.table if chosen.form is not None else None,
+            forms=tuple(one for one in map(Attempt.to_form, attempts) if one is not None),
+            table=next((one.form.table for one in (chosen, *attempts) if one.form is not None), None),
         )
 
 
@@ -212,8 +215,11 @@ def lower_within_budget(
     *,
     seconds: float,
     progress: ProgressCallback,
+    known: PrecisionRecord | None = None,
 ) -> TuningResult:
     """Return the fastest plan within the error budget that is found in so many seconds; the exact one where none is faster.
+
+    ``known`` has what searches for other budgets have found with the same examples.
 
     Each plan's outputs are compared with those of the exact plan on the examples of validation before it is timed. Raises
     CalibrationError for examples that do not serve, and for a metric that fails.
@@ -225,7 +231,7 @@ def lower_within_budget(
             Attempt(exact.plan, "fp32"), calibrate, validate, [reason]
         )
     try:
-        return _Lowering(request, exact, terms, cache, seconds, progress).run()
+        return _Lowering(request, exact, terms, cache, seconds, progress, known).run()
     except CompileRefused as error:
         _log.info("the exact plan does not compile", exc_info=True)
         raise XRTError(f"the exact plan cannot be compared with others: {error}") from error
