@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.75
 """Share of the time left that candidates may take to be found and judged; the rest is for the race."""
+MOST_RACING = 5
+"""Plans of lower precision that race, at most: each more takes rounds from the others."""
 LEAST = 2.0
 """Seconds that the race may take in any case."""
 
@@ -265,7 +267,10 @@ def _list_promising(attempts: Sequence[Attempt]) -> list[Attempt]:
     for one in within:
         if one.first_calls > BOUNDS.worse * best:
             one.is_slow, one.note, one.seconds = True, "by its first calls, and not raced", one.first_calls
-    return [one for one in within if not one.is_slow]
+    fastest = sorted((one for one in within if not one.is_slow), key=lambda one: one.first_calls)
+    for one in fastest[MOST_RACING:]:
+        one.note, one.seconds = "by its first calls, and not raced", one.first_calls
+    return fastest[:MOST_RACING]
 
 
 def without_ratio(one: CandidateResult) -> CandidateResult:
