@@ -17,10 +17,10 @@ help: ## list the targets
 demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm and ort together
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
+test: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5
 
-test-full: $(VENV)/dev.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
+test-full: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
@@ -106,6 +106,12 @@ $(VENV)/engines.stamp: pyproject.toml setup.py | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
 	@echo "installing XRT, its engines and the tools of development into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@touch $@
+
+# tritonclient holds protobuf and ml_dtypes back, so it has an environment of its own.
+$(VENV)/clients.stamp: | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check 'tritonclient[http,grpc]>=2.73,<3'
 	@touch $@
 
 $(VENV)/proto.stamp: proto/CMakeLists.txt | $(BIN)/python

@@ -3,7 +3,8 @@
 A model is cut into stages (`Plan.stages`), which run as actors of Ray with one processor each. In turns: the pipeline over many
 micro-batches, and each stage alone in this process with one thread. The *ideal* is one micro-batch in the time of the slowest
 stage; with fewer processors than stages it is the time of all stages divided by the processors. Figures are micro-batches per
-second, the ratio to the ideal within each round, and the bytes of weights that each stage holds.
+second, the ratio to the ideal within each round, and the memory (PSS) of each stage's process, which has the weights
+of its stage alone.
 
     python -m benchmarks.pipeline [--json] [--quick] [--stages 4] [--layers 16] [--width 1024] [--micro-batch 32] [--rounds 5]
 """
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from benchmarks.ray_models import start_cluster, write_model
+from benchmarks.ray_models import start_cluster
 from xrt.graph import DType, TensorType
 from xrt.measure.interleave import take_turns
 from xrt.module.stages import compile_stage
@@ -45,9 +46,9 @@ class Perceptron(xrt.Graph):
         return x
 
 
-def time_stages(model: str, ends: list[int], x: Any, engine: str) -> list[Callable[[], float]]:
+def time_stages(model: Path, ends: list[int], x: Any) -> list[Callable[[], float]]:
     """Return for each stage a function that runs it alone, with the values that it receives, and returns the seconds of a run."""
-    module = xrt.XRTModule(model, engine=engine, threads=1)
+    module = xrt.load(model, threads=1)
     calls, values = [], [x]
     for stage in cut_plan(module.plan, ends, {"n": len(x)}):
         program = compile_stage(module, stage)
@@ -65,14 +66,22 @@ def _time_alone(program: Any, values: Any, least: float = 0.3) -> float:
     return (time.perf_counter() - began) / count
 
 
+def count_megabytes(pid: int) -> float:
+    """Return the memory of a process of this machine, with its share of what several map."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+
+
 def measure(arguments: Any) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     x = rng.random((arguments.micro_batch, arguments.width), "float32")
     with tempfile.TemporaryDirectory() as name, start_cluster(arguments.stages):
         graph = Perceptron(arguments.layers, arguments.width).trace(x=TensorType(DType.FLOAT32, ("n", arguments.width)))
-        model = write_model(graph, Path(name) / "model.onnx")
-        with pipeline(model, arguments.stages, engine=arguments.engine, micro_batch=arguments.micro_batch) as piped:
-            alone = time_stages(model, [stage.stop for stage in piped.stages], x, arguments.engine)
+        model = Path(name) / "model.xrt"
+        with xrt.XRTModule(graph, engine=arguments.engine, threads=1) as module:
+            module.save(model)
+        with pipeline(model, arguments.stages, micro_batch=arguments.micro_batch) as piped:
+            alone = time_stages(model, [stage.stop for stage in piped.stages], x)
             turns: dict[str, Callable[[], float]] = {f"stage {place}": call for place, call in enumerate(alone)}
 
             def run() -> float:
@@ -82,14 +91,16 @@ def measure(arguments: Any) -> dict[str, Any]:
                 return (time.perf_counter() - began) / arguments.batches
 
             run()
-            with xrt.XRTModule(model, engine=arguments.engine, threads=1) as module:
+            with xrt.load(model, threads=1) as module:
                 np.testing.assert_allclose(piped(x), module(x), rtol=1e-4, atol=1e-5)
             seconds = take_turns({"pipeline": run, **turns}, arguments.rounds)
             stages = [str(stage) for stage in piped.stages]
+            memory = [count_megabytes(process.pid) for process in piped.processes]
     rounds = list(zip(*(seconds[f"stage {place}"] for place in range(arguments.stages)), strict=True))
     ideals = [max(*one, sum(one) / min(available_cores(), arguments.stages)) for one in rounds]
     return {
         "stages": stages,
+        "megabytes": memory,
         "pipeline_per_second": 1 / statistics.median(seconds["pipeline"]),
         "ideal_per_second": 1 / statistics.median(ideals),
         "ratio": statistics.median(ideal / taken for ideal, taken in zip(ideals, seconds["pipeline"], strict=True)),
@@ -115,8 +126,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    for stage in found["stages"]:
-        print(f"  {stage}")
+    for stage, size in zip(found["stages"], found["megabytes"], strict=True):
+        print(f"  {stage}; its process has {size:.0f} MB")
     print(f"pipeline {found['pipeline_per_second']:.1f}/s, ideal {found['ideal_per_second']:.1f}/s: {found['ratio']:.3f} x")
 
 

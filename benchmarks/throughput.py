@@ -2,9 +2,9 @@
 
 Three models: a perceptron (batches pay), MobileNet v2 at 96 x 96 and a small BERT. The tuner has a budget and chooses. Then every
 cell of the grid, batch sizes by divisions of the thread budget, is put under open-loop loads of other arrivals than the tuner's,
-and the highest rate within the bound on the 99th percentile is searched for in each. The chosen cell's rate is to be at least 0.95
-of the best cell's. Last, what instances in threads of one process serve, over the same in processes of their own: the cost of the
-interpreter lock.
+and the highest rate within the bound on the 99th percentile is searched for in each. The chosen cell and the best one are then
+compared again, in rounds: the median ratio of their rates is to be at least 0.95. Last, what instances in threads of one process
+serve, over the same in processes of their own: the cost of the interpreter lock.
 
     python -m benchmarks.throughput [--quick] [--json] [--engine ort] [--models bert] [--rounds 2]
 """
@@ -26,7 +26,7 @@ from xrt.measure.queueing import Batching, LoadResult, draw_arrivals, summarize_
 from xrt.measure.rate_search import search_rate
 from xrt.module.throughput import ModuleBench
 from xrt.module.tuning import open_throughput_bench
-from xrt.placement.throughput.prediction import CallTimes, predict_rate
+from xrt.placement.throughput.prediction import ServiceTimes, predict_rate
 from xrt.placement.throughput.request import Split, ThroughputRequest
 from xrt.placement.throughput.session import ThroughputSession
 
@@ -80,7 +80,7 @@ def measure_cell(
     bench: ModuleBench, split: Split, batch: int, batches: Any, bound: float, quick: bool, seed: int = HELD_OUT
 ) -> float:
     """Return the highest rate within the bound; 0 where none is."""
-    times = CallTimes({size: bench.sample_calls(split, size) for size in batches if size <= batch})
+    times = ServiceTimes({size: bench.sample_calls(split, size) for size in batches if size <= batch})
     if times.medians[batch] > bound:
         return 0.0
     sizes = tuple(size for size in batches if size <= batch) if bench.is_exact else ()

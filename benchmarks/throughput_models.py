@@ -1,4 +1,4 @@
-"""Models whose first extent counts requests, for `benchmarks.throughput`: a perceptron, MobileNet v2, an encoder; random weights."""
+"""Models whose first extent counts requests, for `benchmarks.throughput`, with random weights."""
 
 from __future__ import annotations
 

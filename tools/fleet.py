@@ -13,9 +13,11 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 ROOT = Path(__file__).parents[1]
 PAGE, RECORD = ROOT / "docs" / "concepts" / "fleet.md", ROOT / "docs" / "fleet.json"
 HOUR, MILLION = 3600.0, 1e6
+WIDTH = 96
+"""Characters of a line of prose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ def make_page() -> str:
         _make_row(*(one[name] for name in ("name", "percent", "engine", "rate", "best_elsewhere", "kind", "how")))
         for one in ({**kind, "percent": f"{kind['share']:.0%}"} for kind in record["processors"])
     ]
-    return _PAGE.format(
+    page = _PAGE.format(
         model=record["model"],
         machine=record["machine"],
         inputs="\n".join(rows),
@@ -227,6 +231,18 @@ def make_page() -> str:
         price=inputs["price"],
         utilization=inputs["utilization"],
     )
+    return "\n\n".join(_wrap(part) for part in page.split("\n\n"))
+
+
+def _wrap(paragraph: str) -> str:
+    """Return a paragraph of prose, or the items of a list, in lines of a page's width."""
+    if paragraph.startswith(("#", "|")):
+        return paragraph
+    items = re.split(r"^(?=- )", paragraph, flags=re.MULTILINE) if paragraph.startswith("- ") else [paragraph]
+    indent = "  " if paragraph.startswith("- ") else ""
+    ends = "\n" if paragraph.endswith("\n") else ""
+    wrapped = (textwrap.fill(" ".join(item.split()), WIDTH, subsequent_indent=indent) for item in items if item.strip())
+    return "\n".join(wrapped) + ends
 
 
 def _make_row(*cells: object) -> str:
@@ -269,11 +285,11 @@ def measure(model: str, p99: float, budget: float) -> dict[str, Any]:
         began = time.perf_counter()
         found = module.tune(objective="throughput", p99=p99, budget=budget)
         spent = time.perf_counter() - began
-        path = os.path.join(folder, "m.xrt")
+        path = Path(folder, "m.xrt")
         module.save(path)
-        lines = [subprocess.check_output([sys.executable, "-c", _FIRST, path, "0"], text=True) for _ in range(5)]
+        lines = [subprocess.check_output([sys.executable, "-c", _FIRST, os.fspath(path), "0"], text=True) for _ in range(5)]
         starts, firsts = zip(*((float(x) for x in line.split()) for line in lines), strict=True)
-        bundle = Path(path).stat().st_size
+        bundle = path.stat().st_size
         lock = len(dumps(PlacementFile(serving=found.to_record())))
     serving = None if found.configuration is None else found.configuration.to_dict()
     return {"tuning": spent, "bundle": bundle, "lock": lock, "start": min(starts), "first": min(firsts), "serving": serving}

@@ -82,7 +82,7 @@ def test_the_machine_and_the_format_are_ingredients(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(signature, "FORMAT_VERSION", signature.FORMAT_VERSION + 1)
     assert made().difference(before) == ("format",)
     monkeypatch.undo()
-    monkeypatch.setattr(signature, "_machine", lambda: "another")
+    monkeypatch.setattr(signature, "describe_machine", lambda: "another")
     assert made().difference(before) == ("machine",)
 
 

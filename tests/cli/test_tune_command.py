@@ -167,11 +167,15 @@ def throughput(command: Command, tmp_path: Path) -> Command:
     """Run ``xrt tune --objective throughput`` on a model of a row for each request."""
     row = TensorType(DType.FLOAT32, ("N", 3))
     onnx.save(chain("Exp").replace(inputs=(Value("x", row),), outputs=(Value("y", row),)), tmp_path / "model.onnx")
-    fixed = ("--objective", "throughput", "--engines", "toy", "--threads", "1", "--budget", "3s")
+    fixed = ("--objective", "throughput", "--engines", "toy", "--threads", "1", "--budget", "1s")
     return lambda *arguments: command(*fixed, *arguments)
 
 
-def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_throughput_is_a_table_a_lock_and_a_page(
+    throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xrt.cli.throughput.GATE", 0.3)
     lock, page = tmp_path / "serve.lock", tmp_path / "page.html"
     code, out, _ = throughput("--batch", "1,2", "-o", str(lock), "--html", str(page))
     assert code == 0
@@ -191,6 +195,7 @@ def test_throughput_is_a_table_a_lock_and_a_page(throughput: Command, tmp_path: 
     with pytest.raises(SystemExit) as left:
         main(["check", str(lock), "--budget", "1s"])
     assert not left.value.code
+    assert capsys.readouterr().out.startswith("served as it was tuned, which a check does not repeat: ")
 
 
 def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:

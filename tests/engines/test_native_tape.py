@@ -106,6 +106,18 @@ def test_arrays_of_any_layout_are_read_as_they_are() -> None:
         np.testing.assert_array_equal(executable.run([array])[0], 4 * X)
 
 
+def test_an_array_without_elements_may_have_any_address() -> None:
+    """NumPy calls it aligned; the tape looks at the address."""
+    value = typed("v0", np.empty((2, 0), np.float32))
+    executable = ready(chain(2).replace(inputs=(value,)))
+    raw = memoryview(bytearray(8))
+    views = [np.frombuffer(raw[at:at], np.float32).reshape(2, 0) for at in (1, 2)]
+    odd = next(view for view in views if view.__array_interface__["data"][0] % 4)
+    assert odd.flags.aligned
+    assert executable.run([odd])[0].shape == (2, 0)
+    assert tape_of(executable).bound([odd], [np.empty((2, 0), np.float32)]) is None
+
+
 def test_given_buffers_are_written_to() -> None:
     executable, out = ready(chain(3)), np.empty_like(X)
     (y,) = executable.run([X], RunOptions(out=[out]))

@@ -11,11 +11,14 @@ import numpy as np
 from tests.bench.reports import HOSTILE, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value
+from xrt.measure.queueing import LoadResult
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
 from xrt.placement.report import CostReport, RegionCost
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.throughput.request import Split
+from xrt.placement.throughput.result import ServingCandidate, ServingConfiguration, ThroughputResult
 from xrt.runtime import LaunchTime, Profile
 from xrt.runtime.devices.transfer_stats import TransferStats
 from xrt.runtime.profile import Moment
@@ -88,6 +91,19 @@ def make_report(name: str = "") -> BenchReport:
     return replace(found, machine=FrozenDict({f"processor {name}": name}))
 
 
+def make_throughput(name: str = "") -> ThroughputResult:
+    """Return a search for throughput in which one candidate was chosen, one exceeded the bound and one was declined."""
+    loads = (LoadResult(100.0, 200, 0.002, 0.01, 0.003), LoadResult(200.0, 200, 0.01, float("inf"), 0.5))
+    split, spec = Split(2, 1), name or "ort"
+    candidates = (
+        ServingCandidate(4, split, "chosen", spec, 0.01, 150.0, 0.001, loads, loads[0], 1 << 20, name),
+        ServingCandidate(8, split, "over", spec, 0.02, 150.0, trials=loads[1:], note=name),
+        ServingCandidate(16, split, "declined", spec, 0.04, note=name),
+    )
+    chosen = ServingConfiguration(4, 2, 1, 0.001, 100.0, 0.002, 0.01, 0.02, name, (1, 4), (spec, spec), 1 << 20)
+    return ThroughputResult(chosen, candidates, 0.02, 60.0, 12.0, (name,))
+
+
 MAKERS = {
     "function": lambda name: make_chain(5, name),
     "large function": lambda name: make_chain(40, name),
@@ -95,6 +111,7 @@ MAKERS = {
     "large plan": lambda name: make_plan(40, name),
     "profile": make_profile,
     "tuning result": make_result,
+    "throughput result": make_throughput,
     "explanation": make_explanation,
     "report": make_report,
 }

@@ -151,7 +151,7 @@ def test_a_pipeline_equals_the_whole_model(cluster, tmp_path):
         expected = module(x, bias)
         parts = [module(x[i : i + 1], bias[i : i + 1]) for i in range(7)]
     with pipeline(model, 2, engine="ort", micro_batch=2) as found:
-        assert found.threads == (1, 1)
+        assert [process.threads for process in found.processes] == [1, 1]
         assert [sum(len(launch.nodes) for launch in stage.plan.launches) for stage in found.stages] == [2, 2]
         for mine, whole in zip(found(x, bias=bias), expected, strict=True):
             np.testing.assert_array_equal(mine, whole)

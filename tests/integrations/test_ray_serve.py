@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +45,19 @@ def _post(url: str, document: object, headers: dict[str, str] | None = None) -> 
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer), dict(answer.headers)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error), dict(error.headers)
+        text = error.read().decode()  # Ray's own errors are plain text
+        return error.code, json.loads(text) if text.startswith("{") else {"error": text}, dict(error.headers)
+
+
+@contextmanager
+def _running(name: str, application: object) -> Iterator[object]:
+    """Run an application at the route of its name, and give its processors back whatever happens."""
+    from ray import serve
+
+    try:
+        yield serve.run(application, name=name, route_prefix=f"/{name}")
+    finally:
+        serve.delete(name)
 
 
 def _bundle(tmp_path: Path) -> Path:
@@ -51,9 +67,11 @@ def _bundle(tmp_path: Path) -> Path:
 
 
 def test_requests_by_http_and_by_handle(port, tmp_path):
-    from ray import serve
+    with _running("scale", deployment(_bundle(tmp_path), num_cpus=1, num_replicas=1, batch=8)) as handle:
+        _check_requests(handle, port)
 
-    handle = serve.run(deployment(_bundle(tmp_path), num_cpus=1, num_replicas=1, batch=8), name="scale", route_prefix="/scale")
+
+def _check_requests(handle, port):
     x, bias = np.arange(6, dtype="float32").reshape(2, 3), np.ones(2, "float32")
     found = handle.infer.remote({"x": x, "bias": bias}).result()
     np.testing.assert_array_equal(found["y"], 2 * x + 1)
@@ -69,46 +87,67 @@ def test_requests_by_http_and_by_handle(port, tmp_path):
     assert headers["xrt-replica"]
     status, document, _ = _post(url, {"inputs": inputs[:1]})
     assert (status, document["error"]) == (400, "no value for input 'bias'; the model takes 2 inputs (x, bias)")
-    serve.delete("scale")
+
+
+def test_a_replica_is_killed_under_load(port, tmp_path):
+    import ray
+
+    url = f"http://127.0.0.1:{port}/load/v2/models/scale/infer"
+    killed = threading.Event()
+
+    def ask(number: int) -> tuple[int, bool]:
+        if number == 40:
+            names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if "load#xrt#" in one["name"]]
+            ray.kill(ray.get_actor(names[0], namespace="serve"))
+            killed.set()
+        inputs = [
+            {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [number] * 3},
+            {"name": "bias", "shape": [1], "datatype": "FP32", "data": [1]},
+        ]
+        status, document, _ = _post(url, {"inputs": inputs})
+        return status, status != 200 or document["outputs"][0]["data"] == [2 * number + 1] * 3
+
+    application = deployment(_bundle(tmp_path), num_replicas=2, num_cpus=1, batch=4)
+    with _running("load", application), ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(160)))
+    assert killed.is_set()
+    assert all(is_right for _, is_right in answers)
+    assert sum(status != 200 for status, _ in answers) <= 16  # what the replica held, and what was on its way to it
 
 
 COUNTER = """
 <ir_version: 10, opset_import: ["" : 21]>
-count (float[1] step, float[1] total) => (float[1] sum) {
+count (float[1] step, float[1] total) => (float[1] debt, float[1] sum) {
   sum = Add (step, total)
+  debt = Neg (sum)
 }
 """
 
 
 def test_a_session_stays_with_its_replica(port, tmp_path):
-    from ray import serve
-
     function = xrt.load_onnx(write_model(tmp_path, COUNTER, "count.onnx"))
     stateful = xrt.stateful(function, {"total": "sum"})
     with xrt.XRTModule(stateful, engine="toy") as module:
         module.save(tmp_path / "count.xrt")
-    serve.run(deployment(tmp_path / "count.xrt", num_replicas=2, sessions=True), name="count", route_prefix="/count")
     url = f"http://127.0.0.1:{port}/count/v2/models/count/infer"
     step = {"inputs": [{"name": "step", "shape": [1], "datatype": "FP32", "data": [1]}]}
-    replicas = {}
-    for turn in range(1, 5):  # the sum says how many calls of the session came before
-        for name in ("a", "b", "c", "d", "e"):
-            status, document, headers = _post(url, step, {"x-session-id": name})
-            assert (status, document["outputs"][0]["data"]) == (200, [turn])
-            assert replicas.setdefault(name, headers["xrt-replica"]) == headers["xrt-replica"]
-    serve.delete("count")
+    replicas: dict[str, str] = {}
+    with _running("count", deployment(tmp_path / "count.xrt", num_replicas=2, sessions=True)):
+        for turn in range(1, 5):  # each session counts its own calls
+            for name in ("a", "b", "c", "d", "e"):
+                status, document, headers = _post(url, step, {"x-session-id": name})
+                assert (status, document["outputs"][0]["data"]) == (200, [-turn])
+                assert replicas.setdefault(name, headers["xrt-replica"]) == headers["xrt-replica"]
 
 
 def test_a_damaged_bundle_is_never_in_service(port, tmp_path):
-    from ray import serve
-
     path = _bundle(tmp_path)
     data = bytearray(path.read_bytes())
     data[len(data) // 2 :] = os.urandom(len(data) - len(data) // 2)
     path.write_bytes(data)
-    with pytest.raises(RuntimeError):
-        serve.run(deployment(path, max_constructor_retry_count=1), name="damaged", route_prefix="/damaged")
-    serve.delete("damaged")
+    application = deployment(path, max_constructor_retry_count=1)
+    with pytest.raises(RuntimeError), _running("damaged", application):
+        pass
 
 
 def test_options_are_checked_before_a_replica_starts(tmp_path):

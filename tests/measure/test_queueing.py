@@ -70,10 +70,15 @@ def test_a_batch_starts_when_it_is_full_or_the_oldest_has_waited() -> None:
     np.testing.assert_allclose(done, [0.012, 0.012, 0.012, 0.16])
 
 
-def test_batches_have_tuned_sizes_alone() -> None:
+def test_calls_have_tuned_sizes_alone() -> None:
     taken: list[int] = []
-    simulate_queue(np.zeros(7), Batching(8, sizes=(1, 2, 4, 8)), lambda rows: taken.append(rows) or 0.01)  # type: ignore[func-returns-value]
-    assert taken == [4, 2, 1]
+
+    def service(rows: int) -> float:
+        taken.append(rows)
+        return 0.01
+
+    simulate_queue(np.zeros(13), Batching(8, sizes=(1, 2, 4, 8)), service)
+    assert taken == [8, 8]  # the last five requests, filled up
 
 
 class Clock:
@@ -96,7 +101,7 @@ def test_real_calls_are_served_as_the_simulation_says(batching: Batching) -> Non
 
     def instance(first: int, rows: int) -> None:
         served.extend(range(first, first + rows))
-        clock.now += 0.002 + 0.0005 * rows
+        clock.now += 0.002 + 0.0005 * batching.find_size(rows)
 
     done = run_open_loop([instance], arrivals, batching, clock=clock, sleep=clock.sleep)
     assert served == list(range(400))

@@ -12,13 +12,17 @@ import pytest
 
 import xrt
 from tests.module.small_models import relu
-from xrt.cache import CompileCache
+from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, OptionError
+from xrt.formats.bundle import write_bundle
+from xrt.formats.onnx import save
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.buckets import round_up
 from xrt.module.options import REFERENCE
+from xrt.passes import infer_shapes
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,78 @@ def test_a_graph_that_is_traced_has_no_buckets() -> None:
         make(Twice(), "auto", "toy")
 
 
-def test_a_bundle_is_refused(tmp_path: Path) -> None:
-    with make(softmax()) as module, pytest.raises(BundleError, match="without buckets="):
+@pytest.mark.parametrize("buckets", ["auto", {"s": [4, 8]}], ids=str)
+def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path) -> None:
+    xs = {size: np.random.default_rng(size).standard_normal((size, 3)).astype("float32") for size in (3, 4, 5, 6, 7, 1)}
+    with xrt.XRTModule(softmax()) as module:
+        wanted = {size: module(x) for size, x in xs.items()}
+    with make(softmax(), buckets, "ort", dynamic="never") as module:
+        module.save(tmp_path / "a.xrt", xs[3])
+        module.save(tmp_path / "b.xrt", xs[7])
+        text = str(module.explain()).splitlines()[-1]
+    loaded = xrt.load(tmp_path / "b.xrt", cache=CompileCache())
+    with loaded:
+        assert len(loaded._specializations) == 2
+        for size in (3, 7, 4 if buckets != "auto" else 3):
+            np.testing.assert_allclose(loaded(xs[size]), wanted[size], rtol=1e-6)
+        assert loaded._cache.statistics.disk.hits == 2
+        for size in (5, 6, 1):  # others are compiled
+            np.testing.assert_allclose(loaded(xs[size]), wanted[size], rtol=1e-6)
+        assert len(loaded._specializations) == (2 if buckets != "auto" else 4)
+        assert str(loaded.explain()).splitlines()[-1] == text
+        assert loaded.inputs == (value("x", "s", 3),)
+        assert loaded.run_self_test() is not None
+    with xrt.load(tmp_path / "a.xrt", cache=CompileCache()) as loaded:
+        loaded.save(tmp_path / "c.xrt", xs[3])
+    with xrt.load(tmp_path / "c.xrt", cache=CompileCache()) as loaded:
+        np.testing.assert_allclose(loaded(xs[3]), wanted[3], rtol=1e-6)
+        assert loaded._cache.statistics.disk.hits == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"buckets": "some", "dynamic": "auto"}', b'{"buckets": "auto", "dynamic": 1}']
+)
+def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damage(path: Path, manifest: Any, models: Any, compiled: Any, **others: Any) -> None:
+        write_bundle(path, manifest, models, {**compiled, "buckets": data}, **others)
+
+    monkeypatch.setattr("xrt.module.saving.write_bundle", damage)
+    with make(softmax(), "auto", "ort", dynamic="never") as module:
         module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
+    with pytest.raises(BundleError, match="section 'buckets' cannot be read"):
+        xrt.load(tmp_path / "a.xrt")
+
+
+def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
+    x = np.ones((5, 3), "float32")
+    for threads, buckets in ((1, (8,)), (2, (16,))):
+        with make(softmax(), {"s": buckets}, "ort", dynamic="never", threads=threads) as module:
+            expected = module(x)
+            module.save(tmp_path / "a.xrt", x, add=threads > 1)
+    for threads, buckets in ((1, (8,)), (2, (16,))):
+        with xrt.load(tmp_path / "a.xrt", threads=threads, strict=True) as loaded:
+            np.testing.assert_array_equal(loaded(x), expected)
+            assert loaded._settings.buckets == {"s": buckets}
+
+
+def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**12))
+    weight = np.random.default_rng(0).standard_normal((600, 600)).astype("float32")
+    nodes = (Node("MatMul", ("x", "w"), ("h",)), Node("Softmax", ("h",), ("y",)).with_attributes(axis=0))
+    model = Function((value("x", "s", 600),), (Value("y"),), nodes, {"w": Constant(weight)}, {"": 20})
+    save(infer_shapes(model), tmp_path / "model.onnx")
+    x, found, plans = np.ones((5, 600), "float32"), [], []
+    for buckets in ("require", "require", {"s": [8]}):
+        cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+        with xrt.XRTModule(tmp_path / "model.onnx", "ort", buckets=buckets, dynamic="never", cache=cache) as module:
+            found.append(module(x))
+            launches = module._last.program().plan.launches
+            plans.append(all(isinstance(launch.function, DeferredFunction) for launch in launches))
+            assert module.verify(x)
+    assert plans == [False, True, False]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], np.full((5, 600), 0.2), rtol=1e-6)
 
 
 # ---------------------------------------------------------------------- other calls

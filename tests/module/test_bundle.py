@@ -227,7 +227,7 @@ def test_a_loaded_module_can_be_saved_again(path: Path, cold: CompileCache, tmp_
 
 def test_another_processor_compiles_again_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(path)
-    monkeypatch.setattr("xrt.cache.signature._machine", lambda: "Linux abacus")
+    monkeypatch.setattr("xrt.cache.signature.describe_machine", lambda: "Linux abacus")
     with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled again on this machine, first xrt_ort_0: machine was"):
         xrt.load(path, strict=True, cache=cold)
     with pytest.warns(FallbackWarning, match=r"is 'Linux abacus'; m\.explain\(\) lists them"):

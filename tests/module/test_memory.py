@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 import xrt
+from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, peak_of_values
 from xrt.engines.contract import registry
 from xrt.formats import onnx
@@ -159,3 +161,23 @@ def test_the_peak_of_values() -> None:
 def test_a_use_says_what_it_is() -> None:
     use = MemoryUse("packed", 5, "why")
     assert (use.name, use.nbytes, use.why, use.per_call) == ("packed", 5, "why", False)
+
+
+def test_what_processes_share_is_told_from_what_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bundle the weights, and what an engine has mapped: packed ones, a blob."""
+    monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
+    for engine in ("ort", "openvino", "toy"):
+        with xrt.XRTModule(products(1), engine, strict=True, cache=CompileCache()) as m:
+            m.save(tmp_path / "m.xrt")
+            here = m.memory()
+        assert (here.shared, here.private) == (0, here.held)
+        with xrt.load(tmp_path / "m.xrt", strict=True, cache=CompileCache()) as m:
+            m.compile()
+            found = m.memory()
+        mapped = WEIGHT if engine == "toy" else 2 * WEIGHT
+        assert mapped <= found.shared < mapped + WEIGHT / 2
+        assert found.shared + found.private == found.held
+        told = [line.split("  ")[1].strip() for line in str(found).splitlines()[-2:]]
+        assert told == ["shared", "private"]
+        assert found.to_dict()["shared"] == found.shared
+        assert found.to_dict()["private"] == found.private

@@ -167,7 +167,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "forced": lambda patch: {"force_compile": True},
     "version": lambda patch: patch.setattr("xrt.engines.ort.engine.Ort.version", lambda self: "another") or {},
     "planner": lambda patch: patch.setattr("xrt.module.stored_plans.hash_planner", lambda: "another") or {},
-    "machine": lambda patch: patch.setattr("xrt.cache.signature._machine", lambda: "another") or {},
+    "machine": lambda patch: patch.setattr("xrt.cache.signature.describe_machine", lambda: "another") or {},
     "engine's code": lambda patch: patch.setattr("xrt.cache.signature.hash_sources", lambda module: "another") or {},
 }
 

@@ -13,9 +13,11 @@ import pytest
 
 import xrt
 from tests.placement.uneven import Uneven
+from xrt.cli import main
 from xrt.errors import BundleError, OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.measure.queueing import Batching
 from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
@@ -41,7 +43,7 @@ def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
     return module.tune(*args, objective="throughput", **{"batches": (1, 4), "budget": 1.0, "progress": False, **terms})
 
 
-def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path) -> None:
+def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
         found = tune(m)
@@ -63,6 +65,9 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path) ->
         loaded.save(tmp_path / "again.xrt")
     with xrt.load(tmp_path / "again.xrt") as again:
         assert again.serving == chosen
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "again.xrt")])
+    assert capsys.readouterr().out.splitlines()[-1] == f"tuned for throughput: {chosen}"
 
 
 def test_a_bundle_of_a_module_that_was_not_tuned_has_no_choice(tmp_path: Path) -> None:
@@ -170,6 +175,7 @@ def test_searches_go_to_the_smallest_and_the_largest_batch_first() -> None:
     assert PlanSchedule([1], (1, 2, 4), 60.0).seconds == 20.0
 
 
+@pytest.mark.slow
 def test_each_batch_size_has_the_plan_that_is_quickest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that time is too short to search at takes over a plan that was found at another size."""
     monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
@@ -198,3 +204,24 @@ def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pyte
     with xrt.load(tmp_path / "m.xrt") as loaded, pytest.raises(BundleError) as caught:
         _ = loaded.serving
     assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")
+
+
+@pytest.mark.slow
+def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with xrt.XRTModule(torch.nn.Linear(4, 3).eval(), engine="toy", threads=1, cache=tmp_path) as m:
+        found = tune(m, torch.ones(2, 4))
+        assert found.configuration is not None
+        assert m.serving == found.configuration
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.BudgetWarning")
+def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
+        bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(2, 1), Split(2, 2)), (1, 4), 1.0)
+        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, 1, Batching(4))]
+        assert [len(one(0, 3)) for one in instances] == [3] * 4
+        (shared,), (first, second) = bench._modules[1], bench._modules[2]
+        executables = [one._current().program().executables[0] for one in (shared, first, second)]
+        assert len({id(one) for one in executables}) == 3
+        bench.close()

@@ -255,6 +255,38 @@ def test_a_model_that_is_not_prepared_takes_no_requests() -> None:
     run(application, test, ready=False)
 
 
+def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read() -> None:
+    application = one_model(max_queue=3)
+
+    async def test() -> None:
+        opened, waiting = asyncio.Event(), []
+
+        async def receive() -> Any:
+            waiting.append(1)
+            await opened.wait()
+            return {"type": "http.request", "body": json.dumps({"inputs": [tensor("x", X)]}).encode()}
+
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}
+        slow = [asyncio.ensure_future(application(dict(scope), receive, send)) for _ in range(4)]
+        while len(waiting) < 4:
+            await asyncio.sleep(0)
+        reply = await infer(application, "double", {"inputs": [tensor("x", X)]})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.error == "4 requests are under way, and no more are read; try again"
+        opened.set()
+        await asyncio.gather(*slow)
+        assert statuses == [200] * 4
+        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
 class Failing(xrt.XRTModule):
     """A module whose self-test finds a wrong answer."""
 

@@ -138,6 +138,21 @@ def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
     on_loop(test)
 
 
+def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
+    async def test() -> None:
+        gate = Gate()
+        scheduler = Scheduler(1, 100, Recorder(), sizes=(1, 2, 4, 8), rounds_up=True)
+        first = scheduler.submit(gate, rows(1))
+        await gate.wait_for_entry()
+        others = [scheduler.submit(gate, rows(n), "a", n) for n in (1, 1, 1, 1, 1, 1, 1, 5)]
+        gate.opened.set()
+        await asyncio.gather(first, *others)
+        assert gate.rows == [1, 4, 8]  # four of seven, then three and the five
+        scheduler.close()
+
+    on_loop(test)
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sets(st.integers(1, 40), max_size=4))
 def test_a_batch_gives_each_request_what_it_gets_alone(counts: list[int], sizes: set[int]) -> None:
     seen: list[int] = []

@@ -98,14 +98,14 @@ def test_engines_compute_the_copies(engine: Any) -> None:
         np.testing.assert_allclose(plain[name], again[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_ort_keeps_the_copies_apart_from_their_originals() -> None:
+def test_ort_does_not_merge_the_copies_with_their_originals() -> None:
     """Its elimination of common subexpressions would compute both at once, and keep the result."""
     from xrt.engines.ort import Ort
 
     plain = training.step(Deep().trace(X), loss="loss")
     again = training.step(Deep().trace(X), loss="loss", recompute=["MatMul", "Tanh"])
     key = "optimization.disable_specified_optimizers"
-    texts = [Ort()._session_options(one, 1).get_session_config_entry(key) for one in (plain, again)]
+    texts = [Ort()._session_options(1, function=one).get_session_config_entry(key) for one in (plain, again)]
     assert texts[1] == f"{texts[0]};CommonSubexpressionElimination"
 
 

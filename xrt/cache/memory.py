@@ -65,8 +65,8 @@ class CacheStatistics:
 
 
 def count_bytes(executable: Executable) -> int:
-    """Return what an executable holds between calls, as far as its engine says; `LEAST_BYTES` at least."""
-    return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not use.per_call))
+    """Return what an executable holds between calls of its own, as far as its engine says; `LEAST_BYTES` at least."""
+    return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared)))
 
 
 class Tier(Protocol):

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.graph import Function
 
-__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "hash_sources", "make_context_key", "make_engine_key", "make_signature"]
+__all__ = [
+    "CODE_UNKNOWN",
+    "FORMAT_VERSION",
+    "Signature",
+    "describe_machine",
+    "hash_sources",
+    "make_context_key",
+    "make_engine_key",
+    "make_signature",
+]
 
 FORMAT_VERSION = 1
 """Raised whenever XRT itself changes what it hands to engines for the same Function."""
@@ -101,12 +110,12 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
         ("options", repr(options)),
         ("device", context.device if context.accelerator is None else f"{context.device}: {context.accelerator.hardware}"),
         ("threads", str(context.threads)),
-        ("machine", _machine()),
+        ("machine", describe_machine()),
     )
 
 
 @lru_cache(maxsize=1)
-def _machine() -> str:
+def describe_machine() -> str:
     """Name the processor and its instruction sets: what an executable compiled for it needs of another."""
     from xrt.cache.disk.cpu_info import describe_cpu  # the room that touches files, which knows signatures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,10 @@ from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import BundleFile, load_model
 from xrt.module import XRTModule, load
+from xrt.module.self_test import SECTION as SELF_TEST
+from xrt.module.stored_serving import read_serving
+from xrt.module.variants import Variant, read_variants
+from xrt.placement.throughput.result import ServingConfiguration
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -79,9 +84,16 @@ def read_bundle_facts(path: str) -> dict[str, Any]:
         "device": manifest["device"],
         "inputs": {value.name: str(value.type or "?") for value in manifest["inputs"]},
         "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
+        "variants": [_facts_of_variant(one) for one in read_variants(file)],
+        "self_test": SELF_TEST in file.sections,
         "programs": [_facts_of_program(program) for program in manifest["programs"]],
         "bytes": file.sizes,
+        **({} if (found := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(found).to_dict()}),
     }
+
+
+def _facts_of_variant(variant: Variant) -> dict[str, Any]:
+    return {"processor": variant.machine, "threads": variant.threads, "engines": list(variant.engines)}
 
 
 def _facts_of_program(program: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,9 +121,20 @@ def show_bundle(facts: Mapping[str, Any]) -> None:
     ends = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
     show_table(("", "name", "type"), ends)
     show_table(("engine", "version"), list(facts["engines"].items()))
+    if len(facts["variants"]) > 1:
+        variants = [
+            (one["processor"].rpartition("; ")[2], one["threads"], ", ".join(one["engines"])) for one in facts["variants"]
+        ]
+        show_table(("variant for", "threads", "engines"), variants, numbers=("threads",))
+        out.print("The programs are those of the first variant.")
     rows = [
         (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
         for program in facts["programs"]
         for r in program["regions"]
     ]
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
+    if "serving" in facts:
+        chosen = facts["serving"]
+        out.print(
+            f"tuned for throughput: {ServingConfiguration(**{**chosen, 'bound': chosen['bound'] or math.inf})}", markup=False
+        )

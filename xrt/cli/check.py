@@ -27,6 +27,7 @@ from xrt.module import XRTModule
 from xrt.module.lockfile import check_module
 from xrt.passes import specialize
 from xrt.placement.lockfile import DEVICE_OF, read_lock, read_shapes
+from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
@@ -138,6 +139,9 @@ def command(
     if as_json:
         out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
         return _code(outcome, undecided)
+    if held.serving is not None:
+        chosen = ServingConfiguration.from_record(held.serving)
+        out.print(f"served as it was tuned, which a check does not repeat: {chosen}", markup=False)
     for line in elsewhere:
         out.print(f"not where it was locked: {line}", markup=False)
     out.print(str(outcome), markup=False)

@@ -34,13 +34,17 @@ __all__ = ["command"]
 @module_options
 @isolation_options
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
-def command(model: str, target: str | None, **given: Any) -> None:
+@click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
+def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
     symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
     compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
     compiles when it meets them.
+
+    A bundle may have a variant for each kind of processor and thread budget, over one set of weights: --add compiles MODEL, which
+    may be the bundle itself, and adds what is made to the bundle. The one that fits is chosen when the bundle is loaded.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
@@ -53,7 +57,7 @@ def command(model: str, target: str | None, **given: Any) -> None:
     status = WorkStatus("compiling")
     with XRTModule(function, **module_keywords(given), max_specialization_bytes=NO_LIMIT, report=status.update) as module, status:
         is_open = _compile(module, examples)
-        module.save(path)
+        module.save(path, add=add)
         explanation = str(module.explain())
     out.print(explanation, markup=False)
     for line in _describe_sizes(fixed, _names(function), sizes, is_open=is_open):

@@ -9,8 +9,10 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.errors import BundleError
@@ -31,11 +33,18 @@ _WEIGHT = "weight:"
 
 
 def write_bundle(
-    path: str | os.PathLike[str], manifest: Mapping[str, Any], models: Mapping[str, Function], compiled: Mapping[str, Buffer]
+    path: str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+    models: Mapping[str, Function],
+    compiled: Mapping[str, Buffer],
+    *,
+    suffix: str = "",
+    copied: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> None:
     """Write a bundle, whole or not at all; whatever stood there is replaced. Models and compiled forms are by section name.
 
-    Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
+    ``copied`` are sections of the bundle that is extended, and ``suffix`` then tells this manifest from those in it. Raises
+    BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
     from xrt.formats.onnx.tensors import encode_data
     from xrt.formats.protobuf import write, write_model
@@ -47,7 +56,7 @@ def write_bundle(
         constants.setdefault(name, constant)
         return name
 
-    parts: dict[str, Buffer] = {_MANIFEST: write("Bundle", {**manifest, "format": FORMAT}, keep)}
+    parts: dict[str, Buffer] = {**copied, f"{_MANIFEST}{suffix}": write("Bundle", {**manifest, "format": FORMAT}, keep)}
     parts.update({name: write_model(function, keep) for name, function in models.items()})
     parts.update(compiled)
 
@@ -56,7 +65,8 @@ def write_bundle(
         for name, data in parts.items():
             writer.add(name, data)
         for name, constant in constants.items():
-            writer.add(name, encode_data(constant))
+            if name not in copied:
+                writer.add(name, encode_data(constant))
         writer.finish()
 
     try:
@@ -71,12 +81,30 @@ class BundleFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises BundleError, which names the file, for one that is missing or damaged."""
         self.path = Path(path)
+        self.suffix = ""
+        """What tells the manifest that is read from others of the file."""
+        self.unused: frozenset[str] = frozenset()
+        """Sections that the manifest which is read does not name, nor what it names."""
+        self.read_weights: set[str] = set()
+        """Sections of the constants that models have referred to."""
         try:
             self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
             raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
         except (BundleError, OSError) as error:
             raise self._unloadable(error) from error
+
+    def select(self, suffix: str) -> BundleFile:
+        """Return the same file, read by another of its manifests."""
+        found = copy(self)
+        found.__dict__.pop("manifest", None)
+        found.suffix, found.read_weights = suffix, set()
+        return found
+
+    @property
+    def sections(self) -> Collection[str]:
+        """The names of all sections."""
+        return self._container.sections
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -89,7 +117,7 @@ class BundleFile:
     def _read(self) -> dict[str, Any]:
         from xrt.formats.protobuf import read
 
-        data = bytes(self._container.section(_MANIFEST))
+        data = bytes(self._container.section(f"{_MANIFEST}{self.suffix}"))
         manifest = read("Bundle", data, self._held)
         if manifest["format"] != FORMAT:
             said = f"it has bundle format {manifest['format']}, and this version of XRT reads {FORMAT}"
@@ -97,16 +125,19 @@ class BundleFile:
         return manifest
 
     def _held(self, name: str) -> memoryview | None:
-        return self._container.section(name) if name.startswith(_WEIGHT) else None
+        if not name.startswith(_WEIGHT):
+            return None
+        self.read_weights.add(name)
+        return self._container.section(name)
 
     def find_section(self, name: str) -> memoryview | None:
         """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""
         return self.read_compiled(name) if name in self._container.sections else None
 
-    def check(self, excepted: Collection[str] = ()) -> None:
-        """Check every section but those; raises BundleError where one is damaged."""
+    def check(self) -> None:
+        """Check every section that is used; raises BundleError where one is damaged."""
         try:
-            self._container.check(excepted)
+            self._container.check(self.unused)
         except BundleError as error:
             raise self._unloadable(error) from error
 

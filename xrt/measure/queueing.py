@@ -33,16 +33,16 @@ class Batching:
     max_wait: float = 0.0
     """Seconds that the oldest request waits for others while an instance is idle."""
     sizes: tuple[int, ...] = ()
-    """The only rows that a batch may have, ascending from 1; empty where any number up to ``most`` may be."""
+    """The only rows that a call may have, ascending from 1: a batch of fewer is filled up with a repeated row. Empty where a call
+    may have any number up to ``most``."""
 
-    def count_rows(self, waiting: int) -> int:
-        """Return how many of the waiting requests the next batch takes.
+    def find_size(self, rows: int) -> int:
+        """Return the rows of the call for a batch.
 
-        >>> Batching(8).count_rows(7), Batching(8, sizes=(1, 2, 4, 8)).count_rows(7), Batching(8).count_rows(20)
-        (7, 4, 8)
+        >>> Batching(8).find_size(5), Batching(8, sizes=(1, 2, 4, 8)).find_size(5)
+        (5, 8)
         """
-        most = min(waiting, self.most)
-        return most if not self.sizes else max(size for size in self.sizes if size <= most)
+        return rows if not self.sizes else min(size for size in self.sizes if size >= rows)
 
     def find_start(self, arrivals: Sequence[float], first: int, free: float) -> float:
         """Return when the batch starts whose oldest request is the ``first``, on an instance that is free from then on."""
@@ -55,7 +55,7 @@ class Batching:
     def take(self, arrivals: Sequence[float], first: int, now: float) -> int:
         """Return how many requests the batch takes that starts now: at least the ``first``, which has arrived."""
         until = bisect.bisect_right(arrivals, now, first, min(first + self.most, len(arrivals)))
-        return self.count_rows(max(until - first, 1))
+        return max(until - first, 1)
 
 
 def draw_arrivals(rate: float, count: int, seed: int) -> Times:
@@ -67,7 +67,7 @@ def draw_arrivals(rate: float, count: int, seed: int) -> Times:
 
 
 def simulate_queue(arrivals: Times, batching: Batching, service: Callable[[int], float], instances: int = 1) -> Times:
-    """Return when each request is done, by a simulation of discrete events; ``service`` gives the seconds of a batch of rows.
+    """Return when each request is done, by a simulation of discrete events; ``service`` gives the seconds of a call of rows.
 
     The oldest requests go to the instance that is free first.
     """
@@ -77,7 +77,7 @@ def simulate_queue(arrivals: Times, batching: Batching, service: Callable[[int],
     while first < len(times):
         start = batching.find_start(times, first, free[0])
         rows = batching.take(times, first, start)
-        end = start + service(rows)
+        end = start + service(batching.find_size(rows))
         done[first : first + rows] = end
         heapq.heapreplace(free, end)
         first += rows

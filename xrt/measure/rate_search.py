@@ -11,7 +11,7 @@ from xrt.measure.queueing import LoadResult
 __all__ = ["RateSearch", "search_rate"]
 
 RESOLUTION = 0.02
-"""Rates that differ by no more than this part are not told from each other."""
+"""Rates that differ by no more than this part are not distinguished."""
 STEP = 1.12
 """Factor between the first rate and the second."""
 GROWTH = 1.8

@@ -33,17 +33,18 @@ from xrt.errors import (
 )
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.graph import Function
-from xrt.module.bundle_index import defer_plan, read_index
+from xrt.module.bundle_index import defer_plan, read_buckets, read_index
 from xrt.module.bundle_tier import BundleTier
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
-from xrt.module.stored_serving import read_serving
+from xrt.module.variants import choose_variant
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
+    from xrt.formats.serving_record import ServingRecord
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
@@ -87,13 +88,14 @@ def load(
     asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
     settings = parse_options({**asked, "threads": threads})
     _check_kind(path)
-    file = BundleFile(path)
+    file, why_none = choose_variant(BundleFile(path), threads)
     manifest = read_index(file) or file.manifest
     check_isolated(settings.isolate, _specs(manifest))
     named = _named(engine, manifest)
     try:
         _check_chosen(file, manifest, named)
-        return _loaded(file, manifest, strict, open_cache(cache), {**asked, "execution": _execution(manifest, threads)})
+        tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
+        return _loaded(tier, manifest, {**asked, "execution": _execution(manifest, threads)})
     except BundleError:
         raise
     except XRTError as error:
@@ -113,14 +115,12 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _loaded(
-    file: BundleFile, manifest: Mapping[str, Any], strict: bool, cache: CompileCache, asked: Mapping[str, Any]
-) -> XRTModule:
+def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, Any]) -> XRTModule:
+    file, strict = tier.file, tier.strict
     plans = [_plan(file, manifest, number) for number in range(len(manifest["programs"]))]
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
-    tier = BundleTier(file, cache.disk, strict)
     asked = _at_hand(asked, missing)
     module = XRTModule(
         _source(file, manifest, plans),
@@ -132,6 +132,7 @@ def _loaded(
         fold_constants=manifest["fold_constants"],
         max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
         **asked,
+        **read_buckets(file),
     )
     for reason in missing.values():
         warn(
@@ -140,7 +141,7 @@ def _loaded(
     module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
     module._bundle = file
-    module._load_serving = partial(read_serving, file)
+    module._load_serving = partial(_read_serving, file)
     return module
 
 
@@ -148,6 +149,12 @@ def _execution(manifest: Mapping[str, Any], threads: int | None) -> ExecutionOpt
     """Return the execution options of the bundle, with the thread budget of this process."""
     saved = ExecutionOptions(**manifest["execution"] or {})
     return replace(saved, threads=next((n for n in (threads, find_granted_threads()) if n is not None), saved.threads))
+
+
+def _read_serving(file: BundleFile) -> ServingRecord | None:
+    from xrt.module.stored_serving import read_serving  # for those alone who ask
+
+    return read_serving(file)
 
 
 # ---------------------------------------------------------------------- engines
@@ -260,8 +267,10 @@ def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
     """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
     if isinstance(module._source, BundledTraces):
         return (_types(plan),)
-    is_general = _types(plan) == tuple(value.type for value in module._source.inputs)
-    key = module._source.key(_types(plan), module._engines.are_dynamic or (is_general and module._engines.can_be_dynamic))
+    is_general = _types(plan) == tuple(value.type for value in module._served.inputs)
+    engines = module._engines
+    is_dynamic = module._buckets is None and (engines.are_dynamic or (is_general and engines.can_be_dynamic))
+    key = module._served.key(_types(plan), is_dynamic)
     return (key,) if key is not None or is_general else None
 
 
@@ -311,9 +320,9 @@ def _serves_threads(region: RegionToCompile, saved: str) -> bool:
 
 def _tell(tier: BundleTier, recompiled: Mapping[str, str]) -> None:
     name, why = next(iter(recompiled.items()))
-    said = (
-        f"{os.fspath(tier.file.path)!r}: {len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
-    )
+    because = f"{tier.why_none}; " if tier.why_none else ""
+    again = f"{len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
+    said = f"{os.fspath(tier.file.path)!r}: {because}{again}"
     if tier.strict:
         raise BundleError(f"{said}; load without strict=True to compile them")
     warn(f"{said}; m.explain() lists them", FallbackWarning)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.cache.disk.plan_store import OWN, StoredPlan, StoredWeight, dump_plan, dump_values, parse_plan, parse_values
+from xrt.errors import BundleError
 from xrt.formats import bundle
 from xrt.graph.function import Function
 from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
@@ -23,9 +24,9 @@ from xrt.partition.plan import Plan
 if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
 
-__all__ = ["SECTION", "defer_plan", "make_index", "read_index"]
+__all__ = ["BUCKETS", "SECTION", "defer_plan", "make_index", "read_buckets", "read_index"]
 
-SECTION = "index"
+SECTION, BUCKETS = "index", "buckets"
 _ASKED: Mapping[str, type] = {"writer": str, "device": str, "strict": bool, "fold_constants": bool, "model": str}
 """What of the manifest is one text or truth value."""
 
@@ -72,7 +73,7 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
 
     None where the bundle has no index, or one of another form: then the manifest is read. Raises BundleError for a damaged one.
     """
-    data = file.find_section(SECTION)
+    data = file.find_section(f"{SECTION}{file.suffix}")
     if data is None:
         return None
     try:
@@ -80,6 +81,25 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
         return _parse(facts) if facts["format"] == bundle.FORMAT else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def read_buckets(file: BundleFile) -> dict[str, Any]:
+    """Return the options of a module that pads sizes; none where the bundle is of another one.
+
+    Raises BundleError for a damaged section.
+    """
+    data = file.find_section(f"{BUCKETS}{file.suffix}")
+    if data is None:
+        return {}
+    from xrt.module.buckets import parse_buckets  # for those alone who have buckets
+
+    try:
+        facts = json.loads(bytes(data))
+        if facts["dynamic"] not in ("auto", "always", "never"):
+            raise ValueError(f"dynamic is {facts['dynamic']!r}")
+        return {"buckets": parse_buckets(facts["buckets"]), "dynamic": facts["dynamic"]}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # an OptionError is a ValueError
+        raise BundleError(f"{file.path}: section {BUCKETS!r} cannot be read: {error}") from error
 
 
 def _parse(facts: Any) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class BundleTier:
     file: BundleFile
     behind: Tier | None
     strict: bool
+    why_none: str = ""
+    """Why no variant of the bundle is for this machine."""
 
     def __post_init__(self) -> None:
         self._sections: dict[tuple[tuple[str, str], ...], str] = {}

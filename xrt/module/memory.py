@@ -60,9 +60,20 @@ class Memory:
         uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
         return self.weights + self.unused + sum(use.nbytes or 0 for use in uses if not use.per_call)
 
+    @property
+    def shared(self) -> int:
+        """Bytes of ``held`` in mapped files: all processes of the host have the same pages of them."""
+        uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
+        return self.mapped + sum(use.nbytes or 0 for use in uses if use.shared)
+
+    @property
+    def private(self) -> int:
+        """Bytes of ``held`` that each process has of its own."""
+        return self.held - self.shared
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as dictionaries, lists and numbers."""
-        return {**asdict(self), "held": self.held}
+        return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
     def __str__(self) -> str:
         return "\n".join(_line(*row) for row in _rows(self))
@@ -145,6 +156,9 @@ def _rows(found: Memory) -> Iterator[Row]:
         found.held,
         "" if found.is_compiled else "before the compile; m.compile() lets the engines tell theirs",
     )
+    if found.shared:
+        yield "  shared", found.shared, "in mapped files: processes have the same pages, and the system may drop them"
+        yield "  private", found.private, "of this process alone"
 
 
 def _between(found: Memory) -> Row:

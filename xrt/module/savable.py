@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xrt.errors import BundleError, XRTError
+from xrt.errors import XRTError
 from xrt.module.tracebacks import shorten_tracebacks
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Savable:
         path: str | os.PathLike[str],
         *examples: Any,
         example: Mapping[str, Any] | Sequence[Any] | bool = True,
+        add: bool = False,
         **named: Any,
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
@@ -56,27 +57,36 @@ class Savable:
         order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
         are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
 
-        Raises BundleError where the file cannot be written, OptionError for an ``example`` that cannot be kept, and what
-        `compile` raises.
+        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
+        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
+
+        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
+        cannot be kept, and what `compile` raises.
         """
+        from xrt.formats.bundle import BundleFile
         from xrt.module.saving import save_module
+        from xrt.module.self_test import read_example
 
         self._check_open()
-        if self._buckets is not None:
-            raise BundleError("a bundle holds no buckets; save a module without buckets=")
         if examples or named or not any(build.is_compiled for build in self._specializations):
             self.compile(*examples, **named)
         if not isinstance(example, bool):
             examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
             self.compile(*examples, **named)
         kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
+        base = BundleFile(path) if add else None
+        if base is not None and isinstance(example, bool):
+            kept = read_example(base) or kept
         builds, serving = self._specializations.to_dict(), self._spell_serving()
-        save_module(path, self._source, self._engines, self._settings, builds, kept, serving)
+        terms = self._source, self._engines, self._settings, builds, kept, serving, base
+        save_module(path, *terms, has_buckets=self._buckets is not None)
 
     def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
         """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
+        from xrt.graph import Function
+        from xrt.module.buckets import PaddedValues
         from xrt.module.fallback import Call
-        from xrt.module.self_test import make_example, read_example
+        from xrt.module.self_test import draw_inputs, make_example, read_example
         from xrt.runtime import to_host
 
         if not (examples or named) and self._bundle is not None:
@@ -90,11 +100,16 @@ class Savable:
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
             given = self._check_inputs(inputs, {})
             call = Call.of(given, None, None, build.function, self._engines.context.device)
-            results: Sequence[Any] = to_host(self._run_with_fallback(build, call, None))
-            return results
+            results = self._run_with_fallback(build, call, None)
+            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
+            return on_host
 
         try:
-            return make_example(build.full_function(), run, None if values is None else to_host(values))
+            function, given = build.full_function(), None if values is None else to_host(values)
+            if self._buckets is not None:  # the example is one of the model, not of its padded form
+                given = values.given if isinstance(values, PaddedValues) else draw_inputs(function)[: len(self._source.inputs)]
+                function = Function(self._source.inputs, self._source.outputs)
+            return make_example(function, run, given)
         except XRTError:
             if is_asked:
                 raise

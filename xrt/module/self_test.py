@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
     from xrt.graph import Function
 
-__all__ = ["MOST_BYTES", "SECTION", "SelfTestReport", "make_example", "read_example", "run_example"]
+__all__ = ["MOST_BYTES", "SECTION", "SelfTestReport", "draw_inputs", "make_example", "read_example", "run_example"]
 
 SECTION = "self-test"
 MOST_BYTES = 16 << 20
@@ -46,7 +46,7 @@ def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any
     Raises OptionError where an input or output is no tensor of numbers, they are large, or without given inputs the outputs of a
     further call may be others; InputError where random ones cannot be made.
     """
-    values = _draw(function) if given is None else given
+    values = draw_inputs(function) if given is None else given
     if not all(map(is_encodable, values)):
         raise _why_not("an input is no tensor of numbers")
     inputs = tuple((value.name, np.array(one)) for value, one in zip(function.inputs, values, strict=True))
@@ -58,7 +58,8 @@ def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any
     return example
 
 
-def _draw(function: Function) -> list[Any]:
+def draw_inputs(function: Function) -> list[Any]:
+    """Return random inputs; raises OptionError and InputError as `make_example` does."""
     if not all(is_deterministic(node, function) for node in function.nodes):
         raise _why_not("the same inputs may give other outputs")
     values = list(sample_inputs(function).values())

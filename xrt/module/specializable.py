@@ -70,7 +70,10 @@ class Specializable:
             return None, ()
         from xrt.module.buckets import make_buckets  # for those alone who ask
 
-        return make_buckets(self._source, self._settings, self._engines)
+        buckets, remarks = make_buckets(self._source, self._settings, self._engines)
+        if self._stored is not None and buckets is not None:
+            self._stored.padded = buckets.source
+        return buckets, remarks
 
     @property
     def _served(self) -> ModelSource:

@@ -64,7 +64,7 @@ def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, 
 def _may_be_stored(settings: ModuleOptions, engines: EngineList) -> bool:
     on_host = engines.context.device == "cpu" and not engines.devices
     asks_more = settings.force_compile or settings.isolate or settings.clustering.pins or settings.check is not None
-    asks_more = asks_more or settings.buckets is not None or settings.choice.is_quantized
+    asks_more = asks_more or settings.choice.is_quantized
     return on_host and not engines.is_auto and not asks_more and settings.dump_subgraph_dir is None
 
 
@@ -82,6 +82,8 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
         ("strict", repr(settings.strict)),
         ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
     ]
+    if settings.buckets is not None:
+        found.append(("buckets", f"{settings.buckets!r}, dynamic={settings.dynamic!r}"))
     for engine in engines.engines:
         if engine.spec == engines.implicit:  # which need not be imported: no region of a kept plan is its own
             found.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
@@ -112,6 +114,8 @@ class StoredPlans:
         self._stored = self._read()
         self._open = self._opened()
         self._known: set[Any] = {plan.key for plan in self._stored.plans} if self._stored else set()
+        self.padded: ModelSource | None = None
+        """The padded form of the model, where plans are of that: it is made from the model, which is read then."""
 
     def _read(self) -> StoredModel | None:
         try:
@@ -156,13 +160,16 @@ class StoredPlans:
         stored = next((plan for plan in self._stored.plans if plan.key == key), None) if self._stored else None
         if source is None or stored is None or not all(one.engine in self._engines.specs for one in stored.launches):
             return None
+        model = self.padded or source
+        if len(stored.inputs) != len(model.inputs):
+            return None
         try:
-            return self._build(source, stored)
+            return self._build(model, stored)
         except (XRTError, ValueError, IndexError) as error:
             self._tier.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
 
-    def _build(self, source: DeferredModel, stored: StoredPlan) -> Specialization:
+    def _build(self, source: ModelSource, stored: StoredPlan) -> Specialization:
         origin = _Origin(source, stored.key, self._settings, self._engines, self._cache)
         nodes = tuple(self._launch(launch, number, origin) for number, launch in enumerate(stored.launches))
         function = Function(stored.inputs, stored.outputs, nodes)
@@ -266,9 +273,7 @@ class StoredPlans:
 class _Origin:
     """Make the specialization behind a stored one, from the model, on first use. No reference to it, so no cycle."""
 
-    def __init__(
-        self, source: DeferredModel, key: Any, settings: ModuleOptions, engines: EngineList, cache: CompileCache
-    ) -> None:
+    def __init__(self, source: ModelSource, key: Any, settings: ModuleOptions, engines: EngineList, cache: CompileCache) -> None:
         self._source, self._key = source, key
         self._terms = engines, settings, cache
 

@@ -57,7 +57,7 @@ def read_serving(file: BundleFile) -> ServingRecord | None:
     """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
     from xrt.formats.serving_record import parse_serving
 
-    data = file.find_section(SERVING)
+    data = file.find_section(f"{SERVING}{file.suffix}")
     try:
         return None if data is None else parse_serving(bytes(data))
     except BundleError as error:

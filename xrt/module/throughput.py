@@ -1,7 +1,7 @@
 """A module tuned for throughput: instances of it, each with a plan per batch size, timed and put under load.
 
-An instance is a module of its own in a thread of this process: its executables have their own threads, and engines compute
-outside of the interpreter lock. The record docs/design/0039 has the measurements behind that.
+An instance is a thread of this process that calls a module: engines compute outside of the interpreter lock. Instances of several
+threads are modules of their own, whose executables have threads of their own. The record docs/design/0039 has the measurements.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from xrt.comparison import compare_all
 from xrt.errors import OptionError, XRTError
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.measure.open_loop import Instance, run_open_loop, sample_busy_instances
+from xrt.measure.queueing import Batching
 from xrt.measure.timing import sample_call_times
 from xrt.placement.result import describe_plan
 from xrt.placement.size_ranges import list_open_axes, resize_values
 from xrt.placement.throughput.batch_dim import find_batch_dim
 
 if TYPE_CHECKING:
-    from xrt.measure.queueing import Batching, Times
+    from xrt.graph import Function
+    from xrt.measure.queueing import Times
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement.result import TuningResult
@@ -68,13 +70,14 @@ class RequestPool:
         several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
         return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
 
-    def join(self, first: int, count: int) -> list[Any]:
-        """Return the inputs of a call for so many requests, from the ``first`` on."""
+    def join(self, first: int, count: int, size: int = 0) -> list[Any]:
+        """Return the inputs of a call for so many requests, from the ``first`` on; the last one is repeated up to the size."""
         if not self.dim:
             return self._values
         rows, values = self._rows, list(self._values)
         for place in self._axes:
-            values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
+            several = [rows[number % len(rows)][place] for number in range(first, first + count)]
+            values[place] = np.concatenate(several + several[-1:] * (size - count))
         return values
 
     def split(self, results: Any, count: int) -> list[Any]:
@@ -95,6 +98,11 @@ class RequestPool:
             if not (found := compare_all(joined[number], alone, names=names)):
                 return f"a request has other results together with others than alone: {found.message}"
         return ""
+
+
+def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
+    """Place a Function as it was placed before."""
+    return tuned
 
 
 def _list_ends(module: XRTModule) -> tuple[Any, Any]:
@@ -171,18 +179,22 @@ class ModuleBench:
             options["execution"] = replace(execution, threads=threads)
         return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module._cache.disk), **options)
 
-    def _prepare(self, split: Split, size: int) -> list[Instance]:
+    def _prepare(self, split: Split, size: int, batching: Batching) -> list[Instance]:
         """Return the instances, ready for calls of that size: placed alike, compiled and called once."""
-        modules = self._get_modules(split.threads, split.instances)
+        modules = self._get_modules(split.threads, self._count_modules(split))
         for number, one in enumerate(modules):
             if (key := (split.threads, number, size)) not in self._is_ready:
                 self._specialize(one, split.threads, size)
                 one(*self._pool.join(0, size))
                 self._is_ready.add(key)
-        return [partial(self._serve, one) for one in modules]
+        return [partial(self._serve, modules[number % len(modules)], batching) for number in range(split.instances)]
 
-    def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
-        return self._pool.split(module(*self._pool.join(first, count)), count)
+    def _count_modules(self, split: Split) -> int:
+        """Return how many modules the instances are: one with one thread, whose calls compute in the threads that make them."""
+        return split.instances if split.threads > 1 else 1
+
+    def _serve(self, module: XRTModule, batching: Batching, first: int, count: int) -> list[Any]:
+        return self._pool.split(module(*self._pool.join(first, count, batching.find_size(count))), count)
 
     # ------------------------------------------------------------------ plans
 
@@ -195,7 +207,7 @@ class ModuleBench:
         tuned = self._found[threads, size]
         build = module._specializations.get(module._get_key(values, ()))
         if build is None or build.tuned is not tuned:
-            build = module._specialize(values, place=lambda function: tuned)
+            build = module._specialize(values, place=partial(_return_placement, tuned))
             module._program(build)  # what is not compiled is not kept when a decision is adopted
             module._adopt_decision(build)
         return build
@@ -235,13 +247,13 @@ class ModuleBench:
 
     def sample_calls(self, split: Split, size: int) -> Sequence[float]:
         """Return seconds of calls of so many requests, while all instances are busy."""
-        return sample_busy_instances(self._prepare(split, size), size, TIMED)
+        return sample_busy_instances(self._prepare(split, size, Batching(size)), size, TIMED)
 
     def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
         """Return when each request was done."""
         for size in batching.sizes or (1, batching.most):
-            self._prepare(split, size)
-        return run_open_loop(self._prepare(split, batching.most), arrivals, batching, most_late=most_late)
+            self._prepare(split, size, batching)
+        return run_open_loop(self._prepare(split, batching.most, batching), arrivals, batching, most_late=most_late)
 
     def describe_plan(self, split: Split, size: int) -> str:
         """Return the engines of the plan for so many requests."""
@@ -255,7 +267,7 @@ class ModuleBench:
             found = build.memory()
             own += found.held - found.weights - found.unused
             weights = max(weights, found.weights + found.unused)
-        return weights + split.instances * own
+        return weights + self._count_modules(split) * own
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
         """Return the first instance with that many threads, and the inputs of a call of so many requests."""
@@ -271,7 +283,7 @@ class ModuleBench:
         for (number, size), tuned in self._found.items():
             if number == threads:
                 values = module._check_inputs(self._pool.join(0, size), {})
-                build = module._specialize(values, place=lambda function, tuned=tuned: tuned)
+                build = module._specialize(values, place=partial(_return_placement, tuned))
                 module._program(build)
                 module._adopt_decision(build)
 

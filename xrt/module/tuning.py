@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from xrt.placement.throughput.session import Tell
     from xrt.precision import ErrorBudget
 
-__all__ = ["Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
+__all__ = ["TERMS", "Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 OBJECTIVES = ("latency", "throughput")
+TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
+"""Keywords of `Tunable.tune` for throughput alone."""
 SEARCHING = 0.5
 """Share of the budget for searches of plans, one for each batch size that time allows."""
 THROUGHPUT_BUDGET = 60.0

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from xrt.placement.search.search_loop import SearchResult as SearchResult
     from xrt.placement.search.search_loop import run_search as run_search
     from xrt.placement.session import ProgressCallback as ProgressCallback
+    from xrt.placement.throughput.result import ServingCandidate as ServingCandidate
+    from xrt.placement.throughput.result import ServingConfiguration as ServingConfiguration
+    from xrt.placement.throughput.result import ThroughputResult as ThroughputResult
 
 _MODULES = {
     "BoundaryCost": "cost_model.prediction",
@@ -47,6 +50,9 @@ _MODULES = {
     "RegionPrediction": "cost_model.prediction",
     "SearchOptions": "search.options",
     "SearchResult": "search.search_loop",
+    "ServingCandidate": "throughput.result",
+    "ServingConfiguration": "throughput.result",
+    "ThroughputResult": "throughput.result",
     "TuningBudget": "budget",
     "TuningResult": "result",
     "choose_requests": "profiling.profiling_requests",

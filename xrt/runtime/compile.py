@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
-from xrt.cache.disk.tier import RemoteCompiler
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.memory_map import release
@@ -23,6 +22,7 @@ from xrt.runtime.program import Program
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from xrt.cache.disk.tier import RemoteCompiler
     from xrt.engines import CompileContext, Executable, GraphCompiler
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
@@ -36,11 +36,17 @@ Progress: TypeAlias = Callable[[int, int], object]
 T = TypeVar("T")
 
 
-class BackgroundCompiler(RemoteCompiler, Protocol):
-    """A process that compiles while this one goes on, for a cache on disk or for this process."""
+class BackgroundCompiler(Protocol):
+    """A `RemoteCompiler` that does not take all."""
 
     def takes(self, request: CompileRequest) -> bool:
         """Whether a compile may happen there."""
+
+    def store(self, request: CompileRequest, signature: Signature, directory: Path, limit: int) -> bool:
+        """As of a `RemoteCompiler`."""
+
+    def compile(self, request: CompileRequest) -> Executable | None:
+        """As of a `RemoteCompiler`."""
 
 
 _log = logging.getLogger(__name__)

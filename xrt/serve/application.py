@@ -225,7 +225,10 @@ class Application:
     async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
-        headers = dict(scope["headers"])
+        with model.admit():
+            return await self._run_admitted(model, dict(scope["headers"]), receive)
+
+    async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], receive: Receive) -> Answer:
         body = await _read_body(receive, headers, self.options.max_request_bytes)
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
         request = read_request(*read) if len(body) < LARGE else await asyncio.to_thread(read_request, *read)

@@ -18,11 +18,12 @@ class ServingOptions:
     """Options of one served model; None where the module's own serving configuration decides, if it has one."""
 
     batch: int | Sequence[int] | None = None
-    """Rows that requests are joined to, at most. A list gives the sizes that are run: rows are repeated up to the next one."""
+    """Rows that requests are joined to, at most. A list gives the sizes that are run: as many requests as make one of them; a
+    request of another size is run with its rows repeated up to the next."""
     max_wait: float | None = None
     """Seconds that a request waits for others to fill its batch. 0: it is joined with what is queued when an instance is free."""
     instances: int | None = None
-    """Calls that run at once, each with the thread budget of the module. Default: 1."""
+    """Calls that run at once, each on a module of its own where the model is a path. Default: 1."""
     max_queue: int = 128
     """Requests that wait; one more is refused with status 503."""
     max_request_bytes: int = 64 << 20

@@ -56,19 +56,25 @@ class Repository:
                     raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {text!r}: give name=path")
             if version in self._models.setdefault(name, {}):
                 raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: name:2=path")
-            self._models[name][version] = ServedModel(name, version, self._open(model, opening), options, metrics)
+            modules = self._open(model, opening)
+            chosen = options.complete(getattr(modules[0], "serving", None))
+            if isinstance(model, str | os.PathLike):
+                modules += [self._open(model, opening)[0] for _ in range(1, chosen.instances or 1)]
+            self._models[name][version] = ServedModel(
+                name, version, modules, chosen, metrics, is_wanted=options.batch is not None
+            )
         if not self._models:
             raise OptionError("there is no model to serve; give at least one")
 
-    def _open(self, model: Any, opening: Mapping[str, Any]) -> XRTModule:
+    def _open(self, model: Any, opening: Mapping[str, Any]) -> list[XRTModule]:
         if isinstance(model, XRTModule):
             if type(model) is not XRTModule:
                 raise OptionError(f"a {type(model).__name__} takes tensors of PyTorch; save it and serve its bundle")
-            return model
+            return [model]
         if not isinstance(model, str | os.PathLike):
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(model).__name__}")
         self._opened.append(open_module(model, opening))
-        return self._opened[-1]
+        return self._opened[-1:]
 
     def __iter__(self) -> Iterator[ServedModel]:
         for versions in self._models.values():

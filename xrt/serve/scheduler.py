@@ -130,6 +130,9 @@ class Scheduler:
                 rows += other.rows
             else:
                 rest.append(other)
+        while self._sizes and len(batch) > 1 and rows not in self._sizes:  # rounded down: what is left is the next batch
+            rest.insert(0, batch.pop())
+            rows -= rest[0].rows
         self._queue.extendleft(reversed(rest))
         return [one for one in batch if not one.future.cancelled()]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, OptionError, XRTError
@@ -32,34 +34,47 @@ STARTING = "it is being prepared"
 
 
 class ServedModel:
-    """A module under a name and a version.
+    """A model under a name and a version: one module for each instance, or one that all share.
 
-    It is used on the thread of one event loop; its calls run in threads of its own. Raises OptionError for a module that the
+    It is used on the thread of one event loop; its calls run in threads of its own. ``is_wanted`` says whether the operator
+    asked for the batch of the options. Raises OptionError for a module that the
     protocol cannot describe, and for a batch that its shapes do not admit.
     """
 
-    def __init__(self, name: str, version: str, module: XRTModule, options: ServingOptions, metrics: Metrics) -> None:
-        self.name, self.version, self.module = name, version, module
-        chosen = options.complete(getattr(module, "serving", None))
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        modules: Sequence[XRTModule],
+        options: ServingOptions,
+        metrics: Metrics,
+        *,
+        is_wanted: bool = True,
+    ) -> None:
+        self.name, self.version, self._modules = name, version, modules
+        self.module = module = modules[0]
+        self._free: SimpleQueue[XRTModule] = SimpleQueue()
         self._stateful = _find_state(module)
         self.inputs = self._stateful.others if self._stateful else module.inputs
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
+        _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        self.options = self._settle_batches(chosen, is_wanted=options.batch is not None)
+        self.options = self._settle_batches(options, is_wanted=is_wanted)
+        for place in range(self.options.instances or 1):
+            self._free.put(modules[place % len(modules)])
         self.why_not_ready = STARTING
         """Why the model gets no requests; empty when it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
         self._scheduler = self._make_scheduler()
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle)
+        self._admitted = 0
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
 
     def _settle_batches(self, options: ServingOptions, *, is_wanted: bool) -> ServingOptions:
         """Return the options without a batch that the shapes do not admit; raises OptionError where it was asked for."""
-        from dataclasses import replace
-
         reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
         if not options.sizes or not reason:
             return options
@@ -94,16 +109,17 @@ class ServedModel:
 
     def _test(self) -> str:
         """Return why the model must not be in service; empty where nothing speaks against it."""
-        test = getattr(self.module, "run_self_test", None)
-        if test is not None:
+        for module in self._modules:
+            test = getattr(module, "run_self_test", None)
             try:
-                test()
+                if test is not None:
+                    test()
             except XRTError as error:
                 return f"its self-test failed: {error}"
-        try:
-            self.module.compile()
-        except InputError:
-            _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
+            try:
+                module.compile()
+            except InputError:
+                _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
         if self.options.sizes:
             return explain_mixed_rows(self._call, self.inputs, self.options.sizes, rounds_up=self.options.rounds_up)
         return ""
@@ -121,6 +137,18 @@ class ServedModel:
         return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": list(_list_extents(v))} for v in values]
 
     # ------------------------------------------------------------------ requests
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request from before its body is read, so that the bodies in memory are bounded; raises RequestRefusal."""
+        most = self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
+        if self._admitted >= most:
+            raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Return the response to a request; raises RequestRefusal."""
@@ -176,7 +204,11 @@ class ServedModel:
         return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values), values[0].shape[0])
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
-        results = self.module(*values)
+        module = self._free.get()
+        try:
+            results = module(*values)
+        finally:
+            self._free.put(module)
         return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
@@ -211,6 +243,14 @@ def _find_state(module: XRTModule) -> Any:
         return module._find_declared()
     except InputError:
         return None
+
+
+def _check_names(model: str, outputs: tuple[Value, ...]) -> None:
+    names = [value.name for value in outputs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(
+            f"output {twice!r} of model {model!r} is given twice, and the protocol has each once; name one otherwise"
+        )
 
 
 def _name_datatype(model: str, value: Value) -> str:

@@ -140,7 +140,7 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
         raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
     little = dtype.newbyteorder("<") if sys.byteorder == "big" and dtype.itemsize > 1 else dtype
-    array = np.frombuffer(data, dtype=little).reshape(shape)
+    array = np.frombuffer(data, dtype=little).reshape(shape) if expected else np.empty(shape, dtype)
     return array if array.flags.aligned and little is dtype else array.astype(dtype)
 
 

@@ -49,7 +49,8 @@ def export_triton(
         raise OptionError(f"{os.fspath(bundle)!r} is no bundle; compile the model first: xrt compile MODEL -o model.xrt")
     asked = ServingOptions.make(options)
     with load(source) as module:
-        served = ServedModel(name or source.stem, str(version), module, asked, Metrics())
+        chosen, is_wanted = asked.complete(getattr(module, "serving", None)), asked.batch is not None
+        served = ServedModel(name or source.stem, str(version), [module], chosen, Metrics(), is_wanted=is_wanted)
         served.close()
         text = describe_model(served, threads=threads or getattr(getattr(module, "serving", None), "threads", None))
     model = Path(repository) / served.name

@@ -241,6 +241,12 @@ def convolutions() -> Iterator[Case]:
             k < 4,
         )
     yield Case("Conv pointwise", lambda *x: ops.Conv(*x), (f(2, 3, 4, 4), f(2, 3, 1, 1)))
+    yield Case("Conv pointwise strides", lambda *x: ops.Conv(*x, strides=[2, 3]), (f(2, 3, 5, 5), f(2, 3, 1, 1)))
+    yield Case("Conv of many places", lambda *x: ops.Conv(*x, pads=[1, 0, 1, 2]), (f(1, 2, 17, 18), f(2, 2, 3, 3)))
+    yield Case("Conv of a large kernel", lambda *x: ops.Conv(*x, pads=[2] * 4), (f(1, 2, 6, 6), f(2, 2, 4, 5)))
+    yield Case(
+        "Conv depthwise", lambda *x: ops.Conv(*x, group=3, strides=[2, 1], dilations=[1, 2]), (f(2, 3, 7, 7), f(3, 1, 3, 2))
+    )
     yield Case(
         "ConvTranspose output_shape",
         lambda *x: ops.ConvTranspose(*x, strides=[2, 3], output_shape=[8, 9]),

@@ -283,13 +283,20 @@ def parse_plan(facts: Any, files: int) -> StoredPlan:
     return plan
 
 
+_SIZE = TensorType(DType.INT64, ())
+
+
 def _check_ends(model: StoredModel) -> None:
-    """Raise ValueError unless each plan has the model's inputs and outputs, by their names, element types and fixed extents."""
+    """Raise ValueError unless each plan has the model's inputs and outputs, by their names, element types and fixed extents.
+
+    A plan of the padded form of the model has sizes as further inputs.
+    """
     for plan in model.plans:
-        own, ends = (*plan.inputs, None, *plan.outputs), (*model.inputs, None, *model.outputs)
-        if len(own) != len(ends) or not all(map(_fits, own, ends)):
+        inputs, sizes = plan.inputs[: len(model.inputs)], plan.inputs[len(model.inputs) :]
+        own, ends = (*inputs, None, *plan.outputs), (*model.inputs, None, *model.outputs)
+        if len(own) != len(ends) or not all(map(_fits, own, ends)) or any(one.type != _SIZE for one in sizes):
             raise ValueError("a plan has other inputs or outputs than the model")
-        if plan.key is not None and len(plan.key) != len(model.inputs):
+        if plan.key is not None and len(plan.key) != len(plan.inputs):
             raise ValueError("a plan is of another number of inputs")
 
 

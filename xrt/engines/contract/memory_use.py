@@ -22,6 +22,8 @@ class MemoryUse:
     """Why it is needed, as one sentence for a person."""
     per_call: bool = False
     """Whether each call takes it while it runs; otherwise it is held from the compile to the close."""
+    shared: bool = False
+    """Whether it is in a mapped file, whose pages all processes of the host share, and which the system may drop."""
 
 
 def peak_of_values(function: Function) -> int | None:

@@ -79,7 +79,7 @@ class NativeTape:
         results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._filled(out)
         status = self._call(given, results)
         if status == c.UNALIGNED:
-            status = self._call([np.require(array, requirements=["A"]) for array in given], results)
+            status = self._call([array if _is_aligned(array) else array.copy() for array in given], results)
         if status:
             raise self._failure(status)
         return results
@@ -90,7 +90,7 @@ class NativeTape:
         Its own cost is negligible compared with the kernels. It holds references to the arrays.
         """
         given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        if any(kept is not array or not array.flags.aligned for kept, array in zip(given, arrays, strict=True)):
+        if any(kept is not array or not _is_aligned(array) for kept, array in zip(given, arrays, strict=True)):
             return None
         at, run, handle = c.address_of, self._run, self._handle
         arguments, results = self._arguments(*map(at, given)), self._results(*map(at, out))
@@ -133,6 +133,11 @@ class NativeTape:
         step = self.steps[status - 1]
         said = " ".join(self._core.said().decode("utf-8", "replace").split()) or "it gives no reason"
         return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {said}")
+
+
+def _is_aligned(array: Array) -> bool:
+    """Whether the array's address is; NumPy says so of any array without elements."""
+    return array.flags.aligned and (array.size > 0 or c.address_of(array) % array.dtype.alignment == 0)
 
 
 class _Checked:

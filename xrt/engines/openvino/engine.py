@@ -139,7 +139,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with AllocationTracker(len(data)) as growth:
             compiled, limits, inplace = load_model(data, DEVICE, self._settings(context, function))
-        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth), inplace)
+        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth, data), inplace)
         executable.saved = data
         return executable
 

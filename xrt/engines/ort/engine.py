@@ -149,7 +149,7 @@ class Ort(GraphCompiler):
             handed = self._handed(function, context)
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        options = self._session_options(function, context.threads, context.device)
+        options = self._session_options(context.threads, context.device, function)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
         if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
@@ -164,7 +164,7 @@ class Ort(GraphCompiler):
         try:
             with in_memory() as file:
                 return self._restored(
-                    optimize_model(function, handed, self._session_options(function, threads), file), function, threads
+                    optimize_model(function, handed, self._session_options(threads, function=function), file), function, threads
                 )
         except Exception:  # noqa: BLE001  # the library's errors have no common base
             return None
@@ -206,7 +206,9 @@ class Ort(GraphCompiler):
         thread_pool.use()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(function, session, handed.files, partial(report_memory, handed.copied, growth), inplace)
+        executable = OrtExecutable(
+            function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace
+        )
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
@@ -218,22 +220,23 @@ class Ort(GraphCompiler):
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
         if executable.saved is not None:
-            return self._packed(executable.saved, executable.function, executable.files, context)
+            return self._packed(executable.saved, executable.files, context)
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed, options = self._handed(executable.function, context), self._session_options(executable.function, context.threads)
+        handed = self._handed(executable.function, context)
+        options = self._session_options(context.threads, function=executable.function)
         with (context.workdir / "session").open("w+b") as file:
             data = optimize_model(executable.function, handed, options, file)
         function = executable.function
-        return self._packed(data, function, SavedSession.read(data).export(function).files, context)
+        return self._packed(data, SavedSession.read(data).export(function).files, context)
 
-    def _packed(self, data: memoryview, function: Function, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
+    def _packed(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
         """Return a saved session with the weights that the library packs, where several processes will load it."""
         saved = SavedSession.read(data)
         if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_UNPACKED, "0") == "1":
             return data
         try:
-            return saved.pack(files, self._load_options(function, 1), context.workdir)
+            return saved.pack(files, self._load_options(1), context.workdir)
         except Exception:  # noqa: BLE001  # the library's errors have no common base; each process then packs for itself
             _log.info("ONNX Runtime cannot save packed weights", exc_info=True)
             return data
@@ -255,7 +258,7 @@ class Ort(GraphCompiler):
         border, inplace = saved.border(function), dict(saved.header["inplace"])
         executable = self._mapped(saved, function, border, threads)
         if executable is None:
-            executable = self._opened(border, saved.export(function), self._load_options(function, threads), inplace)
+            executable = self._opened(border, saved.export(function), self._load_options(threads), inplace)
         executable.saved = data
         return executable
 
@@ -269,15 +272,15 @@ class Ort(GraphCompiler):
         if placed is None:
             return None
         try:
-            executable = self._opened(border, placed.handed, self._load_options(function, threads), dict(saved.header["inplace"]))
+            executable = self._opened(border, placed.handed, self._load_options(threads), dict(saved.header["inplace"]))
         except Exception:  # noqa: BLE001  # the library's errors have no common base; if the model is to blame, it says so again
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
         return executable if placed.release() else None
 
-    def _load_options(self, function: Function, threads: int) -> SessionOptions:
-        """Return the options for an optimized model, which is taken as it is."""
-        options = self._session_options(function, threads)
+    def _load_options(self, threads: int) -> SessionOptions:
+        """Return the options for an optimized model, which is taken as it is: its nodes are not looked at."""
+        options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
 
@@ -317,7 +320,7 @@ class Ort(GraphCompiler):
         why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
         return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
-    def _session_options(self, function: Function, threads: int, device: str = "cpu") -> SessionOptions:
+    def _session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
@@ -333,7 +336,8 @@ class Ort(GraphCompiler):
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         exact = _EXACT_CONFIG if self.arithmetic == "exact" else {}
         settings = {**own, **exact, **self.config}
-        if any(node.control for node in function.nodes):  # what waits for another node is not to be computed with an equal one
+        if function is not None and any(node.control for node in function.nodes):
+            # What waits for another node is not to be computed with an equal one.
             settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "CommonSubexpressionElimination")))
         for key, value in settings.items():
             options.add_session_config_entry(key, value)

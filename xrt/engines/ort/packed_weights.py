@@ -139,10 +139,11 @@ class PlacedModel:
         return self.mapping.is_at_path()
 
 
-def place_model(marked: MarkedModel, files: Mapping[str, Bytes]) -> PlacedModel | None:
+def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> PlacedModel | None:
     """Return the model with the places of its weights in the file that all ``files`` are parts of.
 
-    None where they are not parts of one file, or that is no longer at its path: another may have replaced it.
+    ``size`` is that of the weights which the library has laid out or packed. None where the files are not parts of one, or that
+    is no longer at its path: another may have replaced it.
     """
     places = {name: find_file_offset(content) for name, content in files.items()}
     mappings = {id(place[0]): place[0] for place in places.values() if place is not None}
@@ -157,7 +158,8 @@ def place_model(marked: MarkedModel, files: Mapping[str, Bytes]) -> PlacedModel 
         model[at : at + _NAME_WIDTH] = _pad(name)
     for at, file, offset in marked.offsets:
         model[at : at + _NUMBER_WIDTH] = b"%0*d" % (_NUMBER_WIDTH, starts[file] + offset)
-    return PlacedModel(ExportedModel(bytes(model), folder=os.fspath(mapping.path.parent)), mapping, tuple(files.values()))
+    handed = ExportedModel(bytes(model), mapped=size, folder=os.fspath(mapping.path.parent))
+    return PlacedModel(handed, mapping, tuple(files.values()))
 
 
 def _pad(name: bytes) -> bytes:

@@ -29,7 +29,7 @@ from xrt.engines.ort.packed_weights import MarkedModel, PlacedModel, pack_weight
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.graph import Function, Node, Value
-from xrt.graph.memory_map import release
+from xrt.graph.memory_map import find_file_offset, release
 
 __all__ = ["SavedSession", "optimize_model"]
 
@@ -65,8 +65,10 @@ class SavedSession:
 
     def _hand_over(self, constants: Mapping[str, Bytes]) -> ExportedModel:
         size, own = self.header["weights"], self.header.get("own", self.header["weights"])
-        files = {**constants, _OWN: np.frombuffer(self.data[:own], np.uint8)} if own else constants
-        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied=own)
+        content = np.frombuffer(self.data[:own], np.uint8)
+        copied, mapped = (own, 0) if find_file_offset(content) is None else (0, own)
+        files = {**constants, _OWN: content} if own else constants
+        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
     @property
     def has_packed(self) -> bool:
@@ -80,9 +82,10 @@ class SavedSession:
         """
         if not self.has_packed:
             return None
-        start = self.header["weights"] + self.header["model"]
+        size = self.header["weights"]
+        start = size + self.header["model"]
         marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
-        return place_model(marked, {**dict(self._constants(function)), _OWN: np.frombuffer(self.data, np.uint8)})
+        return place_model(marked, {**dict(self._constants(function)), _OWN: np.frombuffer(self.data, np.uint8)}, size)
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
         """Return this with the weights that the library packs, mapped from a file in the folder; itself where it packs none.

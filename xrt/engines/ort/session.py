@@ -44,6 +44,8 @@ class ExportedModel:
     """The content of each external file that the model names. It must live as long as the session, which reads it there."""
     copied: int = 0
     """How many bytes of the files are copies of constants, as the library does not take these where they lie."""
+    mapped: int = 0
+    """How many bytes are weights as the library lays them out and packs them, in a file that processes share."""
     folder: str = ""
     """The folder of the file that the library maps itself; empty where it maps none."""
 

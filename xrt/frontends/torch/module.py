@@ -37,6 +37,7 @@ from xrt.module.module import XRTModule
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.specialization_cache import warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.tuning import TERMS, Objective
 from xrt.verify.progress import ignore_progress
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from xrt.module.specialization import Specialization
     from xrt.partition import Plan
     from xrt.placement import TuningResult
+    from xrt.placement.throughput.result import ServingConfiguration
     from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
 
@@ -283,10 +285,10 @@ class TorchModule(XRTModule):
         compiled, feed = self._prepare(args, named)
         return compiled.module.plan_for(*feed)
 
-    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **named: Any) -> None:
+    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, add: bool = False, **named: Any) -> None:
         """Write a bundle of the Function for such inputs, or of the last call; its inputs are the tensors by name."""
         compiled, feed = self._prepare(examples, named) if examples or named else (self._require(), [])
-        compiled.module.save(path, *feed, example=example)
+        compiled.module.save(path, *feed, example=example, add=add)
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
         leaves, structure, _ = flatten(args, named)
@@ -295,10 +297,19 @@ class TorchModule(XRTModule):
         compiled, buffers = self._find(leaves, structure)
         return compiled, collect_arrays(compiled.capture, leaves, buffers)
 
-    def tune(self, *args: Any, budget: float | None = None, progress: Any = None, **named: Any) -> TuningResult:
-        """Search again for the fastest placement for such inputs; see `XRTModule.tune`."""
+    def tune(
+        self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **named: Any
+    ) -> Any:
+        """Search again for the best placement for such inputs; see `XRTModule.tune`, whose keywords for throughput it takes."""
+        terms = {name: named.pop(name) for name in TERMS if name in named} if objective != "latency" else {}
         compiled, feed = self._prepare(args, named)
-        return compiled.module.tune(*feed, budget=budget, progress=progress)
+        tune: Any = compiled.module.tune
+        return tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
+
+    @property
+    def serving(self) -> ServingConfiguration | None:
+        """How to serve the Function of the last call, as it was tuned for throughput; None where it was not."""
+        return self._require().module.serving
 
     def verify(self, *args: Any, inner: bool = True, progress: Any = ignore_progress, **named: Any) -> Verification:
         """Compare every region with the reference engine on such inputs; see `XRTModule.verify`."""

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,8 +31,9 @@ __all__ = ["StagePipeline", "pipeline"]
 
 FRAME = 1 << 20
 """Bytes of a message between stages beyond its values."""
-WAIT = -1
-"""Seconds that a message may take: no limit. A stage may be slow, and Ray ends the wait where an actor dies."""
+WAIT = 86_400.0
+"""Seconds that a message may take: a stage may be slow, and Ray ends the wait where an actor dies. Ray 2.60 takes -1, which it
+documents as no limit, for no time at all."""
 AHEAD = 2
 """Micro-batches for each stage that are on their way at the same time."""
 
@@ -72,8 +74,8 @@ def pipeline(
     options = [{"num_cpus": num_cpus, **one} for one in each]
     actors = [kind.options(**one).remote(path, engine, ends, place, extents) for place, one in enumerate(options)]
     try:
-        threads = ray.get([actor.get_threads.remote() for actor in actors])
-        return StagePipeline(actors, cut, inputs, outputs, micro_batch, threads)
+        processes = ray.get([actor.describe.remote() for actor in actors])
+        return StagePipeline(actors, cut, inputs, outputs, micro_batch, processes)
     except BaseException:
         for actor in actors:
             ray.kill(actor)
@@ -86,6 +88,15 @@ def _find_row_dims(inputs: Sequence[Value], rows: int) -> dict[str, int]:
     return {shape[0]: rows for shape in shapes if isinstance(shape[0], str)}
 
 
+@dataclass(frozen=True, slots=True)
+class StageProcess:
+    """Where a stage runs."""
+
+    threads: int
+    pid: int
+    """The number of the process on its machine."""
+
+
 class _StageActor:
     """One stage in a process of its own."""
 
@@ -93,8 +104,8 @@ class _StageActor:
         self._module = open_model(path, engine=engine, threads=count_granted_threads())
         self._program = compile_stage(self._module, cut_plan(self._module.plan, ends, sizes)[place])
 
-    def get_threads(self) -> int:
-        return self._module.threads
+    def describe(self) -> StageProcess:
+        return StageProcess(self._module.threads, os.getpid())
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         return self._program(values)
@@ -110,12 +121,12 @@ class StagePipeline:
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         micro_batch: int | None,
-        threads: Sequence[int],
+        processes: Sequence[StageProcess],
     ) -> None:
         from ray.dag import InputNode
 
-        self.stages, self.threads = tuple(stages), tuple(threads)
-        """The parts of the plan; the thread budget of each actor."""
+        self.stages, self.processes = tuple(stages), tuple(processes)
+        """The parts of the plan, and the process of each."""
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._micro_batch = micro_batch
         self._actors = list(actors)

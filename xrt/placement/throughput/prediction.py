@@ -14,7 +14,7 @@ import numpy as np
 from xrt.measure.queueing import Batching, LoadResult, draw_arrivals, simulate_queue, summarize_load
 from xrt.measure.rate_search import search_rate
 
-__all__ = ["GAIN", "CallTimes", "predict_rate"]
+__all__ = ["GAIN", "ServiceTimes", "predict_rate"]
 
 DRAWN = 997
 """Times of calls that are drawn of each size, and repeated."""
@@ -32,7 +32,7 @@ WAITS = (0.0, 0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class CallTimes:
+class ServiceTimes:
     """Seconds of calls by their number of requests, measured while all instances of a split were busy."""
 
     samples: Mapping[int, Sequence[float]]
@@ -86,7 +86,7 @@ def _select_calm(samples: Sequence[float]) -> list[float]:
 
 
 def predict_rate(
-    times: CallTimes, batch: int, instances: int, bound: float, sizes: tuple[int, ...], seed: int
+    times: ServiceTimes, batch: int, instances: int, bound: float, sizes: tuple[int, ...], seed: int
 ) -> tuple[float, Batching]:
     """Return the highest rate within the bound by simulation, and the wait for full batches at which it is reached.
 

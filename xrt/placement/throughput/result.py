@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from xrt.formats.serving_record import ServingRecord, ServingRow
@@ -26,7 +26,7 @@ class ServingConfiguration:
     batch: int
     """Requests of one call, at most."""
     instances: int
-    """Calls that run at a time, each on a module of its own with so many ``threads``."""
+    """Calls that run at a time, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
     threads: int
     max_wait: float
     """Seconds that a request may wait for others while an instance is idle."""
@@ -40,7 +40,7 @@ class ServingConfiguration:
     dim: str = ""
     """The symbolic dim that counts requests; empty where each call is one request."""
     sizes: tuple[int, ...] = ()
-    """Requests that a call may have, ascending: as many as are waiting, rounded down. Empty: any number up to ``batch``."""
+    """Rows that a call may have, ascending: fewer requests are filled up with a repeated row. Empty: any up to ``batch``."""
     plans: tuple[str, ...] = ()
     """The engines of the plan at each of the ``sizes``; where these are empty, at the batch size."""
     memory: int = 0
@@ -54,6 +54,10 @@ class ServingConfiguration:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; a bound that is infinite is None."""
         return {**asdict(self), "bound": _finite(self.bound)}
+
+    def round(self) -> ServingConfiguration:
+        """Return it with six digits of each measured number, as files hold it."""
+        return replace(self, **{name: _round(getattr(self, name)) for name in ("max_wait", "rate", "p50", "p99")})
 
     def to_record(self, rows: tuple[ServingRow, ...] = ()) -> ServingRecord:
         """Return what files hold of it."""
@@ -101,8 +105,9 @@ class ServingCandidate:
     def to_row(self) -> ServingRow:
         """Return what files hold of it."""
         load = self.load
-        found = (load.rate, _finite(load.p50), _finite(load.p99)) if load else (None, None, None)
-        own = (self.plan[:4000], self.seconds, self.predicted, self.max_wait, *found, self.memory, self.note[:4000])
+        measured = (load.rate, load.p50, load.p99) if load else (None, None, None)
+        figures = [_round(one) for one in (self.seconds, self.predicted, self.max_wait, *measured)]
+        own = (self.plan[:4000], *figures, self.memory, self.note[:4000])
         return ServingRow(self.batch, self.split.instances, self.split.threads, self.verdict, *own)
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,6 +212,11 @@ def format_latency(seconds: float) -> str:
     if math.isinf(seconds):
         return "no end"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _round(value: float | None) -> Any:
+    """Return a number with six digits: more say nothing, and the diff of a lockfile would show them. None where it has no end."""
+    return None if value is None or math.isinf(value) else float(f"{value:.6g}")
 
 
 def _finite(value: float) -> float | None:

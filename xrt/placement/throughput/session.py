@@ -13,7 +13,7 @@ import numpy as np
 from xrt.measure.queueing import Batching, LoadResult, Times, draw_arrivals, summarize_load
 from xrt.measure.rate_search import search_rate
 from xrt.measure.timing import Clock
-from xrt.placement.throughput.prediction import CallTimes, predict_rate
+from xrt.placement.throughput.prediction import ServiceTimes, predict_rate
 from xrt.placement.throughput.request import Split, ThroughputRequest
 from xrt.placement.throughput.result import (
     ServingCandidate,
@@ -83,10 +83,12 @@ class ThroughputSession:
     tell: Tell = lambda text: None
     notes: tuple[str, ...] = ()
     _found: list[ServingCandidate] = field(default_factory=list)
-    _times: dict[Split, CallTimes] = field(default_factory=dict)
+    _times: dict[Split, ServiceTimes] = field(default_factory=dict)
     _began: float = 0.0
     _is_short: bool = False
     """Whether time was missing for a load."""
+    _is_unconfirmed: bool = False
+    """Whether time was missing to confirm the choice."""
 
     def run(self) -> ThroughputResult:
         """Return the result; Ctrl-C ends the search with what is confirmed by then."""
@@ -115,10 +117,10 @@ class ThroughputSession:
                 samples[size] = bench.sample_calls(split, size)
                 if min(samples[size]) > request.bound:
                     break  # larger batches take longer still
-            self._times[split] = CallTimes(samples)
+            self._times[split] = ServiceTimes(samples)
             self._found += self._judge(split, self._times[split])
 
-    def _judge(self, split: Split, times: CallTimes) -> Iterator[ServingCandidate]:
+    def _judge(self, split: Split, times: ServiceTimes) -> Iterator[ServingCandidate]:
         bound, measured = self.request.bound, list(times.medians)
         for batch in measured:
             one = ServingCandidate(batch, split, plan=self.bench.describe_plan(split, batch), seconds=times.medians[batch])
@@ -217,11 +219,16 @@ class ThroughputSession:
         """
         confirmed: set[int] = set()
         while (number := self._find_best()) is not None and number not in confirmed:
+            if confirmed and self._left <= 0:
+                self._is_unconfirmed = True
+                return
             one = self._found[number]
             assert one.load is not None
             rate, trials = one.load.rate, list(one.trials)
             load: LoadResult | None = None
             for attempt, back in enumerate((1.0, *BACK)):
+                if attempt and self._left <= 0:
+                    break
                 rate *= back
                 seconds = max(self._left, 0.0) / (1 + len(BACK) - attempt)
                 trial = self._run(one, rate, seconds, seed=HELD_OUT + attempt)
@@ -250,6 +257,8 @@ class ThroughputSession:
         if self._is_short:
             notes.append(f"budget={self.request.budget:g} s is short for these rates; a larger one finds them more closely")
         ordered = tuple(sorted(self._found, key=self._rank))
+        if self._is_unconfirmed:
+            notes.append("no time was left to confirm the choice with fresh arrivals")
         spent = self.clock() - self._began
         return ThroughputResult(
             configuration, ordered, self.request.bound, self.request.budget, spent, tuple(notes), is_interrupted
@@ -260,7 +269,7 @@ class ThroughputSession:
         sizes = self._list_sizes(one.batch)
         plans = tuple(self.bench.describe_plan(one.split, size) for size in sizes or (one.batch,))
         load = one.load
-        return ServingConfiguration(
+        made = ServingConfiguration(
             one.batch,
             one.split.instances,
             one.split.threads,
@@ -274,3 +283,4 @@ class ThroughputSession:
             plans,
             one.memory or 0,
         )
+        return made.round()

@@ -1,7 +1,6 @@
 """Convolutions; Dumoulin and Visin, *A guide to convolution arithmetic for deep learning*, arXiv:1603.07285.
 
-The gradient of a convolution's input is the transposed convolution of the result's, and the other way round. The gradient of the
-weights is a convolution of the input with the result's gradient, batch and channels exchanged, strides and dilations too.
+The gradient of a convolution's input is the transposed convolution of the result's, and the other way round.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import emit
+from xrt.passes.gradient.rules.convolution_weights import differentiate_weights
 from xrt.passes.gradient.rules.windows import Windows, fit, read_windows
 from xrt.passes.gradient.table import RuleContext, rule
-from xrt.passes.gradient.tensors import extent, integers, reduce_sum, transpose
+from xrt.passes.gradient.tensors import extent, integers, reduce_sum
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
@@ -28,7 +28,7 @@ def convolve(at: RuleContext) -> Gradients:
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = read_windows(at, _kernel(at, w), x, at.y)
     first = _transposed(at.g, w, x, windows, group) if at.wants(0) else None
-    second = _weights(x, at.g, windows, group) if at.wants(1) else None
+    second = differentiate_weights(x, at.g, windows, group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + windows.axes)]) if at.wants(2) else None
     return first, second, third
 
@@ -43,7 +43,7 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     whole = _uncut(at.g, x, windows)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
     bare = Windows(windows.kernel, windows.strides, windows.dilations, (0,) * windows.axes, (0,) * windows.axes)
-    second = _weights(whole, x, bare, group) if at.wants(1) else None
+    second = differentiate_weights(whole, x, bare, group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + windows.axes)]) if at.wants(2) else None
     return first, second, third
 
@@ -72,50 +72,6 @@ def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, grou
             pads = (*windows.begins, *windows.ends)
             return emit("ConvTranspose", g, weights, pads=pads, output_padding=over if any(over) else None, **options)
     return fit(emit("ConvTranspose", g, weights, **options), like, windows.begins)
-
-
-def _weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
-    """Return the gradient of the weights (M, C / group, ...), from the input (N, C, ...) and the gradient (N, M, ...)."""
-    spatial = range(2, 2 + windows.axes)
-    is_point = all(size == 1 for size in windows.kernel) and not any((*windows.begins, *windows.ends))
-    if group == 1 and is_point and all(stride == 1 for stride in windows.strides):
-        return _pointwise_weights(x, g, windows.axes)
-    exchanged = [1, 0, *spatial]
-    rows = transpose(x, exchanged)
-    if group != 1:  # (N, group C', ...) as C' batches of group N channels
-        shape = [extent(x, axis) for axis in range(2 + windows.axes)]
-        channels = shape[1] // group if isinstance(shape[1], np.ndarray) else emit("Div", shape[1], integers(group))
-        parts = _reshape(x, [shape[0], integers(group), channels, *shape[2:]])
-        moved = transpose(parts, [2, 1, 0, *range(3, 3 + windows.axes)])
-        merged = shape[0] * group if isinstance(shape[0], np.ndarray) else emit("Mul", shape[0], integers(group))
-        rows = _reshape(moved, [channels, merged, *shape[2:]])
-    found = emit(
-        "Conv",
-        rows,
-        transpose(g, exchanged),
-        group=group,
-        strides=windows.dilations,
-        dilations=windows.strides,
-        pads=(*windows.begins, *windows.ends),
-    )
-    # Where the strides leave a rest of the input unread, there are results beyond the kernel.
-    ends = np.asarray(windows.kernel, np.int64)
-    return transpose(emit("Slice", found, np.zeros_like(ends), ends, np.asarray(spatial, np.int64)), exchanged)
-
-
-def _reshape(x: Tensor, sizes: Sequence[Any]) -> Tensor:
-    if all(isinstance(size, np.ndarray) for size in sizes):
-        shape = np.concatenate(sizes)
-        return emit("Reshape", x, shape, allowzero=None if shape.all() else 1)
-    return emit("Reshape", x, emit("Concat", *sizes, axis=0), allowzero=1)
-
-
-def _pointwise_weights(x: Tensor, g: Tensor, axes: int) -> Tensor:
-    """Return the gradient for kernels of one element: a product of matrices per batch element, summed."""
-    columns = emit("Reshape", x, integers(0, 0, -1)), emit("Reshape", g, integers(0, 0, -1))
-    products = emit("MatMul", columns[1], transpose(columns[0], [0, 2, 1]))
-    summed = reduce_sum(products, [0])
-    return emit("Unsqueeze", summed, np.arange(2, 2 + axes))
 
 
 def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:

@@ -1,0 +1,155 @@
+"""gRPC on an application without a process of its own: typed and raw contents, errors, and the committed messages."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+import xrt
+from tests.serve.serving import HANGS, TOP, double, identity, run
+from xrt.graph import DType
+from xrt.serve import app, start_grpc
+from xrt.serve import open_inference_pb2 as messages
+from xrt.serve.tensors import DATATYPES
+
+PROTO = TOP / "proto" / "open_inference.proto"
+
+
+async def call(port: int, name: str, /, **fields: Any) -> Any:
+    """Return the response to one call with a request of those fields."""
+    request, response = getattr(messages, f"{name}Request"), getattr(messages, f"{name}Response")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.unary_unary(
+            f"/inference.GRPCInferenceService/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return await asyncio.wait_for(method(request(**fields)), HANGS)
+
+
+def on_server(application: Any, test: Any) -> None:
+    async def whole() -> None:
+        server, port = await start_grpc(application)
+        try:
+            await test(port)
+        finally:
+            await server.stop(None)
+
+    run(application, whole)
+
+
+FIELDS = {
+    "BOOL": ("bool_contents", [True, False]),
+    "INT8": ("int_contents", [-128, 127]),
+    "INT32": ("int_contents", [-(2**31), 5]),
+    "INT64": ("int64_contents", [-(2**63), 2**63 - 1]),
+    "UINT16": ("uint_contents", [0, 65535]),
+    "UINT64": ("uint64_contents", [0, 2**64 - 1]),
+    "FP32": ("fp32_contents", [1.5, float("-inf")]),
+    "FP64": ("fp64_contents", [0.1, 2.0]),
+    "BYTES": ("bytes_contents", ["é".encode(), b""]),
+}
+
+
+def test_typed_contents_of_each_datatype_come_back() -> None:
+    function = identity(*(DATATYPES[name].dtype for name in FIELDS), shape=(2,))
+    inputs = [
+        {"name": f"x{place}", "datatype": name, "shape": [2], "contents": {field: values}}
+        for place, (name, (field, values)) in enumerate(FIELDS.items())
+    ]
+
+    async def test(port: int) -> None:
+        response = await call(port, "ModelInfer", model_name="all", id="r", inputs=inputs)
+        assert (response.id, response.model_version, list(response.raw_output_contents)) == ("r", "1", [])
+        for output, (name, (field, values)) in zip(response.outputs, FIELDS.items(), strict=True):
+            assert (output.datatype, list(output.shape), list(getattr(output.contents, field))) == (name, [2], values)
+
+    on_server(app({"all": xrt.XRTModule(function)}), test)
+
+
+def test_what_has_no_typed_contents_is_raw() -> None:
+    half = np.array([[1.5, -2]], np.float16)
+    tensor = {"name": "x0", "datatype": "FP16", "shape": [1, 2]}
+
+    async def test(port: int) -> None:
+        response = await call(port, "ModelInfer", model_name="half", inputs=[tensor], raw_input_contents=[half.tobytes()])
+        assert list(response.raw_output_contents) == [half.tobytes()]
+        for fields, message in (
+            ({"inputs": [tensor]}, "input 'x0' is FP16, which contents cannot hold; send it in raw_input_contents"),
+            (
+                {"inputs": [tensor], "raw_input_contents": [b"", b""]},
+                "the request has 1 inputs and 2 raw contents; each input has one, or none has",
+            ),
+            (
+                {"inputs": [{**tensor, "datatype": "FP8"}]},
+                f"input 'x0' has datatype 'FP8'; there is: {', '.join(DATATYPES)}",
+            ),
+            (
+                {"inputs": [{"name": "x0", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [200]}}]},
+                "input 'x0' has a number that INT8 cannot hold",
+            ),
+            (
+                {"inputs": [{"name": "x0", "datatype": "INT8", "shape": [2], "contents": {"int_contents": [1]}}]},
+                "input 'x0' has shape [2], 2 elements; int_contents has 1",
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call(port, "ModelInfer", model_name="half", **fields)
+            assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+
+    on_server(app({"half": xrt.XRTModule(identity(DType.FLOAT16))}), test)
+
+
+def test_facts_and_health() -> None:
+    application = app({"double": xrt.XRTModule(double())})
+
+    async def test(port: int) -> None:
+        assert (await call(port, "ServerLive")).live and (await call(port, "ServerReady")).ready
+        assert (await call(port, "ModelReady", name="double", version="1")).ready
+        facts = await call(port, "ServerMetadata")
+        assert (facts.name, facts.version) == ("xrt", xrt.__version__)
+        described = await call(port, "ModelMetadata", name="double")
+        assert [(one.name, one.datatype, list(one.shape)) for one in described.inputs] == [("x", "FP32", [-1, 3])]
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(port, "ModelMetadata", name="none")
+        assert (error.value.code(), error.value.details()) == (
+            grpc.StatusCode.NOT_FOUND,
+            "there is no model 'none'; there is: double",
+        )
+        application.begin_drain()
+        assert not (await call(port, "ServerReady")).ready
+
+    on_server(application, test)
+
+
+def test_the_committed_messages_are_fresh_and_in_a_pool_of_their_own(tmp_path: Path) -> None:
+    made = tmp_path / "made.py"
+    script = TOP / "proto" / "write_messages.py"
+    subprocess.run([sys.executable, str(script), str(PROTO), str(made)], check=True)
+
+    def read(source: str) -> descriptor_pb2.FileDescriptorProto:
+        found: dict[str, Any] = {}
+        exec(compile(source, "messages", "exec"), found)  # a module that this test has just made
+        file = descriptor_pb2.FileDescriptorProto.FromString(found["SERIALIZED"])
+        for message in file.message_type:
+            for field in message.field:
+                field.ClearField("json_name")
+        return file
+
+    committed = read(Path(str(messages.__file__)).read_text())
+    assert read(made.read_text()) == committed, "proto/open_inference.proto was changed; run `make proto`"
+    assert messages.ModelInferRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
+    lines = PROTO.read_text().splitlines()
+    declared = [n for n, line in enumerate(lines) if line.strip().startswith(("message ", "rpc ")) or line.strip().endswith(";")]
+    declared = [n for n in declared if not lines[n].startswith(("syntax", "package"))]
+    assert len(declared) > 70
+    assert [lines[n].strip() for n in declared if not lines[n - 1].strip().startswith("//")] == []
