@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
     from xrt.passes.gradient import gradient as gradient
+    from xrt.precision import ErrorBudget as ErrorBudget
     from xrt.training import TrainModule as TrainModule
 
 from xrt.logging import follow
@@ -59,6 +60,7 @@ _HOMES = {
     "ClusteringOptions": "xrt.partition",
     "CompileContext": "xrt.engines",
     "DType": "xrt.graph",
+    "ErrorBudget": "xrt.precision",
     "Executable": "xrt.engines",
     "ExecutionOptions": "xrt.engines",
     "Function": "xrt.graph",

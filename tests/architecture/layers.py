@@ -35,6 +35,7 @@ LINE = (
     ("verify",),
     ("placement",),
     ("calibration",),
+    ("precision",),
     ("module",),
     ("frontends",),
     ("training",),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt import models
+from xrt.cli.batches import read_batches
 from xrt.cli.options import ENGINE_NAMES, load_with_options, parse_seconds, read_locked_dims, set_dims
 from xrt.cli.screen import WorkStatus, out
 from xrt.engines import split_specs
@@ -90,6 +91,12 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     metavar="ENGINES",
     help="Engines of the lockfile whose options may name files or code",
 )
+@click.option(
+    "--validate",
+    type=click.Path(),
+    metavar="DATA",
+    help="The examples on which the error of a plan of lower precision was measured [default: the path in the lockfile]",
+)
 @click.option("--once", is_flag=True, help="Report a regression without a second process")
 @click.option(
     "--confirm-limit",
@@ -108,19 +115,21 @@ def command(
     budget: float,
     model: str | None,
     named: str | None,
+    validate: str | None,
     once: bool,
     patience: float,
     as_json: bool,
 ) -> int:
     """Compare the plan of LOCK with its competitor: both take turns here, and the ratio is compared with the lockfile's.
 
-    The exit code is 1 when the plan has become slower by more than --max-regress for certain, cannot run, or computes wrongly;
-    otherwise 0. Where the noise is too large for a decision, the exit code is 0, or 3 with --undecided=fail. A regression must
-    appear in two processes; the exit code is 2 when the second one hangs.
+    The exit code is 1 when the plan has become slower by more than --max-regress for certain, cannot run, computes wrongly, or
+    has an error over the budget of the lockfile; otherwise 0. Where the noise is too large for a decision, the exit code is 0, or
+    3 with --undecided=fail. A regression must appear in two processes; the exit code is 2 when the second one hangs.
     """
     _check_is_lock(lock)
     held = read_lock(lock)
     asked: dict[str, Any] = {"lock": lock, "model": model, "named": named, "limit": limit, "budget": budget}
+    asked["validate"] = validate
     try:
         outcome, elsewhere = _check(held, **asked)
     except (LockError, EngineError, PlanError) as error:
@@ -219,15 +228,25 @@ def _specs(lock: PlacementFile) -> list[str]:
     return list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
 
 
-def _check(held: PlacementFile, lock: str, model: str | None, named: str | None, limit: float, budget: float) -> Any:
+def _check(
+    held: PlacementFile,
+    lock: str,
+    model: str | None,
+    named: str | None,
+    limit: float,
+    budget: float,
+    validate: str | None = None,
+) -> Any:
     """Return the outcome, and a line for each thing that differs from where it was locked; ``lock`` is the file's path."""
     _check_named(held, split_specs(named) if named is not None else [])
-    return _checked(held, Path(lock), model, limit, budget)
+    return _checked(held, Path(lock), model, limit, budget, validate)
 
 
-def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, budget: float) -> Any:
+def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, budget: float, validate: str | None) -> Any:
     with _of_the_lock("model"):
-        function = _model(lock, path, model)
+        whole = _load_whole(lock, path, model)
+        function = _specialize(whole, lock)
+    examples = _read_validation(lock, path, whole, validate)
     engines = _specs(lock)
     if not engines:
         raise LockError("the lock has no plan")
@@ -242,7 +261,8 @@ def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, b
     with _of_the_lock("options"):
         made = XRTModule(function, engines, strict=True, threads=threads, **options)
     with WorkStatus("running the plan"), made as module:
-        outcome, differs = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+        given = [values[value.name] for value in function.inputs]
+        outcome, differs = check_module(module, lock, given, limit, budget, examples)
     return outcome, (*differs, *stand_ins)
 
 
@@ -284,14 +304,31 @@ def _array(file: Path, name: str) -> Any:
     return arrays[name]
 
 
-def _model(lock: PlacementFile, path: Path, model: str | None) -> Function:
+def _read_validation(lock: PlacementFile, path: Path, function: Function, given: str | None) -> list[Any] | None:
+    """Return the examples on which the error of the lock was measured; None where it has none, or they are not there."""
+    if lock.precision is None:
+        return None
+    named = {name: path.absolute().parent / lock.model[name] for name in ("validate", "calibrate") if name in lock.model}
+    file = Path(given) if given is not None else next(iter(named.values()), None)
+    if file is None or not file.exists():
+        return None
+    batches = read_batches(file, function)
+    is_shared = given is None and "validate" not in named  # the last fifth of the examples of calibration
+    return batches[-max(1, len(batches) // 5) :] if is_shared else batches
+
+
+def _load_whole(lock: PlacementFile, path: Path, model: str | None) -> Function:
     """Return the model that was given, or the one that the lock names: a file in the lock's directory, or a shipped one."""
     source = lock.model.get("source", "")
     nearby = path.absolute().parent / source
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
     text = model or (str(nearby) if nearby.is_file() else source)
-    function = set_dims(load_with_options(text), read_locked_dims(lock))
+    return set_dims(load_with_options(text), read_locked_dims(lock))
+
+
+def _specialize(function: Function, lock: PlacementFile) -> Function:
+    """Return the model with the shapes of the lock's inputs."""
     try:
         return specialize(function, read_shapes(lock, function))
     except InputError:  # it is another model; later checks report more about it

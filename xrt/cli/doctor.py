@@ -143,5 +143,6 @@ def _show(found: Mapping[str, Any]) -> None:
         *found["environment"].items(),
     ]
     show_table(("what", "value"), rows)
-    engines = [(e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"]) for e in found["engines"]]
-    show_table(("engine", "state", "from", "version or cause", "install"), engines)
+    names = ("name", "state", "distribution")
+    engines = [(*(e[name] for name in names), e["version"] or e["cause"], e["pip"], e["precisions"]) for e in found["engines"]]
+    show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)

@@ -54,4 +54,5 @@ def _show_options(engine: str, as_json: bool) -> None:
 def _what(status: EngineStatus) -> str:
     devices = status.available or ", ".join(status.devices)
     state = status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
+    state += f"; also computes in {status.precisions}" if status.precisions else ""
     return f"{description}: {state}" if (description := find_declaration(status.name).description) else state

@@ -19,6 +19,7 @@ from xrt.cli.options import (
     parse_seconds,
     set_dims,
 )
+from xrt.cli.precision import add_precision_options, read_precision_keywords
 from xrt.cli.screen import WorkStatus, complain, out
 from xrt.cli.tune import INTERRUPTED, format_result, list_examples, sizes_option
 from xrt.formats.placement_file import Baseline, write_placement
@@ -52,6 +53,7 @@ NOISY = 0.1
 )
 @click.option("--retune", is_flag=True, help="Search even if a decision is stored")
 @sizes_option
+@add_precision_options
 def command(
     model: str,
     files: tuple[str, ...],
@@ -76,7 +78,7 @@ def command(
     chosen, examples = list_examples(function, sizes, files)
     values = [all_inputs(files, set_dims(function, one), seed) for one in examples]
     given_by = {name: _relate(file, path) for name, file in list_input_files(files, function).items()}
-    keywords = module_keywords(given)
+    keywords = {**module_keywords(given), **read_precision_keywords(given, function)}
     with XRTModule(
         function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget * len(examples), sizes=chosen
     ) as module:
@@ -87,6 +89,7 @@ def command(
         with WorkStatus("holding the plan against another"):
             dims = (*given["dims"], *(f"{name}={size}" for name, size in examples[0].items()))
             source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(dims)}
+            source |= {name: _relate(given[name], path) for name in ("calibrate", "validate") if given[name] is not None}
             lock = lock_module(module, [values[0][value.name] for value in function.inputs], source, gate, given_by)
     write_placement(lock, path)
     for one, tuned in zip(examples, found, strict=True):

@@ -241,7 +241,11 @@ _SHARED = (
     ),
     click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
     click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
-    click.option("--precision", metavar="NAME", help="Precision of the arithmetic: fp32, fp16, bf16 or int8"),
+    click.option(
+        "--precision",
+        metavar="NAME",
+        help="Precision of the arithmetic: fp32, fp16, bf16 or int8; with --max-error several: bf16,int8,Softmax=fp32",
+    ),
     click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),
     _DIM,
@@ -366,6 +370,8 @@ def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
     kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}
     chosen = {name: value for name, value in kept.items() if value is not None}
+    if "," in chosen.get("precision", ""):
+        chosen["precision"] = [one.strip() for one in chosen["precision"].split(",")]
     if given["pins"]:
         chosen["pins"] = given["pins"]
     chosen |= isolation_keywords(given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from xrt.calibration import METHODS
 from xrt.calibration.error_search import QuantizationResult, measure_error, quantize_within
 from xrt.cli.batches import read_batches
 from xrt.cli.options import add_dims, add_engines, check_writable, load_with_sizes
+from xrt.cli.precision import parse_error
 from xrt.cli.screen import WorkStatus, complain, human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.errors import CalibrationError, InputError, OptionError
@@ -29,28 +29,17 @@ from xrt.module.specialization import optimize
 from xrt.passes.quantize import (
     QuantizationOptions,
     balance_channels,
-    fold_batch_normalization,
-    fuse_biases,
     list_balanced_values,
     quantize,
     quantize_weights,
     why_not_quantized,
 )
 from xrt.passes.quantize.weight_only import why_not_stored
+from xrt.placement.quantized_form import prepare_for_quantization
 
 __all__ = ["command"]
 
 Batches = Sequence[Mapping[str, Any]]
-
-
-def parse_error(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return a share from a text such as ``1%`` or ``0.01``; raises OptionError for another form."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|)", text.strip())
-    if match is None or not 0 < float(match[1]) < math.inf:
-        raise OptionError(f"--max-error takes a share such as 1% or 0.01; got {text!r}")
-    return float(match[1]) / (100 if match[2] else 1)
 
 
 @click.command("quantize")
@@ -127,8 +116,7 @@ def _prepare(function: Function) -> Function:
     """Return the model as it is quantized: constants folded, normalizations and biases in the operators before them."""
     if any("quantize" in node.op.lower() or "QLinear" in node.op for node in function.nodes):
         raise OptionError(f"the model {function.name!r} is quantized already: it has QuantizeLinear or operators like it")
-    folded = fold_batch_normalization(optimize(passes.infer_shapes(function), fold=True))
-    return passes.infer_shapes(fuse_biases(passes.infer_shapes(folded)))
+    return prepare_for_quantization(optimize(passes.infer_shapes(function), fold=True))
 
 
 def _count_held_out(batches: Batches, max_error: float | None) -> int:

@@ -29,7 +29,7 @@ __all__ = ["add_throughput_options", "check_objective", "tune_for_throughput"]
 
 GATE = 5.0
 """Seconds of the comparison of the locked plan with another one, for `xrt check`."""
-ONLY = ("p99", "batches", "instances", "batch_dim", "target", "page")
+ONLY = ("p99", "batches", "instances", "batch_dim", "target")
 """Options of this objective alone."""
 NUMBERS = ("batch", "instances", "threads", "a call", "requests/s", "p50", "p99", "memory")
 
@@ -79,7 +79,7 @@ _OPTIONS = (
     click.option(
         "-o", "--output", "target", type=click.Path(dir_okay=False), help="With throughput: write the result to this lockfile"
     ),
-    click.option("--html", "page", type=click.Path(dir_okay=False), help="With throughput: write table and curves to this page"),
+    click.option("--html", "page", type=click.Path(dir_okay=False), help="Also write a page to this file"),
 )
 
 
@@ -93,8 +93,10 @@ def add_throughput_options(command: Any) -> Any:
 def check_objective(objective: str, given: Mapping[str, Any]) -> None:
     """Raise OptionError for an option of the other objective."""
     if objective == "latency" and (name := next((one for one in ONLY if given.get(one) is not None), None)):
-        option = {"batches": "batch", "batch_dim": "batch-dim", "target": "output", "page": "html"}.get(name, name)
+        option = {"batches": "batch", "batch_dim": "batch-dim", "target": "output"}.get(name, name)
         raise OptionError(f"--{option} is of throughput; pass --objective throughput too, or leave it out")
+    if objective == "throughput" and given.get("max_error") is not None:
+        raise OptionError("--max-error is of latency; a search for throughput places in fp32")
     if objective == "throughput" and given.get("sizes"):
         raise OptionError("--sizes is of latency; with --objective throughput, --batch gives the sizes of the batch dim")
 

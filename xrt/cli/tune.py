@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from xrt.cli.inputs import all_inputs, from_files, set_shapes
 from xrt.cli.options import (
     add_tuning_options,
     check_sizes,
+    check_writable,
     input_options,
     isolation_options,
     list_dims,
@@ -28,11 +30,14 @@ from xrt.cli.options import (
     parse_seconds,
     set_dims,
 )
+from xrt.cli.precision import add_precision_options, read_precision_keywords, show_pareto
 from xrt.cli.screen import err, out, show_table
 from xrt.cli.throughput import add_throughput_options, check_objective, tune_for_throughput
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
+from xrt.formats.output import replace_file
 from xrt.module import XRTModule
+from xrt.placement.precision_report import describe_precision
 from xrt.placement.result import format_count
 from xrt.placement.size_ranges import format_sizes, parse_sizes
 
@@ -73,10 +78,19 @@ _SIZES = click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
 @sizes_option
+@add_precision_options
+@click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
 @add_throughput_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
-    model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
+    model: str,
+    files: tuple[str, ...],
+    seed: int,
+    budget: float,
+    sizes: tuple[str, ...],
+    pareto: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
@@ -86,7 +100,8 @@ def command(
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
-    the time is that of each search. Ctrl-C ends the search with the best plan so far, and
+    the time is that of each search. With --max-error plans of lower precision take part whose error, measured on --validate, is
+    within the share; --pareto shows error and time of each. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
     function = load_with_sizes(model, given)
@@ -98,10 +113,15 @@ def command(
         asked = {**given, "files": files, "as_json": as_json, "source": model}
         return tune_for_throughput(model, function, keywords, budget, seed, asked)
     chosen, examples = list_examples(function, sizes, files)
+    lower = read_precision_keywords(given, function)
+    if pareto and not lower:
+        raise OptionError("--pareto shows errors of plans of lower precision; pass --max-error and --validate")
+    if given["page"] is not None:
+        check_writable(Path(given["page"]))
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
-    with XRTModule(function, **keywords, budget=budget, sizes=chosen) as module:
+    with XRTModule(function, **keywords, **lower, budget=budget, sizes=chosen) as module:
         for one in examples:
             with format_result(budget) as report:
                 tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
@@ -111,21 +131,39 @@ def command(
                 out.print(f"for {format_sizes(one)}:", markup=False)
             if not as_json:
                 _show(tuned, module.threads)
+            if pareto and not as_json and tuned.precision is not None:
+                show_pareto(tuned.precision)
             if tuned.how == "interrupted":
                 break
+    if given["page"] is not None:
+        _write_page(found[-1], model, Path(given["page"]))
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
-    disk = default_cache().disk
-    if not as_json and any(tuned.how == "measured" for tuned in found) and isinstance(disk, DiskTier):
-        call = _spell_call(model, {**keywords, "threads": module.threads, "sizes": dict(chosen)})
-        is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
-        out.print(
-            f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
-            if is_stored
-            else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
-            markup=False,
-        )
+    elif any(tuned.how == "measured" for tuned in found):
+        spelled = {**keywords, "threads": module.threads, "sizes": dict(chosen)}
+        _tell_stored(_spell_call(model, {**spelled, "max_error": given["max_error"]} if lower else spelled), began, chosen)
     return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
+
+
+def _write_page(tuned: TuningResult, model: str, file: Path) -> None:
+    from xrt.placement.html import render_tuning_page  # for those alone who ask
+
+    page = render_tuning_page(tuned, model).encode()
+    replace_file(file, lambda stream: stream.write(page))
+
+
+def _tell_stored(call: str, began: float, chosen: Mapping[str, Any]) -> None:
+    """Say how a module uses what was found, if that is stored."""
+    disk = default_cache().disk
+    if not isinstance(disk, DiskTier):
+        return
+    is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+    out.print(
+        f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
+        if is_stored
+        else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+        markup=False,
+    )
 
 
 def list_examples(
@@ -219,6 +257,8 @@ def _show(tuned: TuningResult, threads: int) -> None:
     out.print(f"{head} ({threads} thread{'s' * (threads != 1)})\n{spent}", markup=False)
     for remark in tuned.remarks:
         out.print(remark, markup=False)
+    for line in describe_precision(tuned.precision) if tuned.precision is not None else ():
+        out.print(line, markup=False)
 
 
 def _ratio(one: CandidateResult) -> str:

@@ -109,6 +109,10 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         return found
 
+    def add(self, name: str, key: str, found: ValueRange) -> CalibrationTable:
+        """Return the table with a range for one more value, which has that name and key."""
+        return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(found, name=name, key=key)))
+
     def merge(self, other: CalibrationTable) -> CalibrationTable:
         """Return a table of the values of both, as if the model had been calibrated on the batches of both.
 

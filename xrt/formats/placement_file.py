@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from xrt.errors import PlacementFileError
 from xrt.formats.output import replace_file
+from xrt.formats.precision_record import PrecisionRecord
+from xrt.formats.records import MOST_TEXT, Count, Facts, Key, Number, Record, SelectionOutcome, Text, Word
 from xrt.formats.serving_record import ServingRecord
 
 __all__ = [
@@ -49,33 +51,10 @@ FORMAT = 1
 """The version of the text that is written, and the only one that is read."""
 
 MOST_BYTES = 16 << 20
-MOST_TEXT = 4000
-"""The most characters of a text: a name, a version, a note."""
 MOST_CANDIDATES = 64
 
-Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
-Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_TEXT)]
-Facts: TypeAlias = Mapping[Text, Text]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
-Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
-Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
-SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
-
-
-class _Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What has a place in the file."""
-
-    def replace(self, **changes: Any) -> Self:
-        """Return the record with other values of some fields."""
-        return msgspec.structs.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
-        return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
-
-
-class NodeRange(_Record, frozen=True):
+class NodeRange(Record, frozen=True):
     """Consecutive nodes of the model that are in one region."""
 
     region: Count
@@ -91,7 +70,7 @@ class NodeRange(_Record, frozen=True):
     last: Text = ""
 
 
-class CandidateRecord(_Record, frozen=True):
+class CandidateRecord(Record, frozen=True):
     """The result of a plan in the comparison."""
 
     plan: Text
@@ -113,7 +92,7 @@ class CandidateRecord(_Record, frozen=True):
     """The nodes of its regions; empty in a lockfile."""
 
 
-class Baseline(_Record, frozen=True):
+class Baseline(Record, frozen=True):
     """The reference of `xrt check` for a later run: the plan's time over that of another plan, in an interleaved measurement."""
 
     plan: Text
@@ -130,7 +109,7 @@ class Baseline(_Record, frozen=True):
             raise ValueError(f"needs 0 < low <= ratio <= high; it has {self.low:g}, {self.ratio:g} and {self.high:g}")
 
 
-class DeclinedNodes(_Record, frozen=True):
+class DeclinedNodes(Record, frozen=True):
     """The nodes that an engine does not support, for one reason."""
 
     engine: Text
@@ -139,7 +118,7 @@ class DeclinedNodes(_Record, frozen=True):
     """Their positions in the model's order."""
 
 
-class SearchRecord(_Record, frozen=True):
+class SearchRecord(Record, frozen=True):
     """The search that has led to a decision; `xrt.placement.TuningResult` says what each field means."""
 
     budget: Number
@@ -153,7 +132,7 @@ class SearchRecord(_Record, frozen=True):
     is_explicit: bool = False
 
 
-class RegionRecord(_Record, frozen=True):
+class RegionRecord(Record, frozen=True):
     """What a region costs on an engine."""
 
     region: Key
@@ -173,14 +152,14 @@ class RegionRecord(_Record, frozen=True):
             raise ValueError("needs low <= seconds <= high, and then no why_not")
 
 
-class LaunchRecord(_Record, frozen=True):
+class LaunchRecord(Record, frozen=True):
     """What a launch with nothing in it costs on an engine."""
 
     engine: Word
     seconds: Number
 
 
-class BoundaryRecord(_Record, frozen=True):
+class BoundaryRecord(Record, frozen=True):
     """What a value costs that one engine makes and another reads."""
 
     source: Word
@@ -189,7 +168,7 @@ class BoundaryRecord(_Record, frozen=True):
     per_byte: Number
 
 
-class CostRecords(_Record, frozen=True):
+class CostRecords(Record, frozen=True):
     """A cost table."""
 
     regions: tuple[RegionRecord, ...] = ()
@@ -197,7 +176,7 @@ class CostRecords(_Record, frozen=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
 
 
-class SizeRecord(_Record, frozen=True):
+class SizeRecord(Record, frozen=True):
     """Sizes of symbolic dims at which a placement was measured; it serves the sizes near them."""
 
     sizes: Mapping[Text, Count]
@@ -206,7 +185,7 @@ class SizeRecord(_Record, frozen=True):
     """The nodes of its regions; empty in the store, where each has a decision of its own."""
 
 
-class PlacementFile(_Record, frozen=True, kw_only=True):
+class PlacementFile(Record, frozen=True, kw_only=True):
     """A placement: the plan that was chosen, for which model and machine, by which comparison, and at which costs.
 
     A lockfile has all but ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``; a cost
@@ -235,6 +214,8 @@ class PlacementFile(_Record, frozen=True, kw_only=True):
     the seed in ``model``."""
     ranges: tuple[SizeRecord, ...] = ()
     """The ranges of sizes of a model with symbolic dims."""
+    precision: PrecisionRecord | None = None
+    """What a plan within an error budget is computed in, and by how much it differs; None where no budget was given."""
     search: SearchRecord | None = None
     costs: CostRecords | None = None
     serving: ServingRecord | None = None

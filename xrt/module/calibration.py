@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from xrt.calibration.grouping import group_by_bytes
 from xrt.calibration.observer import Observer
 from xrt.errors import CalibrationError, OptionError
-from xrt.graph import TensorType, hash_values
+from xrt.graph import hash_values
+from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
+from xrt.placement.quantized_form import OPTIONS, prepare_for_quantization
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -20,11 +23,6 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
 __all__ = ["ModuleCalibration", "calibrate", "calibrate_module", "call_observed"]
-
-MOST_BYTES = 256 << 20
-"""Values of more bytes than this are observed in several runs of the model."""
-UNKNOWN_BYTES = 8 << 20
-"""What a value of unknown extents counts."""
 
 
 class ModuleCalibration(ContextDecorator):
@@ -80,32 +78,18 @@ class _Site:
 
     @classmethod
     def of(cls, function: Function) -> _Site:
-        names, keys = list_calibrated_values(function), hash_values(function)
+        prepared = prepare_for_quantization(infer_shapes(function))
+        more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
+        names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
         if not names:
             raise CalibrationError(
                 f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
                 "with constant weights, so there is nothing to calibrate"
             )
         given = {value.name for value in function.inputs} | set(function.constants)
-        groups = list(_group([name for name in names if name not in given], function))
+        groups = list(group_by_bytes([name for name in names if name not in given], function))
         first = tuple(dict.fromkeys([*(value.name for value in function.outputs), *(groups[0] if groups else ())]))
         return cls(function, {name: keys[name] for name in names}, (first, *groups[1:]))
-
-
-def _group(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
-    """Yield names together whose values take no more than `MOST_BYTES`, where their sizes are known."""
-    group: list[str] = []
-    size = 0
-    for name in names:
-        type_ = function.get_type(name)
-        own = (type_.nbytes if isinstance(type_, TensorType) else None) or UNKNOWN_BYTES
-        if group and size + own > MOST_BYTES:
-            yield tuple(group)
-            group, size = [], 0
-        group.append(name)
-        size += own
-    if group:
-        yield tuple(group)
 
 
 def call_observed(module: XRTModule, open_ones: Sequence[ModuleCalibration], values: Sequence[Any], *, is_plain: bool) -> Any:

@@ -12,6 +12,7 @@ from xrt.placement.result import is_of_engine
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.graph import Constant, Function, Value
     from xrt.partition import Launch, Pin, Plan, Reason
     from xrt.placement import CostReport
@@ -71,12 +72,16 @@ class Explanation:
     updates: tuple[str, ...] = ()
     """The inputs that a call updates, each with whether in place, or why by a copy; empty before the compile."""
 
+    precision: PrecisionRecord | None = None
+    """What the plan is computed in within an error budget, and by how much it differs; None where no budget was given."""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     """What is explained, for its pictures; no part of the data or of the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
-        data = asdict(replace(self, plan=None, account=None)) | {"account": self.account.to_dict() if self.account else None}
+        own = {"account": self.account.to_dict() if self.account else None}
+        own["precision"] = self.precision.to_dict() if self.precision else None
+        data = asdict(replace(self, plan=None, account=None, precision=None)) | own
         del data["plan"]
         return data
 
@@ -163,6 +168,7 @@ def explain(
     checks: str = "",
     graph: str = "",
     updates: Sequence[object] = (),
+    precision: PrecisionRecord | None = None,
 ) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
@@ -186,6 +192,7 @@ def explain(
         graph,
         checks,
         tuple(map(str, updates)),
+        precision,
         plan,
     )
 

@@ -9,6 +9,7 @@ from xrt.html.rendering import render_cell, render_page
 from xrt.module.explain import Explanation
 from xrt.partition.html import describe_plan
 from xrt.placement.html import describe_costs
+from xrt.placement.precision_html import describe_errors
 
 __all__ = ["render_explanation", "render_explanation_page"]
 
@@ -36,4 +37,11 @@ def _describe(found: Explanation) -> dict[str, Any]:
     }
     remarks = [(region.name, region.engine, remark) for region in found.regions for remark in region.remarks]
     plan = describe_plan(found.plan, found.reasons)
-    return {"found": found, "facts": facts, "remarks": remarks, **plan, **describe_costs(found.account)}
+    return {
+        "found": found,
+        "facts": facts,
+        "remarks": remarks,
+        **plan,
+        **describe_costs(found.account),
+        **describe_errors(found.precision),
+    }

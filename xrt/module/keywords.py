@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -37,10 +37,14 @@ class ModuleKeywords(TypedDict, total=False):
     pins: str | Pin | Sequence[str | Pin]
 
     execution: ExecutionOptions
-    precision: Precision
+    precision: Precision | str | Sequence[str]
     use_fp16: bool
+    use_int8: bool
     strict_types: bool
-    calibration_table: str | None
+    calibration_table: str | os.PathLike[str] | Any | None  # an xrt.CalibrationTable, whose module is not loaded for a hint
+    max_error: float | Any | None  # an xrt.ErrorBudget
+    calibrate: Iterable[Any] | None
+    validate: Iterable[Any] | None
     threads: int | None
     max_workspace_size: int | None
     max_batch_size: int | None
@@ -72,7 +76,7 @@ def iter_keywords() -> Iterator[tuple[str, Any, type]]:
     """Yield name, default and owning class of each keyword, in the order of `ModuleKeywords`."""
     fields = {field.name: (field, owner) for owner in OWNERS for field in dataclasses.fields(owner)}
     for name in ModuleKeywords.__annotations__:
-        if name == "use_fp16":
+        if name in ("use_fp16", "use_int8"):
             yield name, False, ExecutionOptions
             continue
         field, owner = fields[name]

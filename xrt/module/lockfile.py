@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,14 @@ from xrt.formats.placement_file import CandidateRecord, PlacementFile, SizeRecor
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
 from xrt.placement.lockfile import FIGURES, LONGEST, create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
+from xrt.placement.precision_report import format_error
+from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.request import unwrap
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
 from xrt.placement.size_ranges import SizeRange, Sizes, sort_by_distance
+from xrt.precision.error_check import check_error
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.placement.ranged import RangedPlacement
     from xrt.placement.request import PlacementRequest
+    from xrt.precision import ErrorBudget
 
 __all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
 
@@ -42,6 +46,8 @@ class LockedPlacement:
     lock: PlacementFile
     name: str
     """Its file, quoted; for one that came as a value, a word."""
+    budget: ErrorBudget | None = None
+    """The error that the caller allows; None where that is not said, and the lock's own counts."""
     _known: dict[Sizes, TuningResult] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -87,7 +93,7 @@ class LockedPlacement:
             record = next(one for one in lock.ranges if one.sizes == dict(at))
             lock = lock.replace(plan=record.plan, model={**lock.model, "fingerprint": whole.fingerprint})
         request = engines.make_request(whole, clustering=clustering)
-        reasons = list_mismatches(lock, request)
+        reasons = (*list_mismatches(lock, request), *self._list_excesses())
         if not reasons:
             try:
                 found = self._known[at] = self._place(lock, request)
@@ -99,6 +105,17 @@ class LockedPlacement:
             raise LockError(f"{said}. Write it again with `xrt lock`, or leave strict=True out to measure instead")
         warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
+
+    def _list_excesses(self) -> Iterator[str]:
+        """Yield that the error of the lock is over a budget that the caller has given."""
+        budget, record = self.budget, self.lock.precision
+        if budget is None or record is None or record.precision == "fp32":
+            return
+        if budget.name != record.measure:
+            yield f"its error was measured as {record.measure!r} and the budget is of {budget.name!r}"
+        elif (known := max(record.error, record.high or 0.0)) > budget.limit:
+            allowed, was = (format_error(one, record.measure) for one in (budget.limit, known))
+            yield f"its error was measured to be up to {was}, and {allowed} is allowed"
 
     def _covers(self, ranged: RangedPlacement, sizes: Sizes) -> bool:
         """Whether the lock has ranges, and is of the same model with the same symbolic dims."""
@@ -112,7 +129,8 @@ class LockedPlacement:
     def _place(self, lock: PlacementFile, request: PlacementRequest) -> TuningResult:
         implicit = request.implicit if request.implicit in self.specs else None
         asked = tuple(one for one in request.engines if one.spec != request.implicit or one.spec == implicit)
-        plan = plan_from_ranges(lock.plan, replace(request, engines=asked, implicit=implicit))
+        planned = make_planned_function(request.function, lock.precision)
+        plan = plan_from_ranges(lock.plan, replace(request, function=planned, engines=asked, implicit=implicit))
         records = lock.candidates if lock.plan == self.lock.plan else ()
         won = next((one for one in records if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
         notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
@@ -123,17 +141,18 @@ class LockedPlacement:
             race=CandidateComparison((winner,), baseline=0 if won.is_baseline else None),
             how="locked",
             notes=(about, *notes),
+            precision=lock.precision,
         )
 
 
-def load_lock(asked: Any) -> LockedPlacement | None:
+def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
     """Return the lock for what a module was given: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
     if asked is None or isinstance(asked, LockedPlacement):
         return asked
     if isinstance(asked, PlacementFile):
-        return LockedPlacement(asked, "that was given")
+        return LockedPlacement(asked, "that was given", budget)
     if isinstance(asked, str | os.PathLike):
-        return LockedPlacement(read_lock(asked), repr(os.fspath(asked)))
+        return LockedPlacement(read_lock(asked), repr(os.fspath(asked)), budget)
     raise OptionError(f"lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got {asked!r}")
 
 
@@ -157,7 +176,8 @@ def lock_module(
     if tuned is None or tuned.how == "priority":
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
-    setup = _make_setup(module, build.function, values, seconds)
+    setup = _make_setup(module, build.function, values, seconds, tuned.lowered)
+    setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:LONGEST], **source}
     ranged = module._automatic.ranged
@@ -165,7 +185,9 @@ def lock_module(
     if ranged is not None and build.sizes:
         source[SYMBOLIC] = ranged.get_declared().fingerprint
         ranges = tuple(_record(one, ranged) for one in ranged.ranges)
-    lock = create_lock(build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files)
+    lock = create_lock(
+        build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files, precision=tuned.precision
+    )
     more = {run.engine for one in ranges for run in one.plan}
     versions = {one.spec: one.version() for one in unwrap(setup.request.engines) if one.spec in more}
     return lock.replace(ranges=ranges, engines={**lock.engines, **versions})
@@ -176,24 +198,37 @@ def _record(one: SizeRange, ranged: RangedPlacement) -> SizeRecord:
 
 
 def check_module(
-    module: XRTModule, lock: PlacementFile, values: Sequence[Any], limit: float, seconds: float
+    module: XRTModule,
+    lock: PlacementFile,
+    values: Sequence[Any],
+    limit: float,
+    seconds: float,
+    validate: Sequence[Any] | None = None,
 ) -> tuple[RegressionResult, tuple[str, ...]]:
     """Return what comes of holding a lock's plan against its gate here, and in which ways here is another place.
 
-    Raises LockError where the model is another, or a plan cannot run here.
+    ``validate`` has the examples on which the error of a plan of lower precision is measured again. Raises LockError where the
+    model is another, a plan cannot run here, or its error is over the budget.
     """
     setup = _make_setup(module, module._specialize(values).function, values, seconds)
     request = setup.request
     reasons = list_mismatches(lock, request, for_check=True)
     if lock.model.get("fingerprint") != request.function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(reasons)}")
-    plan = plan_from_ranges(lock.plan, request)
+    plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))
     other = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
+    if lock.precision is not None and lock.precision.precision != "fp32":
+        setup = replace(setup, lowered=plan)
+        check_error(setup, plan, lock.precision, validate, module.inputs)
     return check_regression(setup, plan, other, lock.baseline, limit), reasons
 
 
-def _make_setup(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> RegressionSetup:
+def _make_setup(
+    module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
+) -> RegressionSetup:
     settings, engines = module._settings, module._engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
+    known = {engine.spec for engine in request.engines}
+    request = replace(request, engines=(*(one for one in lowered if one.spec not in known), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
     return RegressionSetup(request, module._cache, [to_host(value) for value in values], reference, seconds)

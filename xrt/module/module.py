@@ -20,6 +20,7 @@ from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
+from xrt.module.precision_options import apply_constraints, make_module_lowering
 from xrt.module.savable import Savable
 from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
@@ -79,7 +80,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             self.__class__ = kind
             self.__init__(model, engine, device, cache=cache, **options)  # type: ignore[misc]  # of the other class, once
             return
-        self._settings = parse_options(options)
+        engine, self._settings = apply_constraints(engine, parse_options(options))
         self._cache = open_cache(cache)
         listed = partial(make_engine_list, engine, device, cache=self._cache)
         self._engines = listed(self._settings)
@@ -87,6 +88,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
         self._buckets, self._bucket_remarks = self._make_buckets()
+        self._lowering = make_module_lowering(self._settings, self._served)
         self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
@@ -154,6 +156,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             checks=str(self._checks),
             graph=build.graph_remark,
             updates=build.updates,
+            precision=build.tuned.precision if build.tuned else None,
         )
 
     def profile(self) -> Profile:

@@ -15,6 +15,7 @@ from xrt.engines.contract import registry
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
+from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.placement.reference import REFERENCE
@@ -23,7 +24,8 @@ from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.lockfile import LockedPlacement
-    from xrt.placement.auto import AutoPlacement
+    from xrt.placement.auto import AutoPlacement, Lower
+    from xrt.precision import ErrorBudget
 
 __all__ = [
     "IMPLICIT",
@@ -102,6 +104,15 @@ class ModuleOptions:
     """Devices of engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
     """Whether a call on a device is recorded once per signature and replayed; `explain` says why where it cannot be."""
+    max_error: ErrorBudget | None = None
+    """With ``engine="auto"``: the largest error of outputs for which plans may compute in lower precision, against float32: a
+    share of the output's norm (0.01) or an `xrt.ErrorBudget`. None lowers nothing."""
+    calibrate: Any = None
+    """Batches that ranges of values are measured on for int8, each what a call takes."""
+    validate: Any = None
+    """Other batches, on which the error is measured; None: the last fifth of those of ``calibrate``."""
+    choice: PrecisionChoice = NO_CHOICE
+    """What ``precision``, ``use_int8`` and ``calibration_table`` say of the module."""
     progress: Callable[[int, int], object] | bool | None = None
     """Whether a search or a compile of more than two seconds shows its progress on a terminal or in a notebook: None and True
     do, False does not. A function receives the number of compiled regions and of all regions instead, from the compiling
@@ -113,7 +124,7 @@ class ModuleOptions:
         return self.progress in (None, True)
 
     def make_auto_placement(
-        self, engines: EngineList, cache: CompileCache, everything: Callable[[], EngineList]
+        self, engines: EngineList, cache: CompileCache, everything: Callable[[], EngineList], lower: Lower | None = None
     ) -> AutoPlacement:
         """Return what places the signatures of a module with these options; ``everything`` gives all engines asked for."""
         from xrt.placement.auto import AutoPlacement, PlacementOptions
@@ -121,17 +132,17 @@ class ModuleOptions:
         load = None
         if self.lock is not None:
             load = partial(self.lock.load_result, clustering=self.clustering, strict=self.strict)
-        options = PlacementOptions(self.clustering, self.budget, self.memory_limit, self.cuda_graph, self.shows_progress)
+        options = PlacementOptions(self.clustering, self.budget, self.memory_limit, self.cuda_graph, self.shows_progress, lower)
         return AutoPlacement(engines, options, cache, everything, load)
 
 
 _DEFAULT = ModuleOptions()
-_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions)}
+_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions) if f.name != "choice"}
 _CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
 _EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
 _OTHER = ("engine", "device", "cache")
 """Parameters of XRTModule that are no options."""
-_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16"})
+_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16", "use_int8"})
 
 
 def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
@@ -143,15 +154,17 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
             raise OptionError(
                 f"XRTModule has no option {name!r}.{did_you_mean(name, (*_OTHER, *_KNOWN))} It has: {', '.join(_KNOWN)}"
             )
+    options, choice = read_precision_options(options)
     own = {name: options[name] for name in _OWN if name in options}
+    own |= {"choice": choice, "max_error": read_budget(own.get("max_error"))}
     own["clustering"] = _merged("clustering", ClusteringOptions, options, _CLUSTERING)
-    own["execution"] = _merged("execution", ExecutionOptions, _without_aliases(options), _EXECUTION)
+    own["execution"] = _merged("execution", ExecutionOptions, options, _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = _checked_folder(Path(os.fspath(own["dump_subgraph_dir"])))
     if own.get("lock") is not None:
         from xrt.module.lockfile import load_lock
 
-        own["lock"] = load_lock(own["lock"])
+        own["lock"] = load_lock(own["lock"], own.get("max_error"))
     if "sizes" in own:
         from xrt.placement.size_ranges import parse_sizes
 
@@ -197,16 +210,6 @@ def _merged(name: str, kind: type, options: Mapping[str, Any], fields: set[str])
     base: Any = given
     changes = {name: options[name] for name in fields if name in options}
     return dataclasses.replace(base, **changes) if changes else base
-
-
-def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell ``use_fp16`` as the precision that it is another word for."""
-    out = dict(options)
-    asked = out.pop("use_fp16", None)
-    if asked:
-        if out.setdefault("precision", "fp16") != "fp16":
-            raise OptionError(f"use_fp16=True contradicts precision={out['precision']!r}; give one of them")
-    return out
 
 
 def _checked_check(value: Any) -> Check:
@@ -255,10 +258,16 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
+    if settings.max_error is not None and not is_auto(asked):
+        raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
     context = CompileContext(
         settings.execution, check_device(device), validate_budget(settings.execution), report=settings.report
     )
     engines, left_out = _created(asked, context, settings, cache)
+    if settings.choice.is_quantized and settings.max_error is None:
+        from xrt.module.precision import lower_engines  # for those alone who ask
+
+        engines = lower_engines(engines)
     _check_list(engines)
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
@@ -281,7 +290,7 @@ def _created(
     many = _as_list(asked)
     if is_auto(asked):
         from xrt.placement import CostStore
-        from xrt.placement.auto import list_available_engines
+        from xrt.placement.available_engines import list_available_engines
 
         store = None if cache is None else CostStore.for_cache(cache)
         found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None

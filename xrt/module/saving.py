@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,7 @@ def save_module(
             models[name] = build.full_function()
             regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
+    engines = add_lowered_engines(engines, builds.values())
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
     if has_buckets:
@@ -97,6 +98,15 @@ def _check_same_model(base: BundleFile, source: ModelSource) -> None:
 
 def _list_buckets(asked: BucketOption) -> Any:
     return {name: list(sizes) for name, sizes in asked.items()} if isinstance(asked, Mapping) else asked
+
+
+def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
+    """Return the list with the engines of lower precision that plans have, behind those that were asked for."""
+    known = {engine.spec for engine in engines.engines}
+    lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in known}
+    named = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    implicit = engines.engines[len(named) :]
+    return replace(engines, engines=(*named, *lowered.values(), *implicit)) if lowered else engines
 
 
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xrt.cache import CompileCache
+    from xrt.graph import Function
     from xrt.module.buckets import Buckets
     from xrt.module.model_source import ModelSource
     from xrt.module.module import XRTModule
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from xrt.module.tiers import Tiers
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
+    from xrt.precision.lowering import LoweringWithinBudget
     from xrt.runtime import Program
 
 __all__ = ["Specializable"]
@@ -45,6 +48,7 @@ class Specializable:
     _fast_path: FastPath
     _lock: RLock
     _planning: RLock
+    _lowering: LoweringWithinBudget | None
     _closed: bool
     _why_sizes: str | None = None
     """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
@@ -91,7 +95,7 @@ class Specializable:
 
     @cached_property
     def _automatic(self) -> AutoPlacement:
-        made = self._settings.make_auto_placement(self._engines, self._cache, self._everything)
+        made = self._settings.make_auto_placement(self._engines, self._cache, self._everything, self._lowering)
         if self._tiers is not None:
             made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines)
         return made
@@ -205,6 +209,8 @@ class Specializable:
         function = self._served.get_declared_function() if declared else self._served.function(values, False)
         function = add_outputs(function, fetch)
         simple = optimize(function, fold=self._settings.fold_constants, engines=self._engines)
+        if self._settings.choice.is_quantized and self._settings.max_error is None:
+            simple = self._quantize(simple, function)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
             sizes = self._tiers.read_sizes(self._served.inputs, values) if self._tiers and values is not None else sizes
@@ -214,6 +220,18 @@ class Specializable:
         if self._tiers and sizes and not fetch:
             build.sizes = sizes
         return build
+
+    def _quantize(self, simple: Function, function: Function) -> Function:
+        """Return the model in int8, by ranges that were given, or are measured once on the batches that were."""
+        from xrt.module.precision import measure_ranges, quantize_as_asked  # for those alone who ask
+
+        choice = self._settings.choice
+        if choice.table is None:
+            whole = function if self._served.is_traced else self._served.get_declared_function()
+            declared = optimize(whole, fold=self._settings.fold_constants, engines=self._engines)
+            table = measure_ranges(declared, self._settings, self._engines)
+            self._settings = replace(self._settings, choice=replace(choice, table=table))
+        return quantize_as_asked(simple, function, self._settings)
 
     def _replace(self, old: Specialization, new: Specialization) -> None:
         """Let a compiled build serve from the next call on, in place of another."""

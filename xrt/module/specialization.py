@@ -134,6 +134,8 @@ class Specialization:
         """Whether a call has been checked, and nothing was found."""
         self.tuned = place(function) if place else None
         """How the plan was chosen, where it was by measurement."""
+        if self.tuned is not None and self.tuned.lowered:
+            self.engines = replace(engines, lowered=self.tuned.lowered)
         self._plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     @cached_property

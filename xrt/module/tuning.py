@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from xrt.errors import OptionError, PlacementWarning, warn
+from xrt.module.precision_options import make_module_lowering, override_budget
 from xrt.module.tracebacks import shorten_tracebacks
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
     from xrt.placement.throughput.session import Tell
+    from xrt.precision import ErrorBudget
 
 __all__ = ["TERMS", "Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
 
@@ -82,6 +84,9 @@ class Tunable:
         objective: Literal["latency"] = ...,
         budget: float | None = ...,
         progress: ProgressCallback | bool | None = ...,
+        max_error: float | ErrorBudget | None = ...,
+        calibrate: Iterable[Any] | None = ...,
+        validate: Iterable[Any] | None = ...,
         **named: Any,
     ) -> TuningResult: ...
 
@@ -111,13 +116,16 @@ class Tunable:
         instances: Sequence[int] | int | None = None,
         batch_dim: str | None = None,
         seed: int | None = None,
+        max_error: float | ErrorBudget | None = None,
+        calibrate: Iterable[Any] | None = None,
+        validate: Iterable[Any] | None = None,
         **named: Any,
     ) -> TuningResult | ThroughputResult:
         """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
 
         ``objective="latency"`` looks for the plan whose call is fastest. The module uses it from now on, the cache keeps it, and
         later modules use it whatever their budget. ``progress`` is called with the state of the search; True shows it, False does
-        not.
+        not. ``max_error``, ``calibrate`` and ``validate`` are as for `XRTModule`, and replace the module's.
 
         ``objective="throughput"`` looks for the configuration that serves most requests per second, each a row of the inputs,
         while 99 of 100 have their result within ``p99`` seconds: how many requests are joined in a call (of ``batches``), how
@@ -130,12 +138,18 @@ class Tunable:
         given = {name: value for name, value in given.items() if value is not None}
         if objective not in OBJECTIVES:
             raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
+        lowers = max_error is not None or calibrate is not None or validate is not None
+        if objective == "throughput" and (lowers or module._settings.max_error is not None):
+            raise OptionError("max_error= is of objective='latency'; a search for throughput places in fp32")
         if objective == "throughput":
             return tune_throughput(module, args, named, budget=budget, progress=progress, **given)
         if given:
             raise OptionError(f"{next(iter(given))}= is of objective='throughput'; pass that too, or leave it out")
         values = module._check_inputs(args, named) if args or named else None
-        placing = module._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
+        lower = module._lowering
+        if lowers:
+            lower = make_module_lowering(override_budget(self._settings, max_error, calibrate, validate), module._served)
+        placing = module._automatic.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
         build = module._specialize(values, place=placing)
         module._adopt_decision(build)
         return cast("TuningResult", build.tuned)  # it has just been placed

@@ -1,4 +1,4 @@
-"""``engine="auto"``: which engines stand for it here, and the placement by measurement of each signature."""
+"""``engine="auto"``: the placement by measurement of each signature."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from xrt.engines.contract import registry
-from xrt.engines.contract.proxy import LazyEngine
-from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
+from xrt.errors import PlanError
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
@@ -22,7 +20,7 @@ from xrt.placement.autotune import load_cost_table, plan_by_priority
 from xrt.placement.background import BackgroundWork
 from xrt.placement.background_search import can_search_in_worker, search_in_worker
 from xrt.placement.budget import BOUNDS
-from xrt.placement.engine_list import AUTO
+from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import LEAST_PATIENCE, Bench
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
@@ -30,12 +28,11 @@ from xrt.placement.result import CandidateComparison
 from xrt.placement.session import ProgressCallback
 from xrt.placement.size_ranges import format_sizes
 from xrt.progress import show_progress
-from xrt.runtime import on_device, parse_device_kind
+from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.engines import CompileContext, GraphCompiler
-    from xrt.engines.contract.registry import EngineStatus
+    from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.engine_list import EngineList
@@ -47,119 +44,28 @@ __all__ = [
     "PlacementOptions",
     "Placer",
     "find_next_best_plan",
-    "list_available_engines",
 ]
 
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""
 
+
+class Lower(Protocol):
+    """Finds a plan of lower precision within an error budget."""
+
+    def find_stored(self, request: PlacementRequest, store: CostStore | None) -> TuningResult | None:
+        """Return what an earlier search has decided; None where there was none."""
+
+    def lower(
+        self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
+    ) -> TuningResult:
+        """Return the fastest plan within the budget, which may be the exact one."""
+
+    def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
+        """Store a decision."""
+
+
 FETCHED = "placed as it is without the values that are fetched"
-
-
-# ------------------------------------------------------------------ which engines
-
-
-def list_available_engines(
-    asked: Sequence[Any],
-    context: CompileContext,
-    store: CostStore | None,
-    *,
-    strict: bool,
-    devices: Mapping[str, str] = FrozenDict(),
-) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Return the engines that replace "auto" in a list, and one line for each engine that is left out.
-
-    These are the other engines of the list if it names any, else all registered engines. A named engine that is missing or broken
-    is a PlacementWarning; with ``strict`` it raises EngineUnavailable. Raises EngineUnavailable too if no engine is left.
-    ``devices`` maps engines, by name or spec, to the devices requested for them.
-    """
-    named = [one for one in asked if one != AUTO]
-    if named:
-        found, left_out = _those_of(named, context, store, devices, strict=strict)
-    else:
-        found, left_out = _all_of(context, store, devices, strict=strict)
-    if not found and named:
-        registry.create(named[0])  # raises what it lacks
-    if not found:
-        raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
-    return found, tuple(left_out)
-
-
-def _those_of(
-    named: Sequence[Any], context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
-) -> tuple[list[GraphCompiler], list[str]]:
-    found: list[GraphCompiler] = []
-    left_out = []
-    known = _remembered(store)
-    for one in named:
-        reason: str | None
-        try:
-            engine = LazyEngine(known[one]) if isinstance(one, str) and one in known else registry.create(one)
-            reason = _not_there(engine, context, devices)
-            found += [] if reason else [engine]
-        except EngineUnavailable as error:
-            if strict:
-                raise
-            reason = str(error)
-        if reason:
-            left_out.append(f"engine {str(one)!r} is left out: {reason}")
-            warn(left_out[-1], PlacementWarning)
-    _remember([engine.name for engine in found if engine.spec == engine.name and engine.name not in known], store)
-    return found, left_out
-
-
-def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
-    """Return what an earlier process has found of engines that were ready: their libraries need not be imported to know."""
-    known = store.statuses() if store is not None else {}
-    return {name: status for name, status in known.items() if status.state == "ready"}
-
-
-def _remember(names: Sequence[str], store: CostStore | None) -> None:
-    """Store the status of engines that were created just now, and keep the known statuses of others."""
-    registered = [name for name in names if name in registry.names()]
-    if store is not None and registered:
-        store.keep_statuses(list({**store.statuses(), **{name: registry.probe(name) for name in registered}}.values()))
-
-
-def _all_of(
-    context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
-) -> tuple[list[GraphCompiler], list[str]]:
-    """Return all ready engines, and one line for each other one; an engine that is not installed causes no error or warning."""
-    found: list[GraphCompiler] = []
-    left_out = []
-    for status in _statuses(store):
-        reason: str | None = status.cause
-        if status.state == "ready":
-            engine = LazyEngine(status)
-            reason = _not_there(engine, context, devices) or engine.unsupported_options(context.in_full_precision())
-            found += [] if reason else [engine]
-        elif status.state == "broken" and strict:
-            registry.create(status.name)
-        if reason:
-            left_out.append(f"engine {status.name!r} is left out: {reason}")
-        if status.state == "broken":
-            warn(left_out[-1], PlacementWarning)
-    return found, left_out
-
-
-def _statuses(store: CostStore | None) -> list[EngineStatus]:
-    """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
-    names = registry.list_by_rank()
-    known = store.statuses() if store is not None else {}
-    if set(names) <= set(known):
-        return [known[name] for name in names]
-    found = [registry.probe(name) for name in names]
-    if store is not None and all(status.state != "broken" for status in found):  # what is broken may be mended in any way
-        store.keep_statuses(found)
-    return found
-
-
-def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
-    """Return why an engine cannot serve where it was asked for; what was asked of no such engine is its list's mistake."""
-    device = devices.get(engine.spec, devices.get(engine.name, context.device))
-    if parse_device_kind(device) not in engine.devices:
-        return f"it runs on {', '.join(engine.devices)}, and not on {device}"
-    return None
 
 
 # ------------------------------------------------------------------ where nodes go
@@ -178,6 +84,8 @@ class PlacementOptions:
     """Whether calls on a device are captured and replayed."""
     shows_progress: bool = True
     """Whether a long search shows how far it is, on a terminal or in a notebook."""
+    lower: Lower | None = None
+    """What finds plans of lower precision; None where no error is allowed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -251,15 +159,18 @@ class AutoPlacement:
         progress: ProgressCallback | bool | None = None,
         retune: bool = False,
         began: float | None = None,
+        lower: Lower | None = None,
     ) -> Placer:
         """Return the function that places a signature: by measurement on ``values``, or like ``base`` if that is given.
 
-        ``progress`` is called with the state of a search; None shows it as the options say, True shows it, False does not.
+        ``lower`` replaces that of the options. ``progress`` is called with the state of a search; None shows it as the options
+        say, True shows it, False does not.
         """
         if base is not None:
             return partial(self.like, base)
         seconds = self.options.budget if budget is None else budget
-        return partial(self.tune, values=values, budget=seconds, progress=progress, retune=retune, began=began)
+        terms: dict[str, Any] = {"progress": progress, "retune": retune, "began": began, "lower": lower}
+        return partial(self.tune, values=values, budget=seconds, **terms)
 
     def tune(
         self,
@@ -270,32 +181,54 @@ class AutoPlacement:
         progress: ProgressCallback | bool | None,
         retune: bool,
         began: float | None,
+        lower: Lower | None = None,
     ) -> TuningResult:
         """Return the placement that a search of ``budget`` seconds finds, or an earlier search found; ``retune`` forces a search.
 
-        The budget starts at ``began`` on the clock, if the call has already spent time before.
+        The budget starts at ``began`` on the clock, if the call has already spent time before. With an error budget half of it is
+        for the exact plan, and the rest for plans of lower precision.
         """
+        lower, store = lower or self.options.lower, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
+        if lower is not None and not retune and (known := lower.find_stored(request, store)) is not None:
+            return known
         if (name := _open_input(function)) is not None and values is None:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
             )
-        request = replace(request, retune=retune, spent=0.0 if began is None else self.clock() - began)
+        start, spent = self.clock(), 0.0 if began is None else self.clock() - began
+        exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
+        found = self._search(exact, values, progress, store)
+        found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
+        if lower is None or found.how == "interrupted":
+            return found
+        seconds = max(budget - spent - (self.clock() - start), budget / 2)
+        with self._watch(progress, function, seconds) as report:
+            found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
+        lower.keep(found, request, store)
+        return found
+
+    def _search(
+        self,
+        request: PlacementRequest,
+        values: Sequence[Any] | None,
+        progress: ProgressCallback | bool | None,
+        store: CostStore | None,
+    ) -> TuningResult:
+        """Return the exact placement that a search finds, in this process or for background work in a worker."""
         if isinstance(progress, BackgroundWork) and values is not None and can_search_in_worker(request):
-            found = search_in_worker(request, progress, cache=self.cache, inputs=values, memory=self.options.memory_limit)
-            return replace(found, notes=(*found.notes, *left_out))
-        bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
-        with bench, self._watch(progress, function, budget) as report:
-            found = tune(
+            return search_in_worker(request, progress, cache=self.cache, inputs=values, memory=self.options.memory_limit)
+        bench = Bench(request.context.threads, max(request.budget / 4, LEAST_PATIENCE))
+        with bench, self._watch(progress, request.function, request.budget) as report:
+            return tune(
                 request,
                 cache=self.cache,
                 reference=bench.reference(),
-                store=CostStore.for_cache(self.cache),
+                store=store,
                 inputs=values,
                 progress=report,
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
             )
-        return replace(found, notes=(*found.notes, *left_out)) if left_out else found
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
@@ -312,15 +245,18 @@ class AutoPlacement:
 
         A node that the placed model lacks goes to the engine of most others. There are no candidates: theirs are other Functions.
         """
+        function = make_planned_function(function, base.precision)
         request, _ = self._make_request(function, self.options.budget)
+        request = replace(request, engines=(*base.lowered, *request.engines)) if base.lowered else request
         homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
         if {node.name for node in function.nodes} - assignment.keys() and assignment:
             usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
-        engines, implicit = request.engines, request.implicit
+        engines, implicit = _drop_twins(request.engines), request.implicit
         if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
-            engines = tuple(one for one in base.asked or engines if one.spec in assignment.values()) or engines
+            asked = base.asked if base.asked and not base.lowered else engines
+            engines = tuple(one for one in asked if one.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)
@@ -370,6 +306,11 @@ class AutoPlacement:
         if (taking and implicit is None) or all(answers.supporting_engines()):
             return taking, None, tuple(idle.values())
         return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
+
+
+def _drop_twins(engines: Sequence[GraphCompiler]) -> tuple[GraphCompiler, ...]:
+    """Return the engines, each spec once."""
+    return tuple({engine.spec: engine for engine in reversed(engines)}.values())[::-1]
 
 
 def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:

@@ -42,6 +42,8 @@ class EngineList:
     """A line for each engine that could not be among them."""
     devices: Mapping[str, str] = FrozenDict()
     """Spec of each engine that runs elsewhere than the module, with its device."""
+    lowered: tuple[GraphCompiler, ...] = ()
+    """Engines of lower precision, which only plans within an error budget have."""
     streams: Streams = field(default_factory=Streams, compare=False)
     """The module's streams."""
 
@@ -58,7 +60,7 @@ class EngineList:
 
     @property
     def by_spec(self) -> dict[str, GraphCompiler]:
-        return {engine.spec: engine for engine in self.engines}
+        return {engine.spec: engine for engine in (*self.engines, *self.lowered)}
 
     def make_request(self, function: Function, **terms: Any) -> PlacementRequest:
         """Return the request to place a Function on these engines; ``terms`` are other fields, or these."""

@@ -8,13 +8,14 @@ from typing import Any
 from xrt.html.charts import Bar, make_bars
 from xrt.html.formatting import format_ratio_interval, seconds, times
 from xrt.html.regions import MeanCall
-from xrt.html.rendering import render_cell
+from xrt.html.rendering import render_cell, render_page
 from xrt.measure.statistics import Interval, RatioInterval
 from xrt.partition.html import describe_plan
+from xrt.placement.precision_html import describe_errors
 from xrt.placement.report import CostReport, describe_missing_support
 from xrt.placement.result import CandidateResult, TuningResult
 
-__all__ = ["describe_costs", "render_tuning_result"]
+__all__ = ["describe_costs", "render_tuning_page", "render_tuning_result"]
 
 KINDS = {"won": "best", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
 SHOWN = 12
@@ -23,15 +24,27 @@ SHOWN = 12
 
 def render_tuning_result(tuned: TuningResult) -> str:
     """Return the cell of a TuningResult."""
+    return render_cell("tuning_result.html", title=_make_title(tuned), **_describe(tuned))
+
+
+def render_tuning_page(tuned: TuningResult, model: str) -> str:
+    """Return the text of a page about a search for a model, which is called so."""
+    return render_page("tuning_result.html", f"{model}: {_make_title(tuned)}", **_describe(tuned))
+
+
+def _make_title(tuned: TuningResult) -> str:
     head, *_ = str(tuned).splitlines()
-    return render_cell(
-        "tuning_result.html",
-        title=f"{head[:1].upper()}{head[1:]}",
-        tuned=tuned,
-        bars=make_bars([_make_bar(one) for one in tuned.race.contenders if one.seconds]),
-        candidates=[_describe_candidate(one, tuned) for one in tuned.race.contenders],
+    return f"{head[:1].upper()}{head[1:]}"
+
+
+def _describe(tuned: TuningResult) -> dict[str, Any]:
+    return {
+        "tuned": tuned,
+        "bars": make_bars([_make_bar(one) for one in tuned.race.contenders if one.seconds]),
+        "candidates": [_describe_candidate(one, tuned) for one in tuned.race.contenders],
+        **describe_errors(tuned.precision),
         **describe_plan(tuned.plan, tuned.plan.reasons, _find_times(tuned)),
-    )
+    }
 
 
 def _make_bar(one: CandidateResult) -> Bar:

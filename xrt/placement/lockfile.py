@@ -17,11 +17,13 @@ from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, Pla
 from xrt.graph import FrozenDict, Function
 from xrt.graph.device_names import normalize_device
 from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
+from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.partition import Plan
     from xrt.placement.result import CandidateComparison
 
@@ -60,11 +62,13 @@ def create_lock(
     baseline: Baseline | None = None,
     source: Mapping[str, str] = FrozenDict(),
     values: Mapping[str, str] = FrozenDict(),
+    precision: PrecisionRecord | None = None,
     now: datetime | None = None,
 ) -> PlacementFile:
     """Return the lockfile of a plan for that request.
 
-    ``source`` says where the model came from, for a later check, and ``values`` in which files inputs were; others are random.
+    The plan is of the request's Function, or of the quantized form that ``precision`` describes. ``source`` says where the model
+    came from, for a later check, and ``values`` in which files inputs were; others are random.
     """
     function, used = request.function, _select(request.devices, (launch.engine for launch in plan.launches))
     return PlacementFile(
@@ -75,10 +79,11 @@ def create_lock(
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
         machine=_machine(request.context, used),
         options=_options(request, used),
-        plan=list_node_ranges(plan, function),
+        plan=list_node_ranges(plan, make_planned_function(function, precision)),
         candidates=tuple(map(_round, list_candidate_records(race)[:KEPT])),
         baseline=None if baseline is None else _round(baseline),
         values=values,
+        precision=precision,
     )
 
 

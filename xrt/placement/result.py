@@ -13,6 +13,7 @@ from xrt.partition.explicit import MEASURED_REASON
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import CandidateRecord, SelectionOutcome
+    from xrt.formats.precision_record import PrecisionRecord
     from xrt.partition import Plan, Reason
 
 __all__ = [
@@ -144,6 +145,10 @@ class TuningResult:
     """How many searches have led to it, the earlier ones provisionally."""
     asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines with their answers; empty if none was queried."""
+    precision: PrecisionRecord | None = None
+    """What the plan is computed in, within an error budget; None where none was given."""
+    lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+    """The engines of lower precision that the plan has."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -160,7 +165,8 @@ class TuningResult:
             "baseline": self.race.baseline,
             "contenders": [c.to_dict() for c in self.race.contenders],
         }
-        return {"chosen": describe_plan(self.plan), **facts, **race}
+        own = {"precision": self.precision.to_dict()} if self.precision is not None else {}
+        return {"chosen": describe_plan(self.plan), **facts, **race, **own}
 
     def _repr_html_(self) -> str:
         """Return the search as bars, and the plan as pictures for a notebook."""
@@ -190,6 +196,10 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
     for number, contender in enumerate(tuned.race.contenders):
         yield f"  {contender.describe(is_baseline=number == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
+    if tuned.precision is not None:
+        from xrt.placement.precision_report import describe_precision  # for those alone who allow an error
+
+        yield from (f"  {line}" for line in describe_precision(tuned.precision))
 
 
 def format_count(number: int, what: str) -> str:

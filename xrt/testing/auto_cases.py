@@ -12,7 +12,7 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.module.options import ModuleOptions
 from xrt.module.specialization import Specialization
 from xrt.placement import TuningBudget, TuningResult, tune
-from xrt.placement.auto import list_available_engines
+from xrt.placement.available_engines import list_available_engines
 from xrt.placement.engine_list import AUTO, EngineList
 from xrt.placement.interleaved import StoppingRule
 from xrt.placement.reference import evaluate

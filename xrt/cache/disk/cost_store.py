@@ -214,6 +214,7 @@ def _status(facts: Mapping[str, Any]) -> EngineStatus:
     """Return the status that the text tells of; raises ValueError for what cannot be one."""
     texts = [facts[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
     devices = facts["devices"]
+    texts.append(facts.get("precisions", ""))
     are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
     if not are_texts or facts["state"] not in get_args(State):
         raise ValueError(f"{facts!r:.80} is no status of an engine")

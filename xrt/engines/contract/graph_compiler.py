@@ -19,6 +19,7 @@ from xrt.errors import CompileRefused, OptionError, RunFailed
 
 if TYPE_CHECKING:
     from xrt.engines.contract.memory_use import MemoryUse
+    from xrt.engines.contract.options import Precision
     from xrt.graph import Function, Node
 
 __all__ = ["Executable", "GraphCompiler", "fill"]
@@ -190,6 +191,14 @@ class GraphCompiler(abc.ABC):
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
         return f"engine {self.name!r} does not honour {shown}{why}"
+
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        """Return the engine that may compute float32 in that precision here; None where none does, which is the default.
+
+        For ``int8`` it computes the products and convolutions of a quantized Function in integers; for others it lowers what it
+        computes of an ordinary Function. Its spec differs wherever its results do. It may ask the library.
+        """
+        return None
 
     def missing_features(self) -> str:
         """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""

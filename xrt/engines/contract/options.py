@@ -12,9 +12,10 @@ from xrt.errors import OptionError, did_you_mean
 if TYPE_CHECKING:
     from xrt.engines.contract.device import Accelerator
 
-__all__ = ["CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
+__all__ = ["LOWER_PRECISIONS", "CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
+LOWER_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.registry import EngineStatus
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.contract.options import CompileContext, Precision
     from xrt.graph import Function, Node
 
 __all__ = ["ImplicitEngine", "LazyEngine", "RecordedSupportEngine", "load_engine"]
@@ -57,6 +57,9 @@ class LazyEngine(GraphCompiler):
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         return self.inner.unsupported_options(context) if context.options.unusual() else None
+
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        return self.inner.lower_precision(precision)
 
     def missing_features(self) -> str:
         return self.status.lacks

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from xrt.engines.contract.entry_points import EntryPoint, list_entry_points
 from xrt.engines.contract.graph_compiler import GraphCompiler
 from xrt.engines.contract.option_values import NAMES_FILES, field_types, is_bounded
+from xrt.engines.contract.options import LOWER_PRECISIONS
 from xrt.engines.contract.spec import build, format_spec, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
@@ -71,6 +72,8 @@ class EngineStatus:
     """Why it is not ready."""
     lacks: str = ""
     """What it does without here though it is ready, and how to mend that."""
+    precisions: str = ""
+    """The lower precisions that it computes in on this processor, with commas between."""
 
 
 def names() -> tuple[str, ...]:
@@ -152,7 +155,8 @@ def probe(name: str) -> EngineStatus:
         served = tuple(engine.available_devices())
         available = "" if served == engine.devices else ", ".join(served)
         found = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
-        return replace(found, lacks=engine.missing_features())
+        lower = ", ".join(one for one in LOWER_PRECISIONS if engine.lower_precision(one) is not None)
+        return replace(found, lacks=engine.missing_features(), precisions=lower)
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
         says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself knows what it lacks
         if says_so or _is_missing(error.__cause__):

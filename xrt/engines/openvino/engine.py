@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
@@ -12,6 +12,7 @@ from xrt.engines.openvino.encoded_executable import make_executable
 from xrt.engines.openvino.errors import summarize_error
 from xrt.engines.openvino.executable import OpenVinoExecutable, list_computed_outputs, model_function
 from xrt.engines.openvino.library import LIBRARY, core, openvino
+from xrt.engines.openvino.lower_precision import HINTS, check_precision, has_precision
 from xrt.engines.openvino.memory import report_memory
 from xrt.engines.openvino.requests import CompiledModel
 from xrt.engines.openvino.serialization import export_model, load_model
@@ -22,7 +23,7 @@ from xrt.errors import CompileRefused, OptionError
 from xrt.graph import TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.contract.options import CompileContext, Precision
     from xrt.engines.openvino.support import Terms
     from xrt.graph import Function, Node
 
@@ -52,6 +53,9 @@ class OpenVino(GraphCompiler):
     """``native`` takes what the library computes in place of what ONNX says: float64 in float32, wide integers in int32 without
     a limit, bytes that stop at their ends, quantised numbers that round ties up. ``exact`` declines all that."""
 
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What float32 may be computed in. A compile that would have another precision than this is refused."""
+
     float_tolerance: float = 1e-4
     """The largest error that the library's rounding may leave, as a share of the largest element of a result; an operator that
     is known to leave more is declined. It concerns DFT and STFT: a length of 1,000 leaves 1.5e-4, one of 1,024 3e-7."""
@@ -61,6 +65,9 @@ class OpenVino(GraphCompiler):
             raise OptionError(f"streams of engine 'openvino' must be a positive integer; got {self.streams!r}")
         if not isinstance(self.pinning, bool):
             raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
+
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise OptionError(f"precision of engine 'openvino' must be fp32, bf16 or fp16; got {self.precision!r}")
 
         if self.arithmetic not in ("exact", "native"):
             raise OptionError(f"arithmetic of engine 'openvino' must be exact or native; got {self.arithmetic!r}")
@@ -112,8 +119,10 @@ class OpenVino(GraphCompiler):
         limits = self._limits(said)
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
-                imported = export_function(said, keeps_halves=self.arithmetic == "exact" and context.options.precision == "fp32")
+                keeps_halves = self.arithmetic == "exact" and self._choose_precision(context) == "fp32"
+                imported = export_function(said, keeps_halves=keeps_halves)
                 model = core().compile_model(imported.model, DEVICE, self._settings(context, function))
+                check_precision(model, self._choose_precision(context))
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
@@ -141,7 +150,7 @@ class OpenVino(GraphCompiler):
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Strict types are, where precision is not lowered."""
         asked = context.options.unusual()
-        if asked.get("precision") == "bf16" and _has_bf16() and "strict_types" not in asked:
+        if asked.get("precision") in ("bf16", "fp16") and has_precision(asked["precision"]) and "strict_types" not in asked:
             del asked["precision"]
         if "precision" not in asked:
             asked.pop("strict_types", None)
@@ -150,8 +159,21 @@ class OpenVino(GraphCompiler):
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        """Return the engine in bf16 or fp16 where the processor has it; for int8 the one that keeps quantized operators."""
+        if precision == "int8":
+            return replace(self, arithmetic="native")
+        return replace(self, precision=precision) if precision in ("bf16", "fp16") and has_precision(precision) else None
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return () if self.precision == "fp32" else (f"computes float32 in {self.precision}",)
+
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
+
+    def _choose_precision(self, context: CompileContext) -> str:
+        """Return what float32 is computed in: the engine's own precision, or a lower one that the caller has asked for."""
+        return context.options.precision if self.precision == "fp32" else self.precision
 
     def _said(self, function: Function) -> Function:
         """Return what the library is handed."""
@@ -179,22 +201,17 @@ class OpenVino(GraphCompiler):
 
     def _settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
-        lowered = context.options.precision == "bf16"
+        precision = self._choose_precision(context)
         # With one thread no streams: each call computes in the thread that makes it, and the library starts none.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
         return {
-            "EXECUTION_MODE_HINT": "PERFORMANCE" if lowered else "ACCURACY",
-            "INFERENCE_PRECISION_HINT": "bf16" if lowered else "f32",
+            "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
+            "INFERENCE_PRECISION_HINT": HINTS[precision],
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
             **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT}),
         }
-
-
-@lru_cache(maxsize=1)
-def _has_bf16() -> bool:
-    return "BF16" in core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
 
 
 def _check_border(function: Function) -> None:

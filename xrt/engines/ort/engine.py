@@ -33,7 +33,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.contract.options import CompileContext, Precision
 
 __all__ = ["Ort"]
 
@@ -261,6 +261,10 @@ class Ort(GraphCompiler):
             executable = self._opened(border, saved.export(function), self._load_options(threads), inplace)
         executable.saved = data
         return executable
+
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        """Return itself for int8: a quantized Function runs on its integer kernels of the CPU."""
+        return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
     def _mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
         """Return a session whose packed weights are mapped; None where that cannot be, and the session packs its own."""

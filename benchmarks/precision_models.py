@@ -1,0 +1,184 @@
+"""The models of `benchmarks.precision`: live ones of random weights, one made hard for int8, and a classifier trained here.
+
+A network of random weights may have activations that are all but zero, which prove nothing. In these each layer gives numbers of
+about unit size, and a residual branch of ConvNeXt has the weight 0.5 in place of 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import xrt
+from xrt.graph import Constant, Function
+from xrt.models import load, sample_inputs
+from xrt.passes import infer_shapes
+
+__all__ = ["NAMES", "PrecisionModel", "make_hard", "make_model", "train_classifier"]
+
+NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
+FACTOR, CHANNELS = 40.0, 6
+"""How much larger the outlier channels of the hard model are, and how many there are."""
+
+
+@dataclass(frozen=True)
+class PrecisionModel:
+    """A model, and examples of its inputs by a seed."""
+
+    name: str
+    function: Function
+    draw: Callable[[int], dict[str, Any]]
+    metric: Any = None
+    """A metric of outputs and examples; None where the model has none."""
+
+
+def make_model(name: str, *, is_small: bool) -> PrecisionModel:
+    """Return a model of `NAMES`, at its own size or at one for a quick run."""
+    small = {"hidden": 128, "heads": 4, "layers": 2} if is_small else {}
+    if name == "bert":
+        function = load("bert", **small, **({"tokens": 32, "vocabulary": 1000} if is_small else {}))
+    elif name in ("gpt", "gpt_hard"):
+        own = small or {"layers": 6}
+        function = load("gpt", **own, **({"tokens": 32, "vocabulary": 1000} if is_small else {}))
+        function = make_hard(function) if name == "gpt_hard" else function
+    elif name == "mobilenet":
+        function = load("mobilenet", **({"image": 64, "width": 50, "classes": 100} if is_small else {}))
+    else:
+        function = make_convnext(is_small=is_small)
+    return PrecisionModel(name, function, lambda seed: sample_inputs(function, seed))
+
+
+# ---------------------------------------------------------------------- outliers
+
+
+def make_hard(function: Function) -> Function:
+    """Return the same function with a few channels behind each normalization 40 times as large, and weights that undo it.
+
+    Only normalizations that products alone read are changed.
+    """
+    typed = infer_shapes(function)
+    constants = dict(typed.constants)
+    for node in typed.nodes:
+        users = typed.users(node.outputs[0])
+        products = [use.node for use in users]
+        readable = all(one.op == "MatMul" and one.inputs[0] == node.outputs[0] and one.inputs[1] in constants for one in products)
+        if node.op != "LayerNormalization" or not products or not readable or len(node.inputs) < 3:
+            continue
+        for name in node.inputs[1:3]:
+            constants[name] = _scale(constants[name], FACTOR, axis=0)
+        for name in dict.fromkeys(one.inputs[1] for one in products):
+            constants[name] = _scale(constants[name], 1 / FACTOR, axis=0)
+    return typed.replace(constants=constants)
+
+
+def _scale(constant: Constant, factor: float, axis: int) -> Constant:
+    array = np.array(constant.array)
+    place = [slice(None)] * array.ndim
+    place[axis] = slice(0, CHANNELS)
+    array[tuple(place)] *= factor
+    return Constant(array)
+
+
+# ---------------------------------------------------------------------- ConvNeXt
+
+
+class Block(nn.Module):
+    """A block of ConvNeXt (Liu et al., arXiv:2201.03545) whose branch counts: its layer scale is 0.5."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm, self.first, self.second = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.second(nn.functional.gelu(self.first(y)))
+        return x + (self.scale * y).permute(0, 3, 1, 2)
+
+
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of images."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def make_convnext(*, is_small: bool) -> Function:
+    """Return ConvNeXt-T, or a narrow one of four blocks."""
+    torch.manual_seed(0)
+    depths, widths, image = ((1, 1, 1, 1), (24, 48, 96, 192), 64) if is_small else ((3, 3, 9, 3), (96, 192, 384, 768), 224)
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0])]
+    for place, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        if place:
+            layers += [ChannelNorm(widths[place - 1]), nn.Conv2d(widths[place - 1], width, 2, 2)]
+        layers += [Block(width) for _ in range(depth)]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], 1000))
+    for one in net.modules():
+        if isinstance(one, nn.Linear | nn.Conv2d):  # numbers of about unit size behind each layer
+            nn.init.normal_(one.weight, std=one.weight[0].numel() ** -0.5)
+            if one.bias is not None:
+                nn.init.normal_(one.bias, std=0.1)
+    return xrt.from_torch(net.eval(), (torch.randn(1, 3, image, image),))
+
+
+# ---------------------------------------------------------------------- a trained classifier
+
+
+class DigitNetwork(nn.Module):
+    """Three convolutions and two products, for images of 8 x 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def measure_accuracy(outputs: list[Any], examples: list[Any]) -> float:
+    """Return the share of images whose largest score is that of the label."""
+    hits = [outputs[at].argmax(-1) == example["label"] for at, example in enumerate(examples)]
+    return float(np.concatenate(hits).mean())
+
+
+def train_classifier(*, epochs: int, batch: int = 32) -> PrecisionModel:
+    """Return a classifier of scikit-learn's digits, trained by XRT; examples are batches of images that it was not trained on."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = ((images.astype("float32") - 8) / 8).reshape(-1, 1, 8, 8)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, test = order[:1120], order[1120:]
+    torch.manual_seed(0)
+    net = DigitNetwork()
+    example = torch.from_numpy(images[train[:batch]])
+    terms = {"loss": xrt.training.CrossEntropy(), "optimizer": xrt.training.AdamW(), "learning_rate": 2e-3}
+    with xrt.TrainModule(net.train(), "ort", args=(example,), **terms) as trained:
+        for epoch in range(epochs):
+            shuffled = np.random.default_rng(epoch).permutation(train)
+            for at in range(0, len(shuffled), batch):
+                rows = shuffled[at : at + batch]
+                trained(images[rows], labels[rows].astype("int64"))
+        state = {name: torch.from_numpy(np.array(trained.session.state[name])) for name in net.state_dict()}
+    net.load_state_dict(state)
+    function = xrt.from_torch(net.eval(), (example,))
+    (name,) = (value.name for value in function.inputs)
+
+    def draw(seed: int) -> dict[str, Any]:
+        rows = test[np.arange(seed * batch, (seed + 1) * batch) % len(test)]
+        return {name: images[rows], "label": labels[rows]}
+
+    return PrecisionModel("digits", function, draw, measure_accuracy)

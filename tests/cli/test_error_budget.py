@@ -1,0 +1,118 @@
+"""``--max-error`` of `xrt tune` and `xrt lock`, and a check of the error that a lock holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.cli.test_cache_and_bundles import call
+from tests.precision.lossy import Lossy
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext
+from xrt.errors import LockError
+from xrt.formats import onnx
+from xrt.formats.precision_record import PrecisionRecord
+from xrt.models import load, sample_inputs
+from xrt.partition import partition
+from xrt.placement.reference import evaluate
+from xrt.placement.regression_check import RegressionSetup
+from xrt.placement.request import PlacementRequest
+from xrt.precision.error_check import check_error
+from xrt.precision.examples import read_examples
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+MODEL = load("mlp", features=64, hidden=128, classes=10)
+BATCHES = [sample_inputs(MODEL, seed) for seed in range(12)]
+
+
+def check(fault: str, validate: Any, **changes: Any) -> None:
+    engine = Lossy(fault=fault)
+    request = PlacementRequest(MODEL, (engine,), CompileContext(threads=1))
+    setup = RegressionSetup(request, CompileCache(), list(BATCHES[0].values()), evaluate, 1.0)
+    own = {"measure": "relative", "limit": 0.05, "precision": "bf16", "data": "", "items": 4, "error": 0.04}
+    own["validation"] = read_examples(BATCHES[:4], "validate", MODEL.inputs).digest
+    check_error(setup, partition(MODEL, [engine]), PrecisionRecord(**own | changes), validate, MODEL.inputs)
+
+
+def test_an_error_within_the_budget_of_the_lock_passes() -> None:
+    check("0.04", BATCHES[:4])
+
+
+@pytest.mark.parametrize(
+    ("fault", "validate", "changes", "text"),
+    [
+        (
+            "0.06",
+            BATCHES[:4],
+            {},
+            "the error of the plan in bf16 is over the budget: up to 6%, and 5% is allowed; it was 4% when it was locked",
+        ),
+        (
+            "zeros",
+            BATCHES[:4],
+            {},
+            "the plan in bf16 computes wrongly: output 0 is 0 everywhere, where the reference is not constant",
+        ),
+        (
+            "0.04",
+            BATCHES[1:5],
+            {},
+            "the examples of validation are others than those of the lock; write the lock again with `xrt lock`",
+        ),
+        (
+            "0.04",
+            None,
+            {},
+            (
+                "the lock has a plan in bf16, whose error must be measured again, and the examples of validation are not to be "
+                "found; pass --validate"
+            ),
+        ),
+        (
+            "0.04",
+            BATCHES[:4],
+            {"measure": "accuracy"},
+            "the lock's error was measured by the metric 'accuracy', which only its own code can measure again",
+        ),
+    ],
+)
+def test_what_fails_a_check(fault: str, validate: Any, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(LockError) as caught:
+        check(fault, validate, **changes)
+    assert str(caught.value) == text
+
+
+@pytest.mark.slow
+def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(MODEL, "model.onnx")
+    for name, several in (("calibrate", BATCHES[:6]), ("validate", BATCHES[6:12])):
+        Path(name).mkdir()
+        for number, batch in enumerate(several):
+            np.savez(f"{name}/{number}.npz", **batch)
+    data = ["--max-error", "30%", "--calibrate", "calibrate", "--validate", "validate", "-e", "ort", "--threads", "1"]
+    tuned = call(capsys, "tune", "model.onnx", *data, "--budget", "10s", "--pareto", "--html", "page.html")
+    assert tuned[0] == 0 and "relative error at most 30%" in tuned[1]
+    assert Path("page.html").read_text().count("<circle") >= 1
+    locked = call(capsys, "lock", "model.onnx", *data, "--budget", "10s", "--gate", "1s", "-o", "model.lock")
+    assert locked[0] == 0
+    lock = json.loads(Path("model.lock").read_text())
+    assert lock["precision"]["limit"] == 0.3 and lock["model"]["validate"] == "validate"
+    assert call(capsys, "check", "model.lock", "--budget", "1s", "--once", "--max-regress", "900%")[0] == 0
+    if lock["precision"]["precision"] == "int8":  # the race may have gone the other way
+        lock["precision"]["limit"] = 0.0001
+        Path("tight.lock").write_text(json.dumps(lock))
+        failed = call(capsys, "check", "tight.lock", "--budget", "1s", "--once")
+        assert failed[0] == 1 and "is over the budget: up to" in failed[1]
+        with pytest.raises(LockError, match="its error was measured to be up to"):
+            xrt.XRTModule("model.onnx", "auto", lock="model.lock", max_error=0.0001, strict=True, threads=1)(**BATCHES[0])
+    refused = call(capsys, "tune", "model.onnx", "--pareto")
+    assert refused[0] == 2 and "pass --max-error and --validate" in refused[2]

@@ -1,0 +1,233 @@
+"""Precision as an option of a module: names, lists, constraints, int8 by a table or batches, and an error budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt.engines.contract import registry
+from xrt.errors import CalibrationError, OptionError
+from xrt.formats.precision_record import PrecisionRecord
+from xrt.graph import Function
+from xrt.models import load, sample_inputs
+from xrt.partition import partition
+from xrt.placement import TuningResult
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+MODEL = load("mlp", features=64, hidden=128, classes=10)
+BATCHES = [sample_inputs(MODEL, seed) for seed in range(16)]
+AUTO: dict[str, Any] = {"engine": ["ort", "auto"], "threads": 1, "progress": False}
+
+
+def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
+    with xrt.XRTModule(model, engine="ort") as exact, module:
+        pairs = [(exact(**batch), module(**batch)) for batch in BATCHES[8:]]
+    return float(max(np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in pairs))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        (
+            {"max_error": 0.01, "engine": "ort", "validate": BATCHES},
+            OptionError,
+            "max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it",
+        ),
+        (
+            {"max_error": 0.01},
+            OptionError,
+            (
+                "max_error= is kept by measuring the outputs on examples: pass validate=, a list of batches, and calibrate=, a "
+                "list of others, for int8"
+            ),
+        ),
+        (
+            {"max_error": 0.01, "calibrate": BATCHES[:1]},
+            CalibrationError,
+            (
+                "calibrate= has 1 batch, and the error is measured on two or more that nothing is calibrated on; pass "
+                "validate= too, or more batches"
+            ),
+        ),
+        (
+            {"max_error": 0.01, "validate": BATCHES[:1]},
+            CalibrationError,
+            "validate= has one batch, and the interval of an error needs two examples or more; pass more",
+        ),
+        (
+            {"max_error": 0.01, "validate": BATCHES[:4], "calibrate": BATCHES[:4]},
+            CalibrationError,
+            "validate= has the batches of calibrate=; the error must be measured on others",
+        ),
+        (
+            {"validate": BATCHES},
+            OptionError,
+            "validate= has examples for an error budget; pass max_error= too, such as max_error=0.01",
+        ),
+        (
+            {"precision": ["bf16", "int8"], "engine": "ort"},
+            OptionError,
+            (
+                "precision=['bf16', 'int8'] leaves a choice, which is made by measurement within an error budget: pass "
+                "engine='auto', max_error=0.01 and validate=, or name one precision"
+            ),
+        ),
+        (
+            {"use_int8": True, "engine": "ort"},
+            OptionError,
+            (
+                "int8 needs the ranges of the model's values: pass calibrate=, a list of batches, or calibration_table=, the "
+                "path of a table that m.calibrate(batches).save(path) has written"
+            ),
+        ),
+        (
+            {"calibrate": BATCHES, "engine": "ort"},
+            OptionError,
+            "calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'",
+        ),
+        (
+            {"calibration_table": "missing.json", "use_int8": True},
+            CalibrationError,
+            "cannot read the calibration table 'missing.json': No such file or directory",
+        ),
+        (
+            {"calibration_table": 3, "use_int8": True},
+            OptionError,
+            "calibration_table is a path or an xrt.CalibrationTable; got 3",
+        ),
+        (
+            {"use_int8": True, "precision": "bf16"},
+            OptionError,
+            "use_int8=True contradicts precision='bf16'; give one of them",
+        ),
+        (
+            {"precision": "Softmax=fp32", "engine": "ort"},
+            OptionError,
+            "a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'",
+        ),
+        (
+            {"precision": "Softmax=int8", "engine": "ort"},
+            OptionError,
+            (
+                "the constraint 'Softmax=int8' is not known: a constraint keeps nodes in fp32, as 'Softmax=fp32'; name the lower "
+                "precision without nodes: precision=['int8', 'Softmax=fp32']"
+            ),
+        ),
+        (
+            {"precision": ["bf16", "Softmax=fp32"], "engine": "ort"},
+            OptionError,
+            "no engine of the list computes in bf16 here: ort",
+        ),
+        (
+            {"precision": ["bf16", "Softmax=fp32"]},
+            OptionError,
+            "a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=",
+        ),
+        (
+            {"precision": 16},
+            OptionError,
+            "precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got 16",
+        ),
+        (
+            {"precision": "bf17"},
+            OptionError,
+            "precision must be one of fp32, fp16, bf16, int8; got 'bf17'. Did you mean 'bf16'?",
+        ),
+    ],
+)
+def test_options_that_cannot_be_kept(options: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        xrt.XRTModule(MODEL, **{**AUTO, **options})
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("engine", ["ort", "openvino", "toy"])
+def test_int8_by_batches_or_by_a_table_of_the_model(engine: str, tmp_path: Path) -> None:
+    with xrt.XRTModule(MODEL, engine="ort") as module:
+        table = module.calibrate(BATCHES[:8])
+    table.save(tmp_path / "table.json")
+    by_batches = compute_error(xrt.XRTModule(MODEL, engine, use_int8=True, calibrate=BATCHES[:8]))
+    by_table = compute_error(xrt.XRTModule(MODEL, engine, precision="int8", calibration_table=str(tmp_path / "table.json")))
+    assert 0.001 < by_table < 0.2
+    assert by_batches == pytest.approx(by_table, rel=0.02)
+
+
+def test_int8_keeps_the_nodes_of_constraints() -> None:
+    module = xrt.XRTModule(MODEL, "ort", precision=["int8", "name:matmul_1|matmul_2|matmul_3=fp32"], calibrate=BATCHES[:8])
+    with module:
+        module(**BATCHES[0])
+        names = [node.op for node in module.plan.launches[0].function.nodes]
+    assert names.count("QuantizeLinear") == 1
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(MODEL, "ort", precision=["int8", "Gemm=fp32"], calibrate=BATCHES[:8])(**BATCHES[0])
+    assert str(caught.value) == "nothing of model 'mlp' is quantized: the constraints keep all 4 nodes in float32"
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(MODEL, "ort", precision=["int8", "name:matmul_1=fp32"], strict_types=True, calibrate=BATCHES[:8])(
+            **BATCHES[0]
+        )
+    assert str(caught.value) == (
+        "strict_types=True: 1 of the products and convolutions of model 'mlp' would stay in float32, first 'matmul_1'; leave "
+        "strict_types out to allow that"
+    )
+
+
+def test_without_max_error_nothing_is_lowered() -> None:
+    with xrt.XRTModule(MODEL, **AUTO, budget=2) as module:
+        module(**BATCHES[0])
+        assert module.tuned is not None and module.tuned.precision is None
+        assert module.plan.engines == ("ort",)
+        assert all(node.op != "QuantizeLinear" for node in module.plan.launches[0].function.nodes)
+
+
+@pytest.mark.slow
+def test_a_module_with_a_budget_keeps_it_and_a_later_one_uses_the_decision(tmp_path: Path) -> None:
+    options = {**AUTO, "max_error": 0.2, "calibrate": BATCHES[:4], "validate": BATCHES[4:8], "cache": tmp_path}
+    with xrt.XRTModule(MODEL, **options, budget=20) as module:
+        module(**BATCHES[0])
+        first, text = module.tuned, str(module.explain())
+    assert first is not None and first.precision is not None and "measured on 4 items, calibrated on 4 others" in text
+    assert first.precision.error <= 0.2
+    later = xrt.XRTModule(MODEL, **options, budget=20)
+    later(**BATCHES[0])
+    assert later.tuned is not None and later.tuned.how in ("remembered", "measured")
+    assert compute_error(later) < 0.4
+    assert "int8" in json.dumps(first.to_dict())
+
+
+@pytest.mark.slow
+def test_tune_takes_a_budget_of_its_own() -> None:
+    with xrt.XRTModule(MODEL, **AUTO) as module:
+        found = module.tune(budget=8, progress=False, max_error=0.3, calibrate=BATCHES[:4], validate=BATCHES[4:8])
+        assert found.precision is not None and found.precision.limit == 0.3
+        assert {one.precision for one in found.precision.plans} >= {"fp32", "int8"}
+        with pytest.raises(OptionError) as caught:
+            module.tune(budget=8, validate=BATCHES)
+    assert str(caught.value) == "calibrate= and validate= have examples for an error budget; pass max_error= too"
+
+
+def test_a_bundle_has_the_engines_of_lower_precision(tmp_path: Path) -> None:
+    engine = registry.create("openvino")
+    lowered = engine.lower_precision("bf16")
+    if lowered is None:  # the processor has no bf16; the engine for quantized models is another one too
+        lowered = engine.lower_precision("int8")
+    assert lowered is not None and lowered.spec != "openvino"
+    record = PrecisionRecord(measure="relative", limit=0.1, precision="bf16", data="", items=4)
+
+    def place(function: Function) -> TuningResult:
+        return TuningResult(partition(function, [lowered]), precision=record, lowered=(lowered,))
+
+    with xrt.XRTModule(MODEL, ["openvino", "auto"], threads=1, progress=False) as module:
+        build = module._specialize(list(BATCHES[0].values()), place=place)
+        expected = module(**BATCHES[0])
+        assert [launch.engine for launch in build.plan.launches] == [lowered.spec]
+        assert "precision: bf16" in str(module.explain())
+        module.save(tmp_path / "model.xrt")
+    with xrt.load(tmp_path / "model.xrt") as loaded:
+        assert np.array_equal(loaded(**BATCHES[0]), expected)
+        assert [launch.engine for launch in loaded.plan.launches] == [lowered.spec]

@@ -1,0 +1,231 @@
+"""Plans of lower precision: which are judged to be in the budget, and which are never served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.precision.lossy import Lossy
+from xrt.cache import CompileCache, open_cache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import CalibrationError
+from xrt.formats.precision_record import KeptNodeRecord, PrecisionRecord
+from xrt.graph import Function, NodePattern
+from xrt.models import load, sample_inputs
+from xrt.partition import partition
+from xrt.placement import CostStore
+from xrt.placement.quantized_form import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
+from xrt.placement.request import PlacementRequest
+from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult
+from xrt.precision.budget import ErrorBudget
+from xrt.precision.examples import read_examples
+from xrt.precision.lowering import LoweringWithinBudget
+from xrt.precision.terms import PrecisionTerms
+from xrt.runtime import Program, compile_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+MODEL = load("mlp", features=32, hidden=64, classes=8)
+BATCHES = [sample_inputs(MODEL, seed) for seed in range(8)]
+ORT = registry.create("ort")
+
+
+def ask(*engines: GraphCompiler) -> PlacementRequest:
+    return PlacementRequest(MODEL, engines, CompileContext(threads=1))
+
+
+def place_exactly(request: PlacementRequest) -> TuningResult:
+    """Return the plan of the first engine, as if it had been measured."""
+    plan = partition(request.function, request.engines[:1])
+    winner = CandidateResult(plan, "won", 1e-3, 1e-3, 1e-3, 1.0, 1.0, 1.0)
+    return TuningResult(plan, race=CandidateComparison((winner,), 6, 0), budget=request.budget)
+
+
+def make_terms(limit: float, **given: Any) -> PrecisionTerms:
+    own = {"calibrate": read_examples(BATCHES[:4], "calibrate", MODEL.inputs)} | given
+    measure = own.pop("measure", "relative")
+    return PrecisionTerms(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **own)
+
+
+def lower(terms: PrecisionTerms, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
+    def ignore(progress: Progress) -> None:
+        assert progress.stage
+
+    request = ask(*engines)
+    given = request, place_exactly(request), CompileCache()
+    return LoweringWithinBudget(terms).lower(*given, seconds=seconds, progress=ignore)
+
+
+def list_outcomes(found: TuningResult) -> dict[str, str]:
+    assert found.precision is not None
+    return {f"{one.precision} on {one.plan}": one.outcome for one in found.precision.plans}
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "note"),
+    [
+        ("zeros", "wrong", "output 0 is 0 everywhere, where the reference is not constant"),
+        ("nan", "wrong", "output 0 has 1 NaN or infinities where numbers are due"),
+        ("0.9", "wrong", "it differs by 90% of the output"),
+        ("0.1", "over", ""),
+    ],
+)
+def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, outcome: str, note: str) -> None:
+    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered=fault))
+    assert found.precision is not None and found.precision.precision == "fp32"
+    assert found.plan.engines == (Lossy(lowered=fault).spec,)
+    rejected = found.precision.plans[1]
+    assert (rejected.outcome, rejected.note, rejected.seconds) == (outcome, note, None)
+    assert all(one.plan.engines == found.plan.engines for one in found.race.contenders)
+
+
+def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
+    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
+    assert found.precision is not None
+    assert found.precision.notes[-1] == (
+        "no lower precision is within the budget: the nearest is bf16 on lossy{fault=0.1, lowered=0.1}, 10% of 1%; float32 is "
+        "kept"
+    )
+
+
+def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part() -> None:
+    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
+    assert found.precision is not None
+    assert list_outcomes(found)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
+    measured = found.precision.plans[1]
+    assert measured.error == pytest.approx(0.005, rel=0.01) and measured.seconds
+    assert {one.note.partition(",")[0] for one in found.race.contenders} == {"fp32", "bf16"}
+
+
+def test_a_budget_of_nothing_lowers_nothing() -> None:
+    found = lower(make_terms(0.0), Lossy(lowered="0.0001"))
+    assert found.precision is not None and list_outcomes(found) == {"fp32 on lossy{lowered=0.0001}": "won"}
+    assert found.precision.notes == ("the error budget is 0: nothing is lowered",)
+
+
+def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_not_seen() -> None:
+    found = lower(make_terms(0.3, allowed=("int8",)), ORT)
+    assert found.precision is not None
+    outcomes = list_outcomes(found)
+    assert outcomes["int8 on ort"] in ("won", "tie", "lost")
+    measured = next(one for one in found.precision.plans if one.precision == "int8")
+    assert measured.error is not None and 0.001 < measured.error < 0.3
+    assert (found.precision.items, found.precision.calibrated) == (4, 4)
+
+
+def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -> None:
+    loose = lower(make_terms(0.4, allowed=("int8",)), ORT)
+    whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
+    assert whole.high is not None
+    found = lower(make_terms(0.9 * whole.high, allowed=("int8",)), ORT)
+    assert found.precision is not None
+    kept = [one for one in found.precision.plans if one.kept]
+    assert kept and all(one.error is not None and one.error < whole.error for one in kept if one.kept > 1)  # type: ignore[operator]
+    within = [one for one in kept if one.outcome in ("won", "tie", "lost")]
+    assert within and all(one.high is not None and one.high <= found.precision.limit for one in within)
+    if found.precision.is_quantized:
+        assert all(one.op == "Gemm" and one.why == "its error" and one.error for one in found.precision.kept)
+
+
+def test_constraints_keep_nodes_and_leave_nothing_to_quantize() -> None:
+    found = lower(make_terms(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
+    assert found.precision is not None
+    assert found.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
+
+
+def test_int8_needs_examples_and_says_so() -> None:
+    found = lower(make_terms(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
+    assert found.precision is not None
+    assert found.precision.notes[0] == "int8 was not tried: it needs calibrate=, examples to measure ranges on"
+
+
+def test_a_table_of_another_model_is_an_error() -> None:
+    other = load("mlp", features=16, hidden=8, classes=4)
+    table = xrt.calibrate(other, [sample_inputs(other, 0)])
+    with pytest.raises(CalibrationError, match="none is computed in this model: it was made of another model"):
+        lower(make_terms(0.3, allowed=("int8",), table=table), ORT)
+
+
+def test_a_metric_that_raises_ends_the_search_with_one_error() -> None:
+    def fail(outputs: Any, items: Any) -> float:
+        raise RuntimeError("no labels")
+
+    with pytest.raises(CalibrationError, match=r"^the metric .*fail raised RuntimeError: no labels$"):
+        lower(make_terms(0.01, allowed=("bf16",), measure=fail), Lossy(lowered="0.001"))
+
+
+def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
+    store, request = CostStore(tmp_path), ask(ORT)
+    lowering = LoweringWithinBudget(make_terms(0.3, allowed=("int8",)))
+    found = lower(lowering.terms, ORT)
+    assert lowering.find_stored(request, store) is None
+    lowering.keep(found, request, store)
+    known = lowering.find_stored(request, store)
+    assert known is not None and known.precision == found.precision
+    assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
+    assert LoweringWithinBudget(make_terms(0.4, allowed=("int8",))).find_stored(request, store) is None
+    other = make_terms(0.3, allowed=("int8",), calibrate=read_examples(BATCHES[1:5], "calibrate", MODEL.inputs))
+    assert LoweringWithinBudget(other).find_stored(request, store) is None
+
+
+def test_the_form_is_made_again_from_the_record() -> None:
+    table = xrt.calibrate(MODEL, BATCHES)
+    kept = KeptNodeRecord(list_quantizable_nodes(prepare_for_quantization(MODEL))[0][0], "matmul_1", "Gemm")
+    record = PrecisionRecord(measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True, kept=(kept,))
+    prepared = prepare_for_quantization(MODEL)
+    planned = make_planned_function(MODEL, record.replace(table=fit_table(table, prepared, MODEL)))
+    assert [node.op for node in planned.nodes].count("QuantizeLinear") == 3
+    assert make_planned_function(MODEL, None) is MODEL
+    assert make_planned_function(MODEL, record.replace(is_quantized=False)) is MODEL
+
+
+def test_a_lowered_placement_is_adapted_to_other_sizes() -> None:
+    large = load("mlp", features=32, hidden=64, classes=8, batch=4)
+    batch = sample_inputs(large, 0)
+    record = PrecisionRecord(measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True)
+    record = record.replace(table=fit_table(xrt.calibrate(MODEL, BATCHES), prepare_for_quantization(MODEL), MODEL))
+    base = TuningResult(partition(make_planned_function(MODEL, record), [ORT]), precision=record, lowered=(ORT,))
+    with xrt.XRTModule(large, ["ort", "auto"], threads=1, progress=False) as module:
+        found = module._automatic.like(base, large, "placed as it was measured for other sizes")
+        exact = run(large, batch)
+        program = compile_plan(found.plan, {"ort": ORT}, CompileContext(threads=1), CompileCache())
+    assert isinstance(program, Program)
+    (near,) = program.run(list(batch.values()))
+    assert near.shape == (4, 8) and 1e-4 < np.linalg.norm(near - exact) / np.linalg.norm(exact) < 0.3
+    assert found.precision is record and found.lowered == (ORT,)
+
+
+def test_the_prepared_model_computes_the_same() -> None:
+    prepared = prepare_for_quantization(MODEL)
+    assert len(list_quantizable_nodes(prepared)) == 4
+    results = [run(function, BATCHES[0]) for function in (MODEL, prepared)]
+    assert np.allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+def run(function: Function, batch: dict[str, Any]) -> Any:
+    with xrt.XRTModule(function, engine="ort") as module:
+        return module(**batch)
+
+
+def test_a_larger_budget_tries_what_a_smaller_one_has_found(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path)
+    request = ask(ORT)
+    loose = lower(make_terms(0.45, allowed=("int8",)), ORT)
+    whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
+    assert whole.high is not None
+    small = LoweringWithinBudget(make_terms(0.9 * whole.high, allowed=("int8",)))
+    store = CostStore.for_cache(cache)
+    found = small.lower(request, place_exactly(request), cache, 120.0, lambda progress: None)
+    assert found.precision is not None and found.precision.forms and found.precision.table is not None
+    small.keep(found, request, store)
+    large = LoweringWithinBudget(make_terms(1.1 * whole.high, allowed=("int8",)))
+    again = large.lower(request, place_exactly(request), cache, 120.0, lambda progress: None)
+    assert again.precision is not None
+    kept = {one.kept for one in found.precision.plans if one.outcome in ("won", "tie", "lost") and one.precision == "int8"}
+    assert kept <= {one.kept for one in again.precision.plans if one.precision == "int8"}
+    assert again.precision.table == found.precision.table

@@ -1,0 +1,146 @@
+"""A module's part in lower precision: the examples that it is given, int8 without a budget, and engines that compute so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from xrt.cache import CompileCache
+from xrt.engines.contract import registry
+from xrt.errors import CalibrationError, OptionError
+from xrt.partition.options import Pin
+from xrt.placement.engine_list import is_auto
+from xrt.placement.quantized_form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
+from xrt.precision.examples import read_examples
+from xrt.precision.lowering import LoweringWithinBudget
+from xrt.precision.terms import PrecisionTerms
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.graph import Function, Node
+    from xrt.module.model_source import ModelSource
+    from xrt.module.options import ModuleOptions
+    from xrt.placement.engine_list import EngineList
+
+__all__ = ["keep_nodes_exact", "lower_engines", "make_lowering", "measure_ranges", "quantize_as_asked"]
+
+
+def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
+    """Return what finds plans within the module's error budget; None where it has none.
+
+    Raises CalibrationError or InputError for examples that do not serve, OptionError where there are none.
+    """
+    budget, inputs = settings.max_error, source.inputs
+    if budget is None:
+        return None
+    if settings.lock is not None and settings.calibrate is None and settings.validate is None:
+        return None  # the lock has its own evidence; where it does not hold, nothing is lowered
+    calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)
+    validate = read_examples(settings.validate, "validate", inputs, budget)
+    if not calibrate.items and not validate.items:
+        raise OptionError(
+            "max_error= is kept by measuring the outputs on examples: pass validate=, a list of batches, and calibrate=, a list "
+            "of others, for int8"
+        )
+    if not validate.items:
+        if len(calibrate) < 3:
+            raise CalibrationError(
+                f"calibrate= has {len(calibrate)} batch{'es' * (len(calibrate) != 1)}, and the error is measured on two or more "
+                "that nothing is calibrated on; pass validate= too, or more batches"
+            )
+        calibrate, validate = calibrate.split()
+    if len(validate) < 2 and all(array.shape[:1] in ((), (1,)) for array in validate.items[0].values):
+        raise CalibrationError("validate= has one batch, and the interval of an error needs two examples or more; pass more")
+    if calibrate.items and calibrate.digest == validate.digest:
+        raise CalibrationError("validate= has the batches of calibrate=; the error must be measured on others")
+    choice = settings.choice
+    return LoweringWithinBudget(
+        PrecisionTerms(
+            budget,
+            validate,
+            calibrate,
+            choice.names,
+            choice.exact_nodes,
+            settings.execution.strict_types,
+            choice.table,
+            None if source.is_traced else source.get_declared_function,
+            tuple(inputs),
+        )
+    )
+
+
+# ---------------------------------------------------------------------- without a budget
+
+
+def lower_engines(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
+    """Return the engines as they compute a quantized model, those that do it in integers so."""
+    return [one.lower_precision("int8") or one for one in engines]
+
+
+def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCompiler], ModuleOptions]:
+    """Return the engines in bf16 or fp16, each before itself, and options that keep the nodes of constraints from the former.
+
+    Raises OptionError where no engine of the list computes in the precision.
+    """
+    if is_auto(engine):
+        raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
+    name, listed = settings.choice.names[0], engine if isinstance(engine, list | tuple) else [engine]
+    engines = [registry.create(one) for one in listed]
+    lowered = {one.spec: one.lower_precision(name) for one in engines}
+    if not any(lowered.values()):
+        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(lowered)}")
+    found: list[GraphCompiler] = []
+    for one in engines:
+        lower = lowered[one.spec]
+        found += [one] if lower is None else [lower, one]
+    pins = tuple(
+        Pin(pattern.patterns, lower.spec, "name" if pattern.by_name else "operator", forbid=True)
+        for pattern in settings.choice.exact_nodes
+        for lower in lowered.values()
+        if lower is not None
+    )
+    return found, replace(settings, clustering=replace(settings.clustering, pins=(*settings.clustering.pins, *pins)))
+
+
+def quantize_as_asked(function: Function, original: Function, settings: ModuleOptions) -> Function:
+    """Return the optimized Function in its quantized form, by the table of the settings, which may be of the original.
+
+    Raises CalibrationError for a table of another model, OptionError where nothing can be quantized.
+    """
+    prepared = prepare_for_quantization(function)
+    choice, names = settings.choice, list_quantizable_nodes(prepared)
+    kept = {at for at, name in names if any(one.matches(prepared.node(name)) for one in choice.exact_nodes)}
+    if len(kept) == len(names):
+        raise OptionError(
+            f"nothing of model {function.name!r} is quantized: no product or convolution has constant weights of float32"
+            if not names
+            else f"nothing of model {function.name!r} is quantized: the constraints keep all {len(names)} nodes in float32"
+        )
+    if settings.execution.strict_types and (
+        floats := [node.name for node in prepared.nodes if _is_float_product(node, names, kept)]
+    ):
+        raise OptionError(
+            f"strict_types=True: {len(floats)} of the products and convolutions of model {function.name!r} would stay in "
+            f"float32, first {floats[0]!r}; leave strict_types out to allow that"
+        )
+    assert choice.table is not None  # the module has measured it, where none was given
+    return QuantizedForm(fit_table(choice.table, prepared, original), frozenset(kept)).apply(prepared)
+
+
+def _is_float_product(node: Node, quantizable: Sequence[tuple[int, str]], kept: set[int]) -> bool:
+    """Whether a product or convolution stays in float32."""
+    quantized = {name for at, name in quantizable if at not in kept}
+    return node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and node.name not in quantized
+
+
+def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:
+    """Return the ranges of the values of an optimized model over the batches that the module was given."""
+    from xrt.module.module import XRTModule
+
+    prepared = prepare_for_quantization(declared)
+
+    names = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    with XRTModule(prepared, names, cache=CompileCache()) as module:
+        return module.calibrate(settings.calibrate)

@@ -1,0 +1,25 @@
+"""Lower precision within an error budget: an exact placement, examples and a budget go in; the fastest plan within it comes out.
+
+A plan is a candidate only once its outputs were compared with those of the exact plan, on examples that nothing was calibrated
+on. The exact plan always takes part. Nothing here lowers a precision without a budget.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.precision.budget import ErrorBudget as ErrorBudget
+    from xrt.precision.terms import PrecisionTerms as PrecisionTerms
+    from xrt.precision.tuning import lower_within_budget as lower_within_budget
+
+_MODULES = {
+    "ErrorBudget": "xrt.precision.budget",
+    "PrecisionTerms": "xrt.precision.terms",
+    "lower_within_budget": "xrt.precision.tuning",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)
