@@ -130,7 +130,8 @@ it. Nothing here was run on a fleet. It is arithmetic (`compute_fleet` in `tools
 inputs that were measured on one machine, or assumed. Change the record to ask about your fleet.
 
 XRT has no cluster of its own. Ray, Kubernetes or another engine starts processes and moves requests;
-each process is a module with a [serving configuration](../how-to/tune-for-throughput.md).
+each process is a module with a serving configuration
+([tuned for throughput](../how-to/tune-for-throughput.md)).
 
 ## Inputs
 

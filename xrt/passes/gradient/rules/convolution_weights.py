@@ -2,7 +2,7 @@
 
 There are four forms of one sum. A product of matrices over the columns of the windows (im2col; Chellapilla et al., 2006) is
 quicker than a convolution with batch and channels exchanged where kernels are small: 1.3 to 1.6 times for 3 x 3 and more than ten
-times for 1 x 1 on ONNX Runtime, in processor time with one thread. Record 0043 has the measurements behind the rule.
+times for 1 x 1 on ONNX Runtime, in processor time with one thread. Record 0037 has the measurements behind the rule.
 """
 
 from __future__ import annotations
