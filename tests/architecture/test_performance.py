@@ -21,6 +21,7 @@ from tools.performance_texts import SECTIONS
 RECORD = Record.read()
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 NO_FIGURES = {
+    "replicas": "prints a table of its own: what replicas of one model take of a host's memory",
     "compare_engines": "prints a page of its own",
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",

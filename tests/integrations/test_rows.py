@@ -11,6 +11,8 @@ import xrt
 from tests.integrations.models import FOUR, LOOKUP, SCALE, TEXT, write_model
 from xrt.errors import InputError, OptionError
 from xrt.integrations.batch import RowModel, open_model
+from xrt.integrations.batch.model import choose_batch
+from xrt.ray import Predictor
 
 
 def _open(tmp_path, text, **options):
@@ -155,6 +157,18 @@ def test_mistakes_name_what_there_is(tmp_path, options, columns, text):
     with pytest.raises((OptionError, InputError)) as caught:
         _open(tmp_path, SCALE, **options)(given)
     assert str(caught.value) == text
+
+
+def test_the_batch_is_what_the_model_declares_or_was_tuned_for(tmp_path):
+    with open_model(write_model(tmp_path, FOUR), engine="toy") as fixed:
+        assert choose_batch(fixed) == 4
+    with open_model(write_model(tmp_path, TEXT), engine="toy") as free:
+        assert choose_batch(free) == 32
+        free.tune(np.ones((1, 2), "int64"), objective="throughput", batches=[1, 2], instances=1, batch_dim="n", budget=2)
+        assert choose_batch(free) == free.serving.batch
+        free.save(tmp_path / "tuned.xrt", np.ones((1, 2), "int64"))
+        batch = free.serving.batch
+    assert Predictor.batch(tmp_path / "tuned.xrt") == batch
 
 
 def test_a_model_file_needs_an_engine(tmp_path):

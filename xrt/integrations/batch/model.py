@@ -43,8 +43,8 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
 def choose_batch(module: XRTModule) -> int:
     """Return the rows of a call: the batch that the model declares, or was tuned for, or `USUAL_BATCH`."""
     fixed = find_fixed_batch(module.inputs)
-    tuned = getattr(getattr(module, "serving", None), "batch", None)
-    return fixed or tuned or USUAL_BATCH
+    tuned = module.serving
+    return fixed or (tuned.batch if tuned is not None and tuned.dim else USUAL_BATCH)
 
 
 class RowModel:
