@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from xrt.cli import main
 from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
+from xrt.module import self_test
 from xrt.serve import app, server
 from xrt.serve.server import Addresses, run_server
 
@@ -233,3 +235,27 @@ def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> N
         (tmp_path / "one.xrt").rename(bundle)
     with pytest.raises(BundleError):
         app({"a": tmp_path / "none.xrt"})
+
+
+def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example is in the bundle; here its saved outputs are of another model."""
+    path = tmp_path / "double.xrt"
+    with xrt.XRTModule(double((2, 3)), engine="ort") as module:
+        module.save(path)
+    application = app({"double": path})
+    read = self_test.read_example
+
+    def spoil(file: Any) -> Any:
+        example = read(file)
+        return replace(example, outputs=tuple((name, array + 1) for name, array in example.outputs))
+
+    monkeypatch.setattr(self_test, "read_example", spoil)
+
+    async def test() -> None:
+        await application.start()
+        reason = application.explain_not_ready()
+        assert reason.startswith(f"model 'double': its self-test failed: the self-test of '{path}' failed: add_1 ")
+        reply = await infer(application, "double", {"inputs": [tensor("x", np.ones((2, 3)))]})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+    run(application, test, ready=False)
