@@ -5,10 +5,12 @@ are each in a process of its own, where all ways take turns within rounds with t
 round. PyTorch steps with its fused Adam, in eager mode and with the loss compiled by Inductor. XRT is a `TrainModule` on `ort`
 and one placed by measurement. Everything runs a second time with the processor check of PyTorch's MKL answered with yes.
 
-Then the update alone: Adam on a parameter of 4 million elements. And the peak of memory of steps of the GPT, eager and by XRT,
+Then the update alone: Adam on a parameter of 4 million elements, by a gradient that is an input as for PyTorch, and as part of a
+step. And the peak of memory of steps of the GPT, eager and by XRT,
 each in a process of its own.
 
-    python -m benchmarks.training [--json] [--rounds N] [--threads N] [--models mlp,...] [--budget SECONDS] [--parts steps,...]
+    python -m benchmarks.training [--json] [--rounds N] [--threads N] [--models mlp,...] [--budget SECONDS]
+        [--parts steps,...] [--elements N] [--quick]
 """
 
 from __future__ import annotations
@@ -100,33 +102,45 @@ def measure_steps(name: str, a: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_update(a: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of Adam on one parameter: of PyTorch's fused update, and of a step of XRT whose loss is a sum."""
+    """Return seconds of Adam on one parameter: of PyTorch's fused update, and of XRT's, in two functions.
+
+    The first takes the gradient as an input, as PyTorch's does. The second is a step whose loss is a sum.
+    """
     import numpy as np
     import torch
 
     import xrt
     from xrt import ops, training
+    from xrt.graph import DType, TensorType
+    from xrt.runtime.arena import make_aligned
 
     torch.set_num_threads(a.threads)
-    parameter = torch.nn.Parameter(torch.zeros(ELEMENTS))
-    parameter.grad = torch.ones(ELEMENTS)
+    parameter = torch.nn.Parameter(torch.zeros(a.elements))
+    parameter.grad = torch.ones(a.elements)
     optimizer = torch.optim.Adam([parameter], 1e-3, fused=True)
+    size = a.elements
 
     class Sum(xrt.Graph):
         def __init__(self) -> None:
-            self.w = np.zeros(ELEMENTS, "float32")
+            self.w = np.zeros(size, "float32")
 
         def build(self, x: Any) -> Any:
             return {"loss": ops.ReduceSum(x * self.w, keepdims=0)}
 
-    x = np.ones(1, "float32")
+    update = training.update({"w": TensorType(DType.FLOAT32, (size,))}, optimizer=training.Adam())
+    x, rate, gradient = np.ones(1, "float32"), np.float32(1e-3), make_aligned((size,), np.dtype("float32"))
+    gradient.fill(1)
     calls: dict[str, Callable[[], Any]] = {"PyTorch, fused": optimizer.step}
     copied = {}
     for engine in ("toy", "ort"):
+        module = xrt.XRTModule(update, engine, threads=a.threads)
+        session = module.new_session()
         trained = xrt.TrainModule(Sum().trace(x), engine, optimizer=training.Adam(), threads=a.threads)
-        calls[f"xrt on {engine}"] = lambda trained=trained: trained(x)
+        calls[f"xrt on {engine}"] = lambda session=session: session(w_gradient=gradient, learning_rate=rate)
+        calls[f"xrt on {engine}, a step"] = lambda trained=trained: trained(x)
+        calls[f"xrt on {engine}"]()
         trained(x)
-        copied[engine] = sum(one.nbytes for one in trained.module.profile().copies)
+        copied[engine] = sum(one.nbytes for m in (module, trained.module) for one in m.profile().copies)
     return {**summarize(interleave(calls, rounds=a.rounds)), "copied": copied}
 
 
@@ -154,7 +168,7 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
 def start(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
     """Return what a process of its own measured; raises SystemExit where it failed."""
     command = [sys.executable, "-m", "benchmarks.training", "--child", part, subject, "--rounds", str(a.rounds)]
-    command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
+    command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways, "--elements", str(a.elements)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), **environment}
     top = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=top, env=environment, capture_output=True, text=True, check=False)
@@ -166,6 +180,7 @@ def start(a: argparse.Namespace, part: str, subject: str, **environment: str) ->
 def measure(a: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of all parts that were asked for."""
     found: dict[str, Any] = {"machine": machine("torch", "onnxruntime"), "threads": a.threads, "load": os.getloadavg()[0]}
+    found["elements"] = a.elements
     with tempfile.TemporaryDirectory(prefix="xrt-training-") as work:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(work, "inductor")), "XRT_CACHE_DIR": str(Path(work, "xrt"))}
         override = {"LD_PRELOAD": str(compile_override(Path(work)))}
@@ -192,7 +207,7 @@ def report(found: Mapping[str, Any]) -> str:
             lines.append(f"{name:10}" + "".join(f"{1e3 * row['seconds'][way]:17.2f}" for way in ways) + f"   {', '.join(ratios)}")
     if "update" in found:
         row = found["update"]
-        lines += ["", f"milliseconds of Adam on {ELEMENTS / 1e6:g} million elements:"]
+        lines += ["", f"milliseconds of Adam on {found['elements'] / 1e6:g} million elements:"]
         lines += [f"{way}: {1e3 * seconds:.2f}" for way, seconds in row["seconds"].items()]
         lines += [f"bytes of the state copied on {engine}: {count}" for engine, count in row["copied"].items()]
     if "memory" in found:
@@ -211,8 +226,12 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SIZES), help=f"which models (default {','.join(SIZES)})")
     parser.add_argument("--ways", default=",".join(WAYS), help="which ways of a step (default: all)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"which parts (default {','.join(PARTS)})")
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help=f"of the parameter of the update (default {ELEMENTS})")
+    parser.add_argument("--quick", action="store_true", help="whether it runs: one model, few rounds, a small parameter")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     a = parser.parse_args()
+    if a.quick:
+        a.rounds, a.budget, a.models, a.elements = 3, 5.0, a.models.partition(",")[0], 100_000
     if a.child:
         print(json.dumps(run_child(a)))
         return

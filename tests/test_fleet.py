@@ -11,8 +11,18 @@ from tools.fleet import PAGE, ProcessorKind, compute_fleet, compute_record, make
 
 KINDS = (ProcessorKind("a", 0.75, "ort", 20.0, 10.0), ProcessorKind("b", 0.25, "openvino", 40.0, 20.0))
 INPUTS = {
-    "hosts": 1000.0, "price": 0.1, "utilization": 0.5, "tuning": 60.0, "bundle": 1e9, "lock": 1e3, "start": 0.2,
-    "first": 0.3, "compile": 2.0, "store": 1e9, "link": 5e8, "boot": 30.0,
+    "hosts": 1000.0,
+    "price": 0.1,
+    "utilization": 0.5,
+    "tuning": 60.0,
+    "bundle": 1e9,
+    "lock": 1e3,
+    "start": 0.2,
+    "first": 0.3,
+    "compile": 2.0,
+    "store": 1e9,
+    "link": 5e8,
+    "boot": 30.0,
 }
 
 

@@ -113,8 +113,8 @@ FILES = (
     "testing.files",
     "testing.onnx_models",
 )
-"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota of
-its cores, `processes` for the children of a process, `html.rendering` reads the style sheets of the package, and
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota
+of its cores, `processes` for the children of a process, `html.rendering` reads the style sheets of the package, and
 `serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(

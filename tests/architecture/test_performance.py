@@ -21,6 +21,7 @@ from tools.performance_texts import SECTIONS
 RECORD = Record.read()
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 NO_FIGURES = {
+    "replicas": "prints a table of its own: what replicas of one model take of a host's memory",
     "compare_engines": "prints a page of its own",
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
@@ -33,6 +34,7 @@ NO_FIGURES = {
     "training": "prints a table of its own: what a step of training costs beside PyTorch",
     "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
+    "serving": "prints a table of its own: what a request to a server costs over a call",
     "growing_caches": "prints a table of its own: what a token costs with caches in buffers and with caches that grow",
     "many_sizes": "prints a table of its own: what thousands of sizes cost a process",
     "sizes": "prints a table of its own: what a call waits for because its size is new",

@@ -122,7 +122,7 @@ def test_a_bundle_with_packed_weights_gives_the_same_bits(name: str, threads: in
 
 
 @pytest.mark.usefixtures("all_mapped")
-def test_private_memory_is_what_is_left_beside_packed_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_weights_are_not_private_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = function({"x": TensorType(F32, (1, 512))}, ["y"], [node("MatMul", "x w", "y")], {"w": weights(1, 512, 1024)[0]})
     inputs, _ = save(model, path)
     sizes: list[int] = []

@@ -197,14 +197,26 @@ def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path) -> N
     "data", [b"", b"[]", b"{}", b'{"buckets": "some", "dynamic": "auto"}', b'{"buckets": "auto", "dynamic": 1}']
 )
 def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damage(path: Path, manifest: Any, models: Any, compiled: Any) -> None:
-        write_bundle(path, manifest, models, {**compiled, "buckets": data})
+    def damage(path: Path, manifest: Any, models: Any, compiled: Any, **others: Any) -> None:
+        write_bundle(path, manifest, models, {**compiled, "buckets": data}, **others)
 
     monkeypatch.setattr("xrt.module.saving.write_bundle", damage)
     with make(softmax(), "auto", "ort", dynamic="never") as module:
         module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
     with pytest.raises(BundleError, match="section 'buckets' cannot be read"):
         xrt.load(tmp_path / "a.xrt")
+
+
+def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
+    x = np.ones((5, 3), "float32")
+    for threads, buckets in ((1, (8,)), (2, (16,))):
+        with make(softmax(), {"s": buckets}, "ort", dynamic="never", threads=threads) as module:
+            expected = module(x)
+            module.save(tmp_path / "a.xrt", x, add=threads > 1)
+    for threads, buckets in ((1, (8,)), (2, (16,))):
+        with xrt.load(tmp_path / "a.xrt", threads=threads, strict=True) as loaded:
+            np.testing.assert_array_equal(loaded(x), expected)
+            assert loaded._settings.buckets == {"s": buckets}
 
 
 def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_a_use_says_what_it_is() -> None:
     assert (use.name, use.nbytes, use.why, use.per_call) == ("packed", 5, "why", False)
 
 
-def test_what_processes_share_is_told_from_what_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_and_private_memory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a bundle the weights, and what an engine has mapped: packed ones, a blob."""
     monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
     for engine in ("ort", "openvino", "toy"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.hanging import wait_until
 from tests.module.small_models import relu
 from xrt.cache import CompileCache
 from xrt.cache.memory import LEAST_BYTES
@@ -162,6 +164,18 @@ def test_further_ranges_are_measured_in_the_background(searches: Searches) -> No
         }
         module.settle(PATIENCE)
     assert (searches.rows, searches.budgets) == ([5, 40], [30, 30])
+
+
+def test_a_plan_that_is_found_during_a_compile_serves_the_next_call(searches: Searches) -> None:
+    with make(background=True) as module, ThreadPoolExecutor(1) as pool:
+        call(module, 5)
+        Static.may_compile.clear()
+        waiting = pool.submit(call, module, 40)
+        wait_until(lambda: searches.rows == [5, 40])
+        module.settle(PATIENCE)
+        Static.may_compile.set()
+        waiting.result(PATIENCE)
+        assert call(module, 40) == LARGE.spec
 
 
 def test_asked_sizes_are_measured_in_the_background_when_they_are_met(searches: Searches) -> None:

@@ -46,7 +46,10 @@ def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
 def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
-        found = tune(m)
+        reports: list[Any] = []
+        found = tune(m, progress=reports.append)
+        assert reports[0].stage == "calls of 1, 1 instance of 1 thread"
+        assert reports[-1].budget == 1.0
         chosen = found.configuration
         assert chosen is not None
         assert m.serving == chosen

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 import xrt
 from tests.serve.serving import HANGS, double, infer, run, tensor
 from xrt.errors import OptionError, RunFailed
+from xrt.formats import onnx
+from xrt.formats.serving_record import ServingRecord
 from xrt.graph import DType, Function, TensorType
 from xrt.serve import app
 from xrt.serve.batches import run_batch
@@ -214,21 +217,15 @@ def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: st
     assert str(error.value) == f"model 'double' cannot join requests to a batch: {reason}; leave batch out"
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A serving configuration as a tuned module has it."""
-
-    batch: int = 4
-    instances: int = 2
-    threads: int = 1
-    max_wait: float = 0.0
-    sizes: tuple[int, ...] = (1, 2, 4)
+X = np.array([[1, 2, 3]], np.float32)
+TUNED = ServingRecord(batch=4, instances=2, threads=1, max_wait=0.0, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
+"""What a module that was tuned for throughput has."""
 
 
 @pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
 def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
     module = xrt.XRTModule(function)
-    module.serving = Tuned()  # type: ignore[attr-defined]
+    module._serving = TUNED
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
         found = next(iter(app({"double": module}, **options).models)).options
         assert (found.sizes, found.instances) == expected
@@ -244,5 +241,20 @@ def test_requests_at_once_are_answered_with_their_own_rows() -> None:
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", x)]}) for x in requests))
         for x, reply in zip(requests, replies, strict=True):
             assert reply.document["outputs"][0]["data"] == (2 * x).reshape(-1).tolist()
+
+    run(application, test)
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 3)])
+def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="ort", threads=threads, instances=3)
+    (model,) = application.models
+    assert len(set(model._modules)) == count and model._free.qsize() == 3
+
+    async def test() -> None:
+        replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", X)]}) for _ in range(9)))
+        assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
 
     run(application, test)

@@ -11,7 +11,7 @@ import pytest
 
 import xrt
 from xrt import ops, training
-from xrt.errors import XRTWarning
+from xrt.errors import ModelError, XRTWarning
 from xrt.graph import list_states
 
 DRAW = np.random.default_rng(3)
@@ -78,6 +78,33 @@ def test_no_byte_of_the_state_is_copied_and_no_array_replaced(engine: list[str],
                 trained(X, LABELS)
             assert places == {name: held.array.ctypes.data for name, held in trained.session._held.items()}
             assert trained.module.profile().copies == ()
+
+
+def test_an_update_alone_is_that_of_a_step() -> None:
+    """Gradients from elsewhere: PyTorch's Adam, fed with the same ones."""
+    import torch
+
+    types = {name: xrt.graph.TensorType(xrt.graph.DType.FLOAT32, shape) for name, shape in (("a", (300, 20)), ("b", (7,)))}
+    function = training.update(types, optimizer=training.Adam(weight_decay=0.1), clip_norm=1.0)
+    draw = np.random.default_rng(6)
+    start = {name: draw.standard_normal(type_.shape, dtype="float32") for name, type_ in types.items()}
+    parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in start.values()]
+    optimizer = torch.optim.Adam(parameters, 0.01, weight_decay=0.1)
+    with xrt.XRTModule(function, "toy") as m:
+        session = m.new_session()
+        session.state.update(start)
+        for _ in range(3):
+            gradients = {f"{name}_gradient": draw.standard_normal(type_.shape, dtype="float32") for name, type_ in types.items()}
+            session(learning_rate=np.float32(0.01), **gradients)
+            for parameter, value in zip(parameters, gradients.values(), strict=True):
+                parameter.grad = torch.from_numpy(value.copy())
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+        for name, parameter in zip(types, parameters, strict=True):
+            np.testing.assert_allclose(session.state[name], parameter.detach().numpy(), rtol=1e-4, atol=1e-6)
+        assert m.profile().copies == ()
+    with pytest.raises(ModelError, match="an update needs parameters of floating point: give their names and types"):
+        training.update({})
 
 
 def test_the_plan_says_why_the_update_is_elsewhere() -> None:

@@ -12,6 +12,7 @@ import click
 
 from xrt.cache import Store
 from xrt.cache.disk import StoredFailure, find_cache_directory, open_disk_tier
+from xrt.cache.disk.checked_files import CheckedFileStore
 from xrt.cache.disk.config import parse_size
 from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.plan_store import PlanStore
@@ -100,7 +101,7 @@ def gc(store: Store, size: str | None, failures: bool) -> None:
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
-    stale, old = WeightHashStore(store).sweep(), PlanStore(store).sweep()
+    stale, old = WeightHashStore(store).sweep() + CheckedFileStore(store).sweep(), PlanStore(store).sweep()
     said = (
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
         f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"

@@ -21,6 +21,7 @@ from xrt.formats.output import replace_file
 
 if TYPE_CHECKING:
     from xrt.graph import Constant, Function
+    from xrt.graph.memory_map import FileIdentity
 
 __all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 
@@ -133,6 +134,15 @@ class BundleFile:
     def find_section(self, name: str) -> memoryview | None:
         """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""
         return self.read_compiled(name) if name in self._container.sections else None
+
+    @property
+    def stamp(self) -> FileIdentity | None:
+        """The file as it was when it was opened; None for a small one, and for one that had changed just before."""
+        return self._container.stamp
+
+    def trust(self) -> None:
+        """Take all that is used for checked: another process has read the same file."""
+        self._container.trust(self.unused)
 
     def check(self) -> None:
         """Check every section that is used; raises BundleError where one is damaged."""

@@ -24,7 +24,8 @@ import numpy as np
 from xrt.errors import BundleError
 from xrt.formats.file_mapping import map_file
 from xrt.formats.wire_messages import read_contents
-from xrt.graph.memory_map import release
+from xrt.graph.memory_map import FileIdentity, release
+from xrt.graph.memory_map import Mapping as FileMapping
 
 __all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
 
@@ -128,6 +129,16 @@ class Container:
                 raise CorruptFile(f"the checksum of its section {name!r} differs")
             self._checked.add(name)
         return view
+
+    @property
+    def stamp(self) -> FileIdentity | None:
+        """The mapped file as it was when it was opened; None for one that is not mapped, or had changed just before."""
+        mapping = self._data.obj
+        return mapping.stamp if isinstance(mapping, FileMapping) else None
+
+    def trust(self, excepted: Collection[str] = ()) -> None:
+        """Take every section but those for checked: another process has read the same file."""
+        self._checked.update(self._sections.keys() - {*excepted})
 
     def check(self, excepted: Collection[str] = ()) -> None:
         """Check every section but those, and release the pages that this has read; raises CorruptFile."""

@@ -89,12 +89,13 @@ def load(
     settings = parse_options({**asked, "threads": threads})
     _check_kind(path)
     file, why_none = choose_variant(BundleFile(path), threads)
+    tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
+    tier.recall_check()
     manifest = read_index(file) or file.manifest
     check_isolated(settings.isolate, _specs(manifest))
     named = _named(engine, manifest)
     try:
         _check_chosen(file, manifest, named)
-        tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
         return _loaded(tier, manifest, {**asked, "execution": _execution(manifest, threads)})
     except BundleError:
         raise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from xrt.cache import CompileRequest, DiskStatistics, Signature, Tier
+from xrt.cache import CompileRequest, DiskStatistics, DiskTier, Signature, Tier
 from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import BundleError, CacheWarning, warn
 from xrt.formats.bundle import BundleFile, make_working_directory
@@ -48,6 +48,20 @@ class BundleTier:
         """The tier's behind it, with what came from the bundle among the hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self._loaded)
+
+    def recall_check(self) -> None:
+        """Do not read through a file again that this host has checked, and that has not changed since."""
+        if isinstance(self.behind, DiskTier) and self.file.stamp is not None:
+            if self.behind.checked.knows(self.file.path.absolute(), self.file.suffix, self.file.stamp):
+                self.file.trust()
+
+    def keep_check(self) -> None:
+        """Remember that all of the file that is used was read, and is right."""
+        if isinstance(self.behind, DiskTier):
+            try:
+                self.behind.checked.keep(self.file.path.absolute(), self.file.suffix, self.file.stamp)
+            except OSError as error:
+                self.behind.trouble(str(error))
 
     def watch(self, plan: Plan) -> None:
         """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""

@@ -314,9 +314,9 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         if self._buckets is not None:
             values, call = self._buckets.make_path(call, values)
         with self._lock:
-            if not self._closed and not self._observers:
+            is_plain = not self._closed and not self._observers
+            if is_plain and self._specializations.prepare(make_signature_key(values), call):
                 self._fast_path = call
-                self._specializations.prepare(make_signature_key(values), call)
 
     # ------------------------------------------------------------------ from values to a Program
 

@@ -11,6 +11,7 @@ from xrt.errors import XRTError
 from xrt.module.tracebacks import shorten_tracebacks
 
 if TYPE_CHECKING:
+    from xrt.cache import CompileCache
     from xrt.formats.bundle import BundleFile
     from xrt.formats.example import Example
     from xrt.module.buckets import Buckets
@@ -34,6 +35,7 @@ class Savable:
     """A module that can be written to a bundle, and compared with what the bundle was saved with."""
 
     _source: ModelSource
+    _cache: CompileCache
     _engines: EngineList
     _settings: ModuleOptions
     _buckets: Buckets | None
@@ -100,9 +102,9 @@ class Savable:
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
             given = self._check_inputs(inputs, {})
             call = Call.of(given, None, None, build.function, self._engines.context.device)
-            results: Sequence[Any] = self._run_with_fallback(build, call, None)
-            results = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
-            return results
+            results = self._run_with_fallback(build, call, None)
+            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
+            return on_host
 
         try:
             function, given = build.full_function(), None if values is None else to_host(values)
@@ -119,10 +121,14 @@ class Savable:
     def run_self_test(self) -> SelfTestReport | None:
         """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
 
-        To be called before a service says that it is ready. None where the module came from no bundle, or from one without an
-        example; its file is checked all the same. Raises SelfTestFailed, with the largest difference, where the file is damaged,
-        the example cannot be computed, or an output differs by more than the tolerance of a network.
+        To be called before a service says that it is ready. What passes is remembered in the disk cache: as long as the file does
+        not change, later processes of the host do not read it through to check it. None where the module came from no bundle, or
+        from one without an example; its file is checked all the same.
+
+        Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
+        output differs by more than the tolerance of a network.
         """
+        from xrt.module.bundle_tier import BundleTier
         from xrt.module.self_test import run_example
         from xrt.runtime import to_host
 
@@ -134,7 +140,10 @@ class Savable:
             on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
             return on_host
 
-        return run_example(self._bundle, call)
+        report = run_example(self._bundle, call)
+        if isinstance(self._cache.disk, BundleTier):
+            self._cache.disk.keep_check()
+        return report
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError

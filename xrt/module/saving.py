@@ -52,9 +52,9 @@ def save_module(
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
-    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. With ``has_buckets`` builds
-    are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model, or the
-    file cannot be written; ModelError for a Function that ONNX cannot say.
+    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. With ``has_buckets``
+    builds are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model,
+    or the file cannot be written; ModelError for a Function that ONNX cannot say.
     """
     terms = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
     extension = Extension("", (Variant("", *terms[:2], tuple(terms[2])),), {})

@@ -192,18 +192,19 @@ class SpecializationCache:
 
     # ------------------------------------------------------------------ prepared calls
 
-    def prepare(self, types: object, call: FastPath) -> None:
-        """Keep a prepared call for inputs of these types and shapes."""
+    def prepare(self, types: object, call: FastPath) -> bool:
+        """Keep a prepared call for inputs of these types and shapes; return whether it leads to a specialization that is kept."""
         with self._lock:
             entry = self._entries.get(call.build.key) if call.build is not None else None
             if entry is None or entry.build is not call.build:
-                return  # it was dropped, or replaced, meanwhile
+                return False  # it was dropped, or replaced, meanwhile
             self._prepared[types] = call, entry
             self._prepared.move_to_end(types)
             entry.prepared.add(types)
             while len(self._prepared) > MAX_READY:
                 oldest, (_, owner) = self._prepared.popitem(last=False)
                 owner.prepared.discard(oldest)
+            return True
 
     def find_prepared(self, types: object) -> FastPath | None:
         """Return the prepared call for inputs of these types and shapes. Takes no lock: other threads' calls do not delay it."""

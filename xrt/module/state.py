@@ -16,6 +16,7 @@ from xrt.graph import Function, State, TensorType, Value, declare_states, list_s
 from xrt.graph.state import Capacity, find_capacity
 from xrt.module.model_source import StaticModel, TracedModel, make_source
 from xrt.runtime import inputs
+from xrt.runtime.arena import make_aligned
 
 if TYPE_CHECKING:
     import threading
@@ -146,7 +147,7 @@ class StatefulFunction:
             if have < needed:
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
                 shape = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
-                found[name] = np.full(shape, self.states[name].fill, array.dtype)
+                found[name] = self._fill(name, shape, array.dtype)
                 found[name][tuple(map(slice, array.shape))] = array
         return found
 
@@ -175,7 +176,12 @@ class StatefulFunction:
         if self.capacity is not None and self.capacity.dim:
             known.setdefault(self.capacity.dim, FIRST_CAPACITY)
         shape = tuple(self._extent(name, dim, known, given is None) for dim in type_.shape or ())
-        return np.full(shape, self.states[name].fill, type_.dtype.numpy)
+        return self._fill(name, shape, type_.dtype.numpy)
+
+    def _fill(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        array = make_aligned(shape, dtype)
+        array.fill(self.states[name].fill)
+        return array
 
     def _extent(self, name: str, dim: Any, sizes: Mapping[str, int], early: bool) -> int:
         if isinstance(dim, int) or dim in sizes:
@@ -192,7 +198,9 @@ class StatefulFunction:
         declared = Value(name, self._type(name))
         array = inputs.normalize(declared, value)
         inputs.check((declared,), (array,))
-        return np.array(array, order="C")
+        copy = make_aligned(array.shape, array.dtype)
+        np.copyto(copy, array)
+        return copy
 
     def _type(self, name: str) -> TensorType:
         if name not in self.states:

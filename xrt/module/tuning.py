@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -210,7 +211,7 @@ def tune_throughput(
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=shown) as show,
     ):
         request = ThroughputRequest(found["splits"], found["batches"], bound, seconds, seed)
-        tell = tell or _make_tell(progress, show)
+        tell = tell or _make_tell(progress, show, seconds)
         tuned = ThroughputSession(bench, request, tell=tell, notes=found["notes"]).run()
         keep_serving(module, bench, tuned)
         if use is not None and (chosen := tuned.configuration) is not None:
@@ -218,13 +219,14 @@ def tune_throughput(
     return tuned
 
 
-def _make_tell(progress: Any, show: Tell) -> Tell:
+def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
     """Return what takes the state of the search: the caller's function, which takes a `Progress`, or the line on the screen."""
     if not callable(progress):
         return show
     from xrt.placement.result import Progress
 
-    return lambda text: progress(Progress(text, "", None, 0.0, 0.0))
+    began = time.perf_counter()
+    return lambda text: progress(Progress(text, "", None, time.perf_counter() - began, budget))
 
 
 def keep_serving(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult) -> None:

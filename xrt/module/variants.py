@@ -160,6 +160,7 @@ def _guess(file: BundleFile) -> Iterator[Variant]:
 
 def _list_kept(file: BundleFile) -> Iterator[str]:
     """Yield the sections of a variant, and the weights of its models."""
+    from xrt.module.bundle_index import BUCKETS
     from xrt.module.bundle_index import SECTION as INDEX
     from xrt.module.stored_serving import SERVING
 
@@ -168,10 +169,5 @@ def _list_kept(file: BundleFile) -> Iterator[str]:
     for section in (manifest["model"], *(program["function"] for program in manifest["programs"])):
         if section:
             file.model(section)
-    for name in (
-        *(f"{kind}{file.suffix}" for kind in ("manifest", INDEX, BUCKETS, SERVING)),
-        *sorted(named),
-        *sorted(file.read_weights),
-    ):
-        if name in file.sections:
-            yield name
+    own = (f"{kind}{file.suffix}" for kind in ("manifest", INDEX, BUCKETS, SERVING))
+    yield from (name for name in (*own, *sorted(named), *sorted(file.read_weights)) if name in file.sections)

@@ -6,6 +6,7 @@ offset at which it overlaps no value that is alive with it. Memory of dead value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from xrt.engines.toolkit.memory_planner import ALIGNMENT, LiveRange, assign_offs
 if TYPE_CHECKING:
     from xrt.graph import TensorType
 
-__all__ = ["ALIGNMENT", "Arena", "ArenaPlan", "Lifetime", "plan_arena"]
+__all__ = ["ALIGNMENT", "Arena", "ArenaPlan", "Lifetime", "make_aligned", "plan_arena"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,10 @@ def _aligned(nbytes: int) -> np.ndarray[Any, Any]:
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -block.ctypes.data % ALIGNMENT
     return block[skip : skip + nbytes]
+
+
+def make_aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array of any content that begins at a multiple of `ALIGNMENT`; one of objects as NumPy makes it."""
+    if dtype.hasobject:
+        return np.empty(shape, dtype)
+    return _aligned(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

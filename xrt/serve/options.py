@@ -23,7 +23,8 @@ class ServingOptions:
     max_wait: float | None = None
     """Seconds that a request waits for others to fill its batch. 0: it is joined with what is queued when an instance is free."""
     instances: int | None = None
-    """Calls that run at once, each on a module of its own where the model is a path. Default: 1."""
+    """Calls that run at once. Those of a model that is a path have modules of their own where its budget is more than one
+    thread. Default: 1."""
     max_queue: int = 128
     """Requests that wait; one more is refused with status 503."""
     max_request_bytes: int = 64 << 20

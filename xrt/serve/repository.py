@@ -58,7 +58,9 @@ class Repository:
                 raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: name:2=path")
             modules = self._open(model, opening)
             chosen = options.complete(getattr(modules[0], "serving", None))
-            if isinstance(model, str | os.PathLike):
+            if (
+                isinstance(model, str | os.PathLike) and modules[0].threads > 1
+            ):  # with one thread a call computes where it is made
                 modules += [self._open(model, opening)[0] for _ in range(1, chosen.instances or 1)]
             self._models[name][version] = ServedModel(
                 name, version, modules, chosen, metrics, is_wanted=options.batch is not None

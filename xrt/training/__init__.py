@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xrt.training.optimizers import AdamW as AdamW
     from xrt.training.steps import list_parameters as list_parameters
     from xrt.training.steps import step as step
+    from xrt.training.updates import update as update
 
 _MODULES = {
     "Adagrad": "xrt.training.optimizers",
@@ -33,6 +34,7 @@ _MODULES = {
     "TrainModule": "xrt.training.module",
     "list_parameters": "xrt.training.steps",
     "step": "xrt.training.steps",
+    "update": "xrt.training.updates",
 }
 
 __all__ = [*_MODULES]

@@ -12,7 +12,8 @@ from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
 from xrt.training.models import capture_for_inference, read_model
 from xrt.training.recomputation import AUTO
-from xrt.training.steps import RATE, STEP, list_parameters, step
+from xrt.training.steps import list_parameters, step
+from xrt.training.updates import RATE, STEP
 
 if TYPE_CHECKING:
     import numpy as np

@@ -36,14 +36,15 @@ class StepContext:
         """Return the learning rate in the parameter's element type."""
         return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
-    def one_minus_power(self, base: float, like: Tensor) -> Tensor:
-        """Return 1 - base^count, computed in float64: in float32 the first steps lose digits."""
+    def correct_bias(self, base: float, like: Tensor, *, rooted: bool = False) -> Tensor:
+        """Return 1 / (1 - base^count), or its square root: a scalar of float64 until it is known, since float32 loses digits."""
 
         def compute() -> Tensor:
             count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
-            return (1 - emit("Pow", np.asarray(base, np.float64), count)).astype(like.dtype)
+            found = 1 / (1 - emit("Pow", np.asarray(base, np.float64), count))
+            return (emit("Sqrt", found) if rooted else found).astype(like.dtype)
 
-        return self._once((base, like.dtype), compute)
+        return self._once((base, like.dtype, rooted), compute)
 
     def _once(self, key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
         if key not in self._scalars:
@@ -109,16 +110,21 @@ class Adam(Optimizer):
     def update(
         self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        direction, moments = self.find_direction(at, self.decay(parameter, gradient), slots)
-        return parameter - at.rate_for(parameter) * direction, moments
+        ratio, factor, moments = self.find_ratio(at, self.decay(parameter, gradient), slots)
+        return parameter - at.rate_for(parameter) * factor * ratio, moments
 
-    def find_direction(self, at: StepContext, gradient: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the ratio of the moments, both without their bias, and the next moments."""
+    def find_ratio(
+        self, at: StepContext, gradient: Tensor, slots: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the first moment by the root of the second, the scalar that takes the first one's bias away, and both moments.
+
+        Bias is a factor, and one division is made per element: divisions and roots take most of the time of an update.
+        """
         first = slots["first_moment"] * self.beta_1 + gradient * (1 - self.beta_1)
         second = slots["second_moment"] * self.beta_2 + gradient * gradient * (1 - self.beta_2)
-        root = emit("Sqrt", second / at.one_minus_power(self.beta_2, gradient))
-        mean = first / at.one_minus_power(self.beta_1, gradient)
-        return mean / (root + self.epsilon), {"first_moment": first, "second_moment": second}
+        root = emit("Sqrt", second) * at.correct_bias(self.beta_2, gradient, rooted=True)
+        moments = {"first_moment": first, "second_moment": second}
+        return first / (root + self.epsilon), at.correct_bias(self.beta_1, gradient), moments
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,9 @@ class AdamW(Adam):
     def update(
         self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        direction, moments = self.find_direction(at, gradient, slots)
+        ratio, factor, moments = self.find_ratio(at, gradient, slots)
         rate = at.rate_for(parameter)
-        return parameter * (1 - rate * self.weight_decay) - rate * direction, moments
+        return parameter * (1 - rate * self.weight_decay) - rate * factor * ratio, moments
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,8 @@ class LAMB(Adam):
     def update(
         self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        direction, moments = self.find_direction(at, gradient, slots)
-        direction = self.decay(parameter, direction)
+        ratio, factor, moments = self.find_ratio(at, gradient, slots)
+        direction = self.decay(parameter, factor * ratio)
         norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
         zero, one = (np.asarray(value, parameter.dtype.numpy) for value in (0, 1))
         known = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))

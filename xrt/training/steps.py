@@ -6,29 +6,26 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from xrt.builder.record_op import emit
 from xrt.errors import ModelError, OptionError, did_you_mean
-from xrt.graph import Constant, DType, Function, State, TensorType, Value, declare_states, list_states
+from xrt.graph import Constant, Function, State, TensorType, Value, declare_states, list_states
 from xrt.module.model_source import make_source
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.recording import continue_function
-from xrt.training.accumulation import StateRecorder, accumulate
 from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
 from xrt.training.models import read_model
-from xrt.training.optimizers import SGD, Optimizer, StepContext
+from xrt.training.optimizers import SGD, Optimizer
 from xrt.training.recomputation import apply_recomputation
+from xrt.training.updates import RATE, STEP, record_update
 
 if TYPE_CHECKING:
-    from xrt.builder.tensor import Tensor
+    pass
 
 __all__ = ["RATE", "STEP", "TARGET", "list_parameters", "promote", "step"]
 
-RATE, TARGET, STEP = "learning_rate", "target", "optimizer.step"
-"""Names of the inputs that a step adds: the learning rate, the target of a loss, and the state that counts steps."""
+TARGET = "target"
+"""Name of the input that a `Loss` adds."""
 
 
 def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str, Constant]:
@@ -107,17 +104,10 @@ def step(
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
-        rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
         values = {name: tensors[value.name] for name, value in zip(order, gradients, strict=True)}
-        recorder = StateRecorder(builder)
-        if accumulation_steps > 1:
-            values = accumulate(recorder, tensors, values, accumulation_steps)
-        if clip_norm is not None:
-            values = _clip(values, clip_norm)
-        at = StepContext(rate, before + 1)
-        recorder.add(STEP, before, at.count)
-        moments = {n: {slot: builder.input(f"{n}.{slot}", tensors[n].type) for slot in optimizer.list_slots()} for n in chosen}
-        _update_all(recorder, tensors, at, values, moments, optimizer)
+        recorder = record_update(
+            builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
+        )
     built = builder.function().replace(aliases=found.aliases, doc=found.doc, metadata=found.metadata)
     built = declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
     return apply_recomputation(built, [value.name for value in outputs], recompute, memory_limit)
@@ -154,35 +144,9 @@ def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in chosen})
 
 
-def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
-    """Return the gradients scaled so that their common norm is at most the limit; Pascanu et al., arXiv:1211.5063."""
-    squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients.values()]
-    norm = emit("Sqrt", emit("Sum", *squares))
-    scale = emit("Min", limit / (norm + 1e-6), np.asarray(1, norm.dtype.numpy))
-    return {name: g * scale for name, g in gradients.items()}
-
-
 def _find_first_use(function: Function, name: str) -> int:
     """Return the number of the first node that reads a value; that of the last node where none does."""
     users = function.users(name)
     made = next(iter(users[0].node.defines), "") if users else ""
     place = function.position(made)
     return len(function.nodes) if place is None else place
-
-
-def _update_all(
-    recorder: StateRecorder,
-    tensors: Mapping[str, Tensor],
-    at: StepContext,
-    gradients: Mapping[str, Tensor],
-    moments: Mapping[str, Mapping[str, Tensor]],
-    optimizer: Optimizer,
-) -> None:
-    """Record the update of every parameter."""
-    for name, value in gradients.items():
-        parameter, slots = tensors[name], moments[name]
-        with recorder.builder.scope(f"{name}/update"):
-            following, changed = optimizer.update(at, parameter, value, slots)
-        recorder.add(name, parameter, following)
-        for slot, before in slots.items():
-            recorder.add(f"{name}.{slot}", before, changed[slot])

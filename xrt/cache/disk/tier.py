@@ -19,6 +19,7 @@ from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, 
 from xrt.graph.deferred_function import find_stale
 
 if TYPE_CHECKING:
+    from xrt.cache.disk.checked_files import CheckedFileStore
     from xrt.cache.disk.plan_store import PlanStore, StoredModel
     from xrt.cache.disk.support_store import SupportStore
     from xrt.graph import Function
@@ -91,6 +92,13 @@ class DiskTier:
         from xrt.cache.disk.plan_store import PlanStore
 
         return PlanStore(self.store)
+
+    @cached_property
+    def checked(self) -> CheckedFileStore:
+        """Which bundles were checked."""
+        from xrt.cache.disk.checked_files import CheckedFileStore
+
+        return CheckedFileStore(self.store)
 
     @cached_property
     def answers(self) -> SupportStore:

@@ -85,7 +85,12 @@ class SavedSession:
         size = self.header["weights"]
         start = size + self.header["model"]
         marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
-        return place_model(marked, {**dict(self._constants(function)), _OWN: np.frombuffer(self.data, np.uint8)}, size)
+        files = {_OWN: np.frombuffer(self.data, np.uint8)}
+        release(files[_OWN])
+        for name, content in self._constants(function):
+            release(content)  # one after the other: each was read through to be checked, and the library reads what it maps
+            files[name] = content
+        return place_model(marked, files, size)
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
         """Return this with the weights that the library packs, mapped from a file in the folder; itself where it packs none.
