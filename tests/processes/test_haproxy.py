@@ -59,7 +59,8 @@ def test_ray_starts_a_program_that_may_be_executed(tmp_path, monkeypatch):
     copy.chmod(0o644)
     monkeypatch.setattr(haproxy, "__file__", str(copy))
     for name in ("RAY_SERVE_HAPROXY_BINARY_PATH", haproxy.PROGRAM, haproxy.PUBLIC):
-        monkeypatch.setenv(name, "")
+        monkeypatch.setenv(name, "")  # so that it is taken back
+        monkeypatch.delenv(name)
     protect_haproxy()
     assert os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(copy)
     assert os.access(copy, os.X_OK)
