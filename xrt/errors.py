@@ -36,6 +36,8 @@ A message states the request, the fact and the remedy; it names the object and t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xrt.error_texts import did_you_mean, warn
 
 __all__ = [

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from xrt.module.memory import Memory
     from xrt.module.specialization import Specialization
     from xrt.partition import Plan
-    from xrt.placement import TuningResult
-    from xrt.placement.throughput.result import ServingConfiguration
+    from xrt.placement import ServingConfiguration, TuningResult
     from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
 
@@ -79,9 +78,8 @@ class _Compiled:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
-            if len(shape) != len(declared):
-                return False
-            if any(have != want if isinstance(want, int) else have < 2 for have, want in zip(shape, declared, strict=True)):
+            pairs = zip(shape, declared, strict=False)
+            if len(shape) != len(declared) or any(have != want if isinstance(want, int) else have < 2 for have, want in pairs):
                 return False
         if self.capture.guards is not None:
             try:
@@ -303,7 +301,7 @@ class TorchModule(XRTModule):
         """Search again for the best placement for such inputs; see `XRTModule.tune`, whose keywords for throughput it takes."""
         terms = {name: named.pop(name) for name in TERMS if name in named} if objective != "latency" else {}
         compiled, feed = self._prepare(args, named)
-        return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)  # type: ignore[call-overload]
+        return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
 
     @property
     def serving(self) -> ServingConfiguration | None:
