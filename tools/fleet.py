@@ -242,8 +242,8 @@ def _wrap(paragraph: str) -> str:
     items = re.split(r"^(?=- )", paragraph, flags=re.MULTILINE) if paragraph.startswith("- ") else [paragraph]
     indent = "  " if paragraph.startswith("- ") else ""
     ends = "\n" if paragraph.endswith("\n") else ""
-    wrapped = (textwrap.fill(" ".join(item.split()), WIDTH, subsequent_indent=indent) for item in items if item.strip())
-    return "\n".join(wrapped) + ends
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=indent, break_on_hyphens=False)  # a link stays in one line
+    return "\n".join(wrapper.fill(" ".join(item.split())) for item in items if item.strip()) + ends
 
 
 def _make_row(*cells: object) -> str:
