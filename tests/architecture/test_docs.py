@@ -58,6 +58,7 @@ def test_examples_in_docstrings(name: str) -> None:
 def test_examples_in_documents(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m tools.documents PAGE --write` replaces the outputs of a page that differ."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an environment that is activated
     check_page(document)
 
 

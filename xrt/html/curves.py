@@ -77,7 +77,7 @@ def _list_ticks(most: float) -> list[float]:
     """Return round numbers below the end of an axis.
 
     >>> _list_ticks(11.5), _list_ticks(0.04)
-    ([0, 2, 4, 6, 8, 10], [0.0, 0.01, 0.02, 0.03, 0.04])
+    ([0, 5, 10], [0.0, 0.01, 0.02, 0.03, 0.04])
     """
     power = 10 ** math.floor(math.log10(most / TICKS))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * TICKS >= 0.8 * most)
