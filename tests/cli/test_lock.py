@@ -145,7 +145,7 @@ def test_a_regression_is_one_that_two_processes_have_seen(
     monkeypatch.setattr("xrt.cli.check.WorkerProcess", Second)
     found, out, _ = call(capsys, "check", path, "--budget", "1s")
     assert (found, out[: len(begins)]) == (code, begins)
-    assert asked == [{"lock": path, "model": None, "named": None, "limit": 0.05, "budget": 1.0}]
+    assert asked == [{"lock": path, "model": None, "named": None, "limit": 0.05, "budget": 1.0, "validate": None}]
     said = "one process saw a regression; a second one, asked to confirm it: "
     assert (said in out) == (code == 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from xrt.engines.contract import registry
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.known_issues import DEFECTS
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import DType, Function, Node, read_attributes
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 # ---------------------------------------------------------------------- options
 
@@ -276,3 +277,15 @@ def test_one_thread_makes_serial_loops() -> None:
 def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
     code = "import sys, xrt.engines.contract.registry; assert not {m.partition('.')[0] for m in sys.modules} & {'tvm', 'tvm_ffi'}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_function_without_code_is_not_saved(tmp_path: Path) -> None:
+    shape = TensorType(DType.FLOAT32, (1,))
+    held = {"c": Constant(np.float32(3)), "axes": Constant(np.zeros(1, np.int64))}
+    f = Function((), (Value("y", shape),), (Node("Unsqueeze", ("c", "axes"), ("y",)),), held, {"": 18})
+    executable = Tvm().compile(f, CONTEXT)
+    try:
+        with pytest.raises(CompileRefused, match=r"^TVM writes no object file of a module of kind '\w+', which has no code$"):
+            Tvm().save(executable, CompileContext(workdir=tmp_path))
+    finally:
+        executable.close()

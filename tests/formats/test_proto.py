@@ -57,7 +57,8 @@ def test_the_committed_module_loads_with_the_oldest_protobuf_that_onnx_admits() 
 def test_cmake_regenerates_the_module(tmp_path: Path) -> None:
     cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
     assert cmake, "cmake comes with the extra [dev]"
-    (tmp_path / "xrt" / "formats").mkdir(parents=True)
+    for package in ("formats", "serve"):
+        (tmp_path / "xrt" / package).mkdir(parents=True)
     settings = ["-DXRT_NATIVE=OFF", "-DXRT_PROTO=ON", f"-DPython3_EXECUTABLE={sys.executable}", f"-DXRT_PROTO_OUT={tmp_path}"]
     for command in (
         [cmake, "-S", str(TOP), "-B", str(tmp_path / "build"), *settings],

@@ -25,8 +25,8 @@ _LIBRARY = "library.so"
 def link(code: Any, folder: Path) -> bytes:
     """Return a module and what it imports as the bytes of a shared library, as `Module.export_library` makes it.
 
-    The folder is written to. Raises CompileRefused where there is no C compiler, which serves as the linker, or no file in
-    memory, and OSError where the folder has no room.
+    The folder is written to. Raises CompileRefused where there is no C compiler, which serves as the linker, no file in
+    memory or no code, and OSError where the folder has no room.
     """
     if cc.get_cc() is None:
         raise CompileRefused("TVM exports by way of a C compiler, and none is at hand; install gcc or clang")
@@ -48,6 +48,8 @@ def _modules(root: Any) -> Iterator[Any]:
     """Yield the modules that are object files: those with code, and what the root and all else it imports is packed into."""
     targets = set()
     for module in root._collect_dso_modules():
+        if module.kind != "llvm":  # TVM makes a source file, without code, of a Function that computes nothing
+            raise CompileRefused(f"TVM writes no object file of a module of kind {module.kind!r}, which has no code")
         targets.add(module.get_function("_get_target_string")())
         yield module
     if root.imports:
