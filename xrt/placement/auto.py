@@ -196,7 +196,8 @@ class AutoPlacement:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
             )
-        start, spent = self.clock(), 0.0 if began is None else self.clock() - began
+        start = self.clock()
+        spent = 0.0 if began is None else start - began
         exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
         found = self._search(exact, values, progress, store)
         found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
