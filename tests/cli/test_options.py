@@ -20,6 +20,7 @@ SECONDS = ("--budget", "--time-limit", "--gate", "--confirm-limit")
 DIFFERENT = {
     "--threads": "a thread budget, or several to compare",
     "--batch": "batch sizes of a model, or graphs that are compiled as one",
+    "--instances": "a number of calls at a time, or several to compare",
     "--output": "a file, or a folder",
     "-o": "a file, or a folder",
 }

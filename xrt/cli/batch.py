@@ -37,7 +37,13 @@ def _parse_columns(context: click.Context, option: click.Parameter, given: tuple
 )
 @click.option("--column", "columns", multiple=True, callback=_parse_columns, metavar="INPUT=COLUMN", help="Column of an input")
 @click.option("--output-name", "outputs", multiple=True, metavar="NAME", help="Output to keep [default: all]; repeatable")
-@click.option("--keep", multiple=True, metavar="COLUMN", help="Column to pass on [default: all that are no input]; repeatable")
+@click.option(
+    "--keep-column",
+    "keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column to pass on [default: all that are no input]; repeatable",
+)
 @click.option(
     "--on-error",
     type=click.Choice(("raise", "column")),

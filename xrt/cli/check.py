@@ -94,7 +94,6 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
 @click.option(
     "--validate",
     type=click.Path(),
-    metavar="DATA",
     help="The examples on which the error of a plan of lower precision was measured [default: the path in the lockfile]",
 )
 @click.option("--once", is_flag=True, help="Report a regression without a second process")

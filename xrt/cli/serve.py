@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xrt.cli.options import isolation_keywords, isolation_options
+from xrt.cli.options import ENGINE_NAMES, isolation_keywords, isolation_options
 from xrt.cli.screen import complain, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -48,7 +48,9 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
-@click.option("-e", "--engine", help="Engines for ONNX files, first choice first; a bundle has its own  [default: toy]")
+@click.option(
+    *ENGINE_NAMES, metavar="ENGINES", help="Engines for ONNX files, first choice first; a bundle has its own  [default: toy]"
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
