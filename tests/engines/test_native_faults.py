@@ -132,4 +132,4 @@ def test_a_tape_made_by_hand() -> None:
     tape = NativeTape({"v0": TensorType(F32, X.shape)}, ["v2", "v1"], [first, second], {"c": Constant(X)}, 1)
     twice, once = tape.run([X])[0], tape.run([X], [None, out := np.empty_like(X)])[1]
     assert once is out and (once == 2 * X).all() and (twice == 4 * X).all()
-    assert tape.workspace == 0 and tape.in_place == [(0, 0), (0, 1)]
+    assert tape.workspace == 0 and list(tape.in_place) == [(0, 0), (0, 1)]

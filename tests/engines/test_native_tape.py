@@ -127,7 +127,7 @@ def test_given_buffers_are_written_to() -> None:
     out[:] = 0
     call()
     np.testing.assert_array_equal(out, 8 * X)
-    assert executable.supports_io_binding() and executable.inplace_pairs() == [(0, 0)]
+    assert executable.supports_io_binding() and list(executable.inplace_pairs()) == [(0, 0)]
     own = X.copy()
     executable.bind([own], [own])()
     np.testing.assert_array_equal(own, 8 * X)
