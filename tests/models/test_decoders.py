@@ -44,7 +44,7 @@ def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> No
     found = [session(IDS[:, :3]), *(session(IDS[:, at : at + 1]) for at in range(3, IDS.shape[1]))]
     for one, wanted in zip(found, expected[2:], strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-3, atol=1e-4)
-    assert [copy.input for copy in m.profile().copies] == ["length"]
+    assert [copy.input for copy in m.profile().copies] == ([] if engine == "toy" else ["length"])
     assert sorted({launch.engine for launch in m.plan.launches}) == sorted({*([engine] if isinstance(engine, str) else engine)})
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
-from xrt.partition.update_placement import is_update_reason
 from xrt.runtime.devices import use_array_device
 from xrt.runtime.program import DEFAULT
 
@@ -128,6 +127,8 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
     Returns an empty string if every such node was already reported when its engine refused it, or updates state there because
     another engine would copy it.
     """
+    from xrt.partition.update_placement import is_update_reason
+
     known = {node for one in refused for node in one.nodes}
     by_choice = {reason.node for reason in plan.reasons if is_update_reason(reason.text)}
     taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes if node not in by_choice]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, warn
-from xrt.module.copying import Copyable, Given
+from xrt.module.copying import Copyable, Given, Savable
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
@@ -21,15 +21,13 @@ from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
 from xrt.module.precision_options import apply_constraints, make_module_lowering
-from xrt.module.savable import Savable
 from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
-from xrt.module.tuning import Tunable
-from xrt.module.verification import Verifiable
+from xrt.module.tuning import Tunable, Verifiable
 from xrt.runtime import Program, inputs
 
 if TYPE_CHECKING:

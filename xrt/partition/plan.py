@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from xrt.graph import Attribute, AttrKind, Function, Node, TensorType
-from xrt.graph.memory_forecast import count_recomputed, estimate_peak
 from xrt.partition.grouping import ReasonGroup, group, group_reasons, list_some
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.transfers import Transfer, find_transfers
@@ -117,6 +116,8 @@ class Plan:
 
         Engines may order a region's nodes otherwise, and need memory to compute on top of it. Linear.
         """
+        from xrt.graph.memory_forecast import estimate_peak
+
         updated = {after for _, after in self.function.aliases}
         last = {name: i for i, node in enumerate(self.function.nodes) for name in node.uses}
         last.update((value.name, len(self.launches)) for value in self.function.outputs)
@@ -174,6 +175,8 @@ class Plan:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
+    from xrt.graph.memory_forecast import count_recomputed
+
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = ", ".join(f"{e} (not named)" if e == plan.implicit else e for e in plan.engines)
     where = f"; device {plan.device}" if plan.device != "cpu" else ""

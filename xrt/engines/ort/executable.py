@@ -18,7 +18,6 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.errors import LIBRARY, summarize_error
 from xrt.engines.ort.session import Bytes
 from xrt.engines.ort.session_calls import BoundSession, SessionCalls, through_frames
-from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
 from xrt.graph import FrozenDict, Function, TensorType, Value
 
@@ -71,7 +70,11 @@ class OrtExecutable(Executable):
         `inplace` has, by place of an input, the output that the session may write over it; None to find it in the Function.
         """
         self._uses = uses
-        self.inplace = (find_inplace_outputs(function) if session else {}) if inplace is None else inplace
+        if inplace is None:
+            from xrt.engines.toolkit.scatters import find_inplace_outputs
+
+            inplace = find_inplace_outputs(function) if session else {}
+        self.inplace = inplace
         computed = list_computed_outputs(function)
         self.function = function
         self.saved: memoryview | None = None

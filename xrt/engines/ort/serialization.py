@@ -20,16 +20,17 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
-from xrt.engines.ort.packed_weights import MarkedModel, PlacedModel, pack_weights, place_model
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files
-from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.graph import Function, Node, Value
 from xrt.graph.memory_map import find_file_offset, release
+
+if TYPE_CHECKING:
+    from xrt.engines.ort.packed_weights import PlacedModel
 
 __all__ = ["SavedSession", "optimize_model"]
 
@@ -82,6 +83,8 @@ class SavedSession:
         """
         if not self.has_packed:
             return None
+        from xrt.engines.ort.packed_weights import MarkedModel, place_model
+
         size = self.header["weights"]
         start = size + self.header["model"]
         marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
@@ -97,6 +100,8 @@ class SavedSession:
 
         ``constants`` are the files of the session, ``options`` those of a load. What the library raises passes.
         """
+        from xrt.engines.ort.packed_weights import pack_weights
+
         size, model_size = self.header["weights"], self.header["model"]
         handed = self._hand_over({name: content for name, content in constants.items() if name != _OWN})
         with (folder / "packed-session").open("w+b") as file:
@@ -163,6 +168,8 @@ def optimize_model(function: Function, handed: ExportedModel, options: SessionOp
     ``handed`` is what the Function was handed over as, and ``options`` those of its session. Whatever the library
     raises passes.
     """
+    from xrt.engines.toolkit.scatters import find_inplace_outputs
+
     level = options.graph_optimization_level
     places = _Places(function, file)
     give_files(handed, options)
