@@ -127,6 +127,8 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
     Returns an empty string if every such node was already reported when its engine refused it, or updates state there because
     another engine would copy it.
     """
+    if all(launch.engine != implicit for launch in plan.launches):
+        return ""
     from xrt.partition.update_placement import is_update_reason
 
     known = {node for one in refused for node in one.nodes}
