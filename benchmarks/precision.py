@@ -192,7 +192,7 @@ def print_figures(figures: list[Figure]) -> None:
 
 
 def print_targets(figures: list[Figure]) -> None:
-    """Print the targets beside what was found."""
+    """Print each target with what was found."""
     for name, target in TARGETS.items():
         gains = [one.gain for one in figures if one.candidate == name and not one.model.endswith("_hard")]
         if gains:

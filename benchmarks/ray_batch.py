@@ -4,7 +4,7 @@ A cluster of four nodes of one processor, in this machine, takes 20,000 rows of 
 In turns: `xrt batch` in one process with as many threads (*process*), the same job as tasks of the cluster (*cluster*), and
 `map_batches` with actors of `xrt.ray.Predictor` (*data*), of ONNX Runtime with one thread as a user would tune it (*tuned*), and
 of ONNX Runtime's defaults (*default*). Figures are rows per second, and ratios within each round: *cluster* and *data* to
-*process*, *data* to *tuned* and to *default*. Ray Data starts its actors anew for each turn: the last three are timed from their
+*process*, *data* to *tuned* and to *default*. Ray Data starts its actors again for each turn: the last three are timed from their
 first results on; the start is reported on its own.
 
 With ``--kills N`` a node is killed in the middle of a job N times, and another takes its place: every row must be there once,

@@ -102,7 +102,7 @@ def measure(kind: str, count: int, threads: int, folder: Path) -> dict[str, Any]
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with ExitStack() as stack:
-        started, told = [], []
+        started, found = [], []
         for _ in range(count):
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -113,14 +113,14 @@ def measure(kind: str, count: int, threads: int, folder: Path) -> dict[str, Any]
             line = child.stdout.readline()
             if not line:
                 raise SystemExit(f"a replica of {kind} failed: {child.communicate()[1][-2000:]}")
-            told.append(json.loads(line))
+            found.append(json.loads(line))
         sizes = [read_sizes(child.pid) for child in started]
     private = [size["Private_Clean"] + size["Private_Dirty"] for size in sizes]
     return {
         "kind": kind,
         "pss": sum(size["Pss"] for size in sizes),
         "private": int(statistics.median(private)),
-        **{name: statistics.median(one[name] for one in told) for name in ("loaded", "wall", "processor", "sum")},
+        **{name: statistics.median(one[name] for one in found) for name in ("loaded", "wall", "processor", "sum")},
     }
 
 

@@ -153,11 +153,11 @@ def test_a_scheduler_grants_the_budget(path: Path, granted: list[int | None]) ->
 
 def test_more_threads_than_cores_are_the_cores_with_a_word(path: Path) -> None:
     save(path, "ort", 2)
-    told = "threads=9 is more than the 4 cores that this process may use; 4 threads are used"
+    message = "threads=9 is more than the 4 cores that this process may use; 4 threads are used"
     with pytest.warns(BudgetWarning) as caught:
         loaded = xrt.load(path, threads=9, strict=True)
     assert loaded.threads == 4
-    assert [str(w.message) for w in caught] == [told]
+    assert [str(w.message) for w in caught] == [message]
     assert [w.filename for w in caught] == [__file__]
 
 

@@ -177,7 +177,7 @@ def test_shared_and_private_memory_are_reported(tmp_path: Path, monkeypatch: pyt
         mapped = WEIGHT if engine == "toy" else 2 * WEIGHT
         assert mapped <= found.shared < mapped + WEIGHT / 2
         assert found.shared + found.private == found.held
-        told = [line.split("  ")[1].strip() for line in str(found).splitlines()[-2:]]
-        assert told == ["shared", "private"]
+        names = [line.split("  ")[1].strip() for line in str(found).splitlines()[-2:]]
+        assert names == ["shared", "private"]
         assert found.to_dict()["shared"] == found.shared
         assert found.to_dict()["private"] == found.private

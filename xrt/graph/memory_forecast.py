@@ -18,14 +18,14 @@ RECOMPUTED = "xrt.recomputed"
 """The key of the metadata of a Function some of whose nodes are computed again: JSON with their number."""
 
 
-def estimate_peak(function: Function, updated: Collection[str] | None = None) -> int | None:
+def estimate_peak(function: Function, elsewhere: Collection[str] | None = None) -> int | None:
     """Return the most bytes that computed values take at once, in the Function's order; None where a size is not known.
 
-    Each counts from the node that makes it to the last that reads it, an output to the end. Values that are ``updated`` do not
-    count: they have the memory of an input. Without them given, they are the outputs of the Function's aliases. What is inside of
+    Each counts from the node that makes it to the last that reads it, an output to the end. Values that are ``elsewhere``, in
+    the memory of an input or of the caller, do not count; None means the outputs of the Function's aliases. What is inside of
     bodies and launches does not count either. Linear.
     """
-    updated = {after for _, after in function.aliases} if updated is None else updated
+    elsewhere = {after for _, after in function.aliases} if elsewhere is None else elsewhere
     end = len(function.nodes)
     last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
     last.update((value.name, end) for value in function.outputs)
@@ -36,7 +36,7 @@ def estimate_peak(function: Function, updated: Collection[str] | None = None) ->
             size = type_.nbytes if isinstance(type_, TensorType) else None
             if size is None:
                 return None
-            if name not in updated:
+            if name not in elsewhere:
                 change[i] += size
                 change[last[name] + 1] -= size
     return max(accumulate(change), default=0)

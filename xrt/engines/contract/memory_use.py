@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from xrt.graph import Function, TensorType
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["MemoryUse", "peak_of_values"]
 
@@ -32,16 +33,6 @@ def peak_of_values(function: Function) -> int | None:
     Each is alive from the node that makes it to the last that reads it; outputs, inputs and constants do not count,
     and what is inside of bodies neither. Linear.
     """
-    elsewhere = {value.name for value in function.outputs}
-    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
-    change = [0] * (len(function.nodes) + 1)
-    for i, node in enumerate(function.nodes):
-        for name in node.defines:
-            type_ = function.get_type(name)
-            size = type_.nbytes if isinstance(type_, TensorType) else None
-            if size is None:
-                return None
-            if name not in elsewhere:
-                change[i] += size
-                change[last[name] + 1] -= size
-    return max(accumulate(change), default=0)
+    from xrt.graph.memory_forecast import estimate_peak
+
+    return estimate_peak(function, {value.name for value in function.outputs})
