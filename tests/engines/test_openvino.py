@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from tests.engines.openvino_running import CONTEXT, F32, LARGE, SQUARE, compiled, function, node, relu, run, tensor, two_outputs
-from xrt.engines import CompileContext, ExecutionOptions, create
 from xrt.engines.openvino import OpenVino
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.requests import COPY_TO
-from xrt.errors import CompileRefused, OptionError, RunFailed
+from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, TensorType
 
 # ---------------------------------------------------------------------- values in and out
@@ -214,7 +213,7 @@ def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
     assert list(executable.output_buffer_threshold()) == [COPY_TO, COPY_TO]
 
 
-# ---------------------------------------------------------------------- threads, errors, noise, options
+# ---------------------------------------------------------------------- threads, errors, noise
 
 
 @pytest.mark.parametrize("engine", [OpenVino(), OpenVino(streams=2)], ids=str)
@@ -245,124 +244,6 @@ def test_what_the_library_declines_is_refused_in_few_words() -> None:
     with pytest.raises(CompileRefused) as error:
         OpenVino().compile(f, CONTEXT)
     assert str(error.value) == f"{LIBRARY} declines: No conversion rule found for operations: Det-11"
-
-
-def product(columns: int) -> tuple[Function, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((64, columns), np.float32), rng.standard_normal((columns, 64), np.float32)
-    f = function({"x": tensor(64, columns)}, {"y": tensor(64, 64)}, [node("MatMul", "x w", "y")], {"w": w})
-    return f, x, w
-
-
-def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
-    f, x, w = product(512)
-    exact = x.astype(np.float64) @ w
-
-    def error(precision: Any) -> float:
-        context = CompileContext(ExecutionOptions(precision=precision), threads=2)
-        if OpenVino().unsupported_options(context):
-            pytest.skip("this processor has no bfloat16")
-        (y,) = OpenVino().compile(f, context).run([x])
-        return float(np.abs(y - exact).max())
-
-    assert error("fp32") < 1e-3
-    assert 1e-3 < error("bf16") < 5
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (ExecutionOptions(precision="fp16"), "precision='fp16'"),
-        (ExecutionOptions(precision="int8"), "precision='int8'"),
-        (ExecutionOptions(precision="bf16", strict_types=True), "precision='bf16', strict_types=True"),
-        (ExecutionOptions(max_workspace_size=1 << 20), "max_workspace_size=1048576"),
-    ],
-    ids=lambda value: "",
-)
-def test_options_that_it_does_not_honour_are_refused(options: ExecutionOptions, text: str) -> None:
-    answer = OpenVino().unsupported_options(CompileContext(options))
-    assert answer == (
-        "engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour " + text
-    )
-    honoured = ExecutionOptions(max_batch_size=4, strict_types=True)
-    assert OpenVino().unsupported_options(CompileContext(honoured)) is None
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_thread_budget_is_the_librarys(threads: int) -> None:
-    executable = OpenVino(streams=4).compile(relu(), CompileContext(threads=threads))
-    assert executable.compiled is not None
-    model = executable.compiled.model
-    most = min(threads, len(os.sched_getaffinity(0)))  # the library takes no more than there are
-    streams = most if threads > 1 else 0  # none: the thread that calls computes
-    assert model.get_property("INFERENCE_NUM_THREADS") == streams
-    assert model.get_property("NUM_STREAMS") == streams
-    assert executable.idle_threads == (streams + 1 if streams else 0)
-    assert not model.get_property("ENABLE_CPU_PINNING")
-
-
-@pytest.mark.parametrize(
-    "spec", ["openvino", "openvino{streams=2}", "openvino{arithmetic=native, pinning=true}", "openvino{float_tolerance=0.001}"]
-)
-def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
-    engine = create(spec)
-    assert engine.spec == spec
-    (y,) = engine.compile(relu(), CONTEXT).run([SQUARE])
-    assert np.array_equal(y, np.maximum(SQUARE, 0))
-
-
-def test_native_arithmetic_rounds_no_halves_on_the_way() -> None:
-    nodes = [node("Cast", "x", "h", to=DType.FLOAT16.onnx), node("Cast", "h", "w", to=F32.onnx), node("Neg", "w", "y")]
-    f = function({"x": tensor(2)}, {"y": tensor(2)}, nodes).replace(types={"h": tensor(2, dtype=DType.FLOAT16), "w": tensor(2)})
-    x = np.array([70000, 1.0001], np.float32)
-    assert run(f, x)[0].tolist() == [-np.inf, -1]
-    assert compiled(f, OpenVino(arithmetic="native")).run([x])[0].tolist() == (-x).tolist()
-
-
-@pytest.mark.parametrize(("length", "axis"), [(8, 1), (60, 1), (1024, 1), (1000, 1)])
-def test_transforms_are_taken_by_how_exact_they_are(length: int, axis: int) -> None:
-    x = np.random.default_rng(0).standard_normal((2, length, 1)).astype(np.float32)
-    nodes = [node("DFT", "x", "y", axis=axis)]
-    f = function({"x": tensor(2, length, 1)}, {"y": tensor(2, length, 2)}, nodes, opset=17)
-    if length == 1000:
-        assert OpenVino().why_not(f.nodes[0], f) == (
-            f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
-        )
-    engine = OpenVino(float_tolerance=1e-4 if length != 1000 else 1e-3)
-    found = compiled(f, engine).run([x])[0]
-    expected = np.fft.fft(x[..., 0].astype(np.float64))
-    error = np.abs(found[..., 0] + 1j * found[..., 1] - expected).max() / np.abs(expected).max()
-    assert error <= engine.float_tolerance
-
-
-def test_a_transform_along_an_axis_that_is_an_input_or_negative_is_declined() -> None:
-    nodes = [Node("DFT", ("x", "", "axis"), ("y",))]
-    f = [
-        function({"x": tensor(4, 8, 2, 1)}, {"y": tensor(4, 8, 2, 2)}, nodes, {"axis": np.array(axis)}, opset=20)
-        for axis in (1, 2)
-    ]
-    f.append(function({"x": tensor(2, 8, 1)}, {"y": tensor(2, 8, 2)}, [node("DFT", "x", "y", axis=-2)], opset=17))
-    assert OpenVino().why_not(nodes[0], f[0]) is None
-    assert OpenVino().why_not(f[2].nodes[0], f[2]) == OpenVino().why_not(nodes[0], f[1])
-    assert OpenVino().why_not(nodes[0], f[1]) == (
-        f"{LIBRARY} transforms another axis than a DFT says where that is counted from the end, or is an input"
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
-        ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
-        ({"arithmetic": "fast"}, "arithmetic of engine 'openvino' must be exact or native; got 'fast'"),
-        ({"float_tolerance": 0}, "float_tolerance of engine 'openvino' must be a number above 0, such as 1e-4; got 0"),
-        ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
-    ],
-)
-def test_fields_are_checked(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError) as error:
-        OpenVino(**fields)
-    assert str(error.value) == text
 
 
 PROCESS = """

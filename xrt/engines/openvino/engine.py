@@ -150,9 +150,11 @@ class OpenVino(GraphCompiler):
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Strict types are, where precision is not lowered."""
         asked = context.options.unusual()
-        if asked.get("precision") in ("bf16", "fp16") and has_precision(asked["precision"]) and "strict_types" not in asked:
+        wanted = asked.get("precision")
+        is_lowered = self.precision in ("fp32", wanted) and "strict_types" not in asked
+        if is_lowered and wanted in ("bf16", "fp16") and has_precision(wanted):
             del asked["precision"]
-        if "precision" not in asked:
+        if self.precision == "fp32" and "precision" not in asked:
             asked.pop("strict_types", None)
         if not asked:
             return None

@@ -68,13 +68,18 @@ class InterpretedExecutable(Executable):
         alike = [places.get(value.type, ()) if _is_plain(value.type) else () for value in self.function.outputs]
         return self._tape.find_inplace_pairs(alike)
 
+    @cached_property
+    def _shared(self) -> frozenset[tuple[int, int]]:
+        """The pairs, for calls to look them up."""
+        return frozenset(self._pairs)
+
     def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
         """Return, by the slot of the output, the inputs in whose memory an output is to be written."""
         place = {id(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
         found = {}
         for index, (slot, buffer) in enumerate(zip(self._tape.outputs, out, strict=False)):
             number = place.get(id(buffer), -1)
-            if (number, index) in self._pairs and buffer.nbytes and buffer.flags.carray:
+            if (number, index) in self._shared and buffer.nbytes and buffer.flags.carray:
                 found[slot] = Overwritten(buffer, number, self._tape.inputs[number])
         return found
 
