@@ -56,3 +56,11 @@ class Picky(GraphCompiler):
         if culprits:
             raise CompileRefused(f"picky cannot compile {culprits[0]}", culprits)
         return registry.create("toy").compile(function, context)
+
+
+def recurrent(batch: Any = "batch") -> Function:
+    """Return h_next = tanh(x + h), of a batch that inputs settle."""
+    type_ = TensorType(DType.FLOAT32, (batch, 3))
+    nodes = (Node("Add", ("x", "h"), ("sum",)), Node("Tanh", ("sum",), ("h_next",)))
+    ends = (Value("x", type_), Value("h", type_)), (Value("sum", type_), Value("h_next", type_))
+    return Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),), name="recurrent")
