@@ -27,7 +27,8 @@ from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
-from xrt.module.tuning import Tunable, Verifiable
+from xrt.module.tuning import Tunable
+from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
 
 if TYPE_CHECKING:

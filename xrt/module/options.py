@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
 from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
-from xrt.placement.reference import REFERENCE
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
 from xrt.errors import ReferenceWarning, XRTError, warn
 from xrt.graph import DType, Function
 from xrt.partition import Launch
-from xrt.placement.reference import REFERENCE, Bench, evaluate
 from xrt.runtime import OutputInspector, find_type_mismatch
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from xrt.module.fallback import Call
     from xrt.module.options import Check
     from xrt.module.specialization import Specialization
+    from xrt.placement.reference import Bench
     from xrt.verify import Witnesses
 
 __all__ = ["OutputChecks"]
@@ -43,16 +45,22 @@ class OutputChecks:
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._bench = Bench(self.threads)
+        self._bench: Bench | None = None
+        self._lock = threading.Lock()
 
     @cached_property
     def witnesses(self) -> Witnesses:
         """The engines to ask where one differs from the reference."""
+        from xrt.placement.reference import Bench  # for those alone who compare
+
+        with self._lock:
+            self._bench = self._bench or Bench(self.threads)
         return self._bench.witnesses()
 
     def close(self) -> None:
         """End the processes of witnesses."""
-        self._bench.close()
+        if self._bench is not None:
+            self._bench.close()
 
     @property
     def sees_every_call(self) -> bool:
