@@ -167,7 +167,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
         path.with_name("copy").replace(path)
         return placed or place(*arguments)
 
-    monkeypatch.setattr(serialization, "place_model", replace)
+    monkeypatch.setattr(packed_weights, "place_model", replace)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])
@@ -179,7 +179,7 @@ def test_what_the_library_cannot_pack_or_map_it_packs_by_itself(path: Path, monk
         raise RuntimeError("no such option")
 
     with monkeypatch.context() as patched:
-        patched.setattr(serialization, "pack_weights", fail)
+        patched.setattr(packed_weights, "pack_weights", fail)
         inputs, expected = save(products(), path)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
