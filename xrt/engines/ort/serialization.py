@@ -165,12 +165,14 @@ def in_memory() -> BinaryIO:
 def optimize_model(function: Function, handed: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
     """Return the model of a session optimised, as `BundledModel` reads it: mapped from the file, which is new.
 
-    ``handed`` is what the Function was handed over as, and ``options`` those of its session. Whatever the library
-    raises passes.
+    ``handed`` is what the Function was handed over as, and ``options`` those of its session, which are changed: nothing
+    runs here, and threads of the library spin for 30 ms when they start. Whatever the library raises passes.
     """
     from xrt.engines.toolkit.scatters import find_inplace_outputs
 
     level = options.graph_optimization_level
+    if options.use_per_session_threads:
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
     places = _Places(function, file)
     give_files(handed, options)
     compiler = ModelCompiler(options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place)
@@ -235,7 +237,12 @@ def _locate(array: Array) -> tuple[int, int]:
 
 
 def _is_same(memory: Any, array: Array) -> bool:
-    """Whether the library has left a weight unchanged; pages of a mapped file are released after the comparison."""
-    same = memoryview(memory).cast("B") == get_tensor_bytes(array).data
+    """Whether the library has left a weight unchanged; pages of a mapped file are released after the comparison.
+
+    What it has left where it is, as it does with most, needs no comparison.
+    """
+    same = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
+        np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
+    )
     release(array)
     return same
