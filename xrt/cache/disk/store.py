@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from xrt.cache.disk.entry import CacheEntry, StoredFailure, write_entry
+from xrt.cache.disk.locks import acquire_lock
 from xrt.cache.disk.permissions import make_private, open_private, why_not_private, why_not_trusted
 from xrt.errors import CacheError, CacheWarning, warn
 
@@ -179,16 +180,12 @@ class Store:
 
     def _acquire(self, path: Path) -> Callable[[], object] | None:
         """Return what gives the lock back; None where there is none to be had."""
-        import filelock  # for those who compile; who finds everything in the cache needs no lock
-
         try:
             self._make_root()
             make_private(path.parent)
-            lock = filelock.FileLock(path, timeout=PATIENCE, mode=0o600, poll_interval=0.02, fallback_to_soft=False)
-            lock.acquire()
-        except (OSError, NotImplementedError):  # filelock.Timeout is an OSError
+            return acquire_lock(path, PATIENCE)
+        except OSError:
             return None
-        return lock.release
 
     # ------------------------------------------------------------------ all of them
 
