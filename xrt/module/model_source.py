@@ -130,12 +130,12 @@ def is_of_torch(model: object) -> bool:
 
 def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:
     from xrt.cache.disk.weight_hashes import identify_file
-    from xrt.formats import onnx
+    from xrt.formats.onnx.files import load_file
 
     check_not_torch(path)
     stamp = identify_file(path)
     try:
-        source = StaticModel(onnx.load(path))
+        source = StaticModel(*load_file(path))
     except ModelError as error:
         from xrt.formats.bundle import is_bundle
 
@@ -179,8 +179,9 @@ class StaticModel:
 
     is_traced = False
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
         self._function = _checked(function)
+        self._locations = locations
         self._is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
 
     @property
@@ -208,6 +209,11 @@ class StaticModel:
 
     def get_declared_function(self) -> Function:
         return self._function
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The files of external data that it was read from, as its own file names them."""
+        return self._locations
 
 
 class TracedModel:
@@ -258,6 +264,10 @@ class DeferredModel(StaticModel):
 
     def get_declared_function(self) -> Function:
         return self._read.get_declared_function()
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        return self._read.locations
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -30,13 +30,13 @@ from xrt.graph.function import Function
 from xrt.graph.memory_map import find_file_offset
 from xrt.graph.types import TensorType
 from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
-from xrt.module.model_source import DeferredModel, ModelSource, load_unchanged
+from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged
 from xrt.module.specialization import SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.formats.onnx.weight_places import ModelFiles, Place
+    from xrt.formats.onnx.weight_places import Place
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
 
@@ -226,23 +226,23 @@ class StoredPlans:
         return all(self._tier.store.path(region.signature.key).is_file() for region in build.regions())
 
     def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
-        from xrt.formats.onnx.weight_places import find_places, list_files
+        from xrt.formats.onnx.weight_places import find_places
 
-        listed = list_files(self._path)
-        files = self._identify(listed, source)
+        files = self._identify(source)
         if not files or len(files) > MOST_FILES:
-            return  # a file has changed since the model was read, or its state is unknown
+            _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
+            return
         paths = [path for path, _ in files]
         sections: dict[str, Any] = {}
         plans = []
         for key, build in new.items():
             launches = build.program().plan.launches
-            places = [find_places(listed, list_large_constants(launch.function)) for launch in launches]
+            places = [find_places(self._path, self._stamp, list_large_constants(launch.function)) for launch in launches]
             rows = zip(launches, places, strict=True)
             stored = tuple(store_launch(launch, _weights(launch.function, found, paths, sections)) for launch, found in rows)
             plans.append(StoredPlan(key, build.function.inputs, build.function.outputs, stored))
-        if self._identify(listed, source) != files:
-            return  # one has changed while weights were looked for in it
+        if self._identify(source) != files:
+            return  # one has changed meanwhile
         model = StoredModel(files, source.inputs, source.outputs, tuple(plans), sections)
         before = None
         with suppress(CacheError):  # what is damaged is replaced
@@ -251,18 +251,19 @@ class StoredPlans:
         if merged is not None:
             self._tier.keep_plans(self._signature, merged)
 
-    def _identify(self, listed: ModelFiles, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
+    def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
         """Return the model's files as they are now, empty unless they are those that the model was read from.
 
         A file of external data is listed by the path in the model, which may be a link, and by the path that the link leads to.
         """
-        if identify_file(listed.path) != self._stamp:
+        if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()
         mapped = {
             place[0].stamp for one in source.get_declared_function().constants.values() if (place := find_file_offset(one.array))
         }
-        files = [(os.fspath(listed.path), self._stamp)]
-        for path in listed.named:
+        files = [(os.fspath(self._path), self._stamp)]
+        for location in source.locations:
+            path = self._path.parent / location.replace("\\", "/")
             stamp = identify_file(path)
             if stamp is None or (*stamp[:3], max(stamp[3:])) not in mapped:
                 return ()

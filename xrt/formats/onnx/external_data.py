@@ -28,6 +28,11 @@ class ExternalData:
         """Gives the data of the locations that are places in the model itself."""
         self._maps: dict[str, memoryview] = {}
 
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The files that were mapped, as the model names them."""
+        return tuple(sorted(self._maps))
+
     def view(self, tensor: TensorProto, what: str) -> memoryview:
         """Return the tensor's bytes, as long as its header says or up to the end of the file.
 

@@ -9,7 +9,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
@@ -17,15 +16,13 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.external_data import ExternalData
 from xrt.formats.onnx.protobuf_wire import Buffer, MalformedMessage, TruncatedMessage, Walk
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.weightless_model import Span, WeightlessModel, extract_weights
+from xrt.formats.onnx.weight_places import read_file_part
+from xrt.formats.onnx.weightless_model import WeightlessModel, extract_weights
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["Source", "load"]
-
-ALIGNMENT = 64
-"""In bytes: what vector instructions like, and TVM."""
+__all__ = ["Source", "load", "load_file"]
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto"
 
@@ -40,26 +37,26 @@ def load(source: Source) -> Function:
 
     Raises ModelError that names the source: there is no such file, it is no model, it breaks a rule of ONNX's structure.
     """
-    where = _called(source)
+    if isinstance(source, str | os.PathLike):
+        return load_file(source)[0]
+    where = "the given ModelProto" if isinstance(source, ModelProto) else "the given bytes"
     try:
         if isinstance(source, ModelProto):
             return read_function(source, ExternalData())
-        if isinstance(source, bytes | bytearray | memoryview):
-            return _from_bytes(bytes(source))
-        return _from_path(Path(source))
+        return _from_bytes(bytes(source))[0]
     except ModelError as error:
         raise ModelError(f"cannot load {where}: {error}") from error
 
 
-def _called(source: Source) -> str:
-    if isinstance(source, ModelProto):
-        return "the given ModelProto"
-    if isinstance(source, bytes | bytearray | memoryview):
-        return "the given bytes"
-    return f"{os.fspath(source)!r}"
+def load_file(path: str | os.PathLike[str]) -> tuple[Function, tuple[str, ...]]:
+    """Return the model in a file as `load` does, and the locations of the files of external data that it was read from."""
+    try:
+        return _from_path(Path(path))
+    except ModelError as error:
+        raise ModelError(f"cannot load {os.fspath(path)!r}: {error}") from error
 
 
-def _from_bytes(data: bytes, directory: Path | None = None) -> Function:
+def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, tuple[str, ...]]:
     excerpt = _excerpt(data)
     view = memoryview(data)
 
@@ -67,10 +64,11 @@ def _from_bytes(data: bytes, directory: Path | None = None) -> Function:
         span = excerpt.spans.get(location)
         return None if span is None else view[span[0] : span[1]]
 
-    return read_function(excerpt.model, ExternalData(directory, within))
+    external = ExternalData(directory, within)
+    return read_function(excerpt.model, external), external.locations
 
 
-def _from_path(path: Path) -> Function:
+def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
     if path.is_dir():
         inside = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5])
         raise ModelError(f"it is a directory; name the file in it{f' ({inside})' if inside else ''}")
@@ -83,7 +81,7 @@ def _from_path(path: Path) -> Function:
         raise ModelError(f"it cannot be read: {error.strerror}") from error
 
 
-def _from_file(file: BufferedReader, directory: Path) -> Function:
+def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[str, ...]]:
     status = os.fstat(file.fileno())
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         raise ModelError("it is a device, which may have no end")
@@ -94,21 +92,10 @@ def _from_file(file: BufferedReader, directory: Path) -> Function:
 
     def within(location: str) -> memoryview | None:
         span = excerpt.spans.get(location)
-        return None if span is None else _read(file, span)
+        return None if span is None else read_file_part(file, *span)
 
-    return read_function(excerpt.model, ExternalData(directory, within))
-
-
-def _read(file: BufferedReader, span: Span) -> memoryview:
-    """Return a part of the file in memory of its own, aligned."""
-    length = span[1] - span[0]
-    room = np.empty(length + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    part = room[start : start + length].data
-    file.seek(span[0])
-    if file.readinto(part) != length:
-        raise ModelError("it became shorter while it was read")
-    return part
+    external = ExternalData(directory, within)
+    return read_function(excerpt.model, external), external.locations
 
 
 def _excerpt(data: Buffer) -> WeightlessModel:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +15,9 @@ from xrt.formats.file_mapping import map_file
 from xrt.graph.memory_map import find_file_offset
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
-
-    from xrt.formats.onnx.weightless_model import Span
     from xrt.graph.constants import Constant
 
-__all__ = ["ALIGNMENT", "ModelFiles", "Place", "find_places", "list_files", "read_weight"]
+__all__ = ["FilePart", "Place", "find_places", "read_file_part", "read_weight"]
 
 ALIGNMENT = 64
 """In bytes: what vector instructions like, and TVM."""
@@ -36,64 +33,54 @@ class Place(NamedTuple):
     size: int
 
 
-class ModelFiles(NamedTuple):
-    """A model's file, what it names, and where its large weights lie."""
+class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes of a file, in memory of their own; views of them are plain arrays."""
 
-    path: Path
-    named: tuple[Path, ...]
-    """The files of external data."""
-    spans: Mapping[str, Span]
-    """By name of the initializer, those that lie in the model's own file."""
-
-
-def list_files(path: Path) -> ModelFiles:
-    """Return what a model's file names; raises ModelError where it cannot be read so, OSError where it cannot be read."""
-    from google.protobuf.message import DecodeError
-
-    from xrt.formats.onnx.protobuf_wire import MalformedMessage
-    from xrt.formats.onnx.weightless_model import extract_weights
-
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = extract_weights(data)
-    except (ValueError, MalformedMessage, DecodeError) as error:
-        raise ModelError(f"the weights in {os.fspath(path)!r} cannot be found: {error}") from error
-    initializers = {tensor.name: location for tensor in found.model.graph.initializer for location in _locations(tensor)}
-    spans = {name: found.spans[location] for name, location in initializers.items() if location in found.spans}
-    named = {location for location in _all_locations(found.model) if location not in found.spans}
-    return ModelFiles(path, tuple(path.parent / location.replace("\\", "/") for location in sorted(named)), spans)
+    stamp: tuple[int, ...] = ()
+    """The file as it was when it was read: device, inode, size and the times of its last changes."""
+    start: int = 0
+    """The place of the first byte in the file."""
 
 
-def _locations(tensor: TensorProto) -> Iterator[str]:
-    return (entry.value for entry in tensor.external_data if entry.key == "location")
+def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
+    """Return a part of the file in aligned memory of its own; raises ModelError where the file ends before."""
+    length = end - start
+    room = np.empty(length + ALIGNMENT, np.uint8)
+    skipped = -room.ctypes.data % ALIGNMENT
+    part = room[skipped : skipped + length].view(FilePart)
+    status = os.fstat(file.fileno())
+    part.stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    part.start = start
+    file.seek(start)
+    if file.readinto(part.data) != length:
+        raise ModelError("it became shorter while it was read")
+    return part.data
 
 
-def _all_locations(message: Any) -> Iterator[str]:
-    """Yield the locations of all tensors in a message, whatever it is."""
-    if message.DESCRIPTOR.full_name == "onnx.TensorProto":
-        yield from _locations(message)
-        return
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for one in value if field.is_repeated else (value,):
-                yield from _all_locations(one)
+def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], int] | None:
+    """Return the stamp of the file that a C-contiguous array was read from, and its place there; None for any other array."""
+    if not array.flags.c_contiguous:
+        return None
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        if isinstance(base, FilePart):
+            return base.stamp, base.start + array.ctypes.data - base.ctypes.data
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return None
 
 
-def find_places(files: ModelFiles, constants: Mapping[str, Constant]) -> dict[str, Place]:
-    """Return where constants are in those files, byte for byte; one found in no file is left out. Reads what it compares."""
+def find_places(path: Path, stamp: tuple[int, ...], constants: Mapping[str, Constant]) -> dict[str, Place]:
+    """Return where constants are in a model's file, which has this stamp, or its external data.
+
+    One that was read from no file, or from another state of it, is left out. Nothing is read.
+    """
     found: dict[str, Place] = {}
-    with files.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        whole = memoryview(data)
-        for name, constant in constants.items():
-            mapped, span = find_file_offset(constant.array), files.spans.get(name)
-            if mapped is not None and mapped[0].path is not None:
-                found[name] = Place(Path(mapped[0].path), mapped[1], constant.nbytes)
-            elif mapped is None and span is not None and span[1] - span[0] == constant.nbytes:
-                part = whole[span[0] : span[1]]
-                if part == np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data:
-                    found[name] = Place(files.path, span[0], constant.nbytes)
-                part.release()
-        whole.release()
+    for name, constant in constants.items():
+        mapped, part = find_file_offset(constant.array), _find_file_part(constant.array)
+        if mapped is not None and mapped[0].path is not None:
+            found[name] = Place(Path(mapped[0].path), mapped[1], constant.nbytes)
+        elif part is not None and part[0] == stamp:
+            found[name] = Place(path, part[1], constant.nbytes)
     return found
 
 
