@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import files, load, weight_places, weightless_model
+from xrt.formats.onnx import load, weight_places, weightless_model
 from xrt.formats.onnx.protobuf_wire import MalformedMessage, Walk, encode
 from xrt.formats.onnx.weightless_model import extract_weights
 from xrt.graph import Function
