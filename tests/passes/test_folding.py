@@ -131,10 +131,19 @@ def test_what_would_be_too_large() -> None:
     text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
     assert not left_alone(read(text, s=np.array([count + 1])))
     assert not left_alone(read(text, s=np.array([1 << 60])))
-    evaluator = Evaluator()
-    folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), evaluator)
-    assert evaluator.asked == ["ConstantOfShape"]
+    folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), Evaluator())
     assert folded.constants["y"].nbytes == constant_folding.LARGEST_BYTES
+
+
+@pytest.mark.parametrize("value", [None, np.array([7], np.int64), np.array([True]), np.array([-0.0], np.float16)])
+@pytest.mark.parametrize("shape", [[], [0, 3], [2, 3]])
+def test_a_constant_of_a_shape_is_what_the_evaluator_gives(shape: list[int], value: np.ndarray | None) -> None:
+    attributes = {} if value is None else {"value": value}
+    node = Node("ConstantOfShape", ("s",), ("y",), read_attributes(attributes))
+    function = infer_shapes(Function((), (Value("y"),), (node,), {"s": Constant(np.array(shape, np.int64))}, {"": 20}))
+    evaluator = Evaluator()
+    assert fold_constants(function, evaluator).constants["y"] == Constant(evaluate(function, [])[0])
+    assert not evaluator.asked
 
 
 def test_what_is_not_known_to_be_small() -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 __all__ = ["LARGE", "pause_gc"]
 
-LARGE = 5_000
+LARGE = 50
 """Nodes from which building takes long enough for the collector to matter."""
 
 

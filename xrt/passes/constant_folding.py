@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, Function, Node, TensorType, Type, is_deterministic
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, is_deterministic
 from xrt.graph.gc_pause import pause_gc
 from xrt.passes.inlining import find_decided_body
 from xrt.passes.propagation import Knowledge
@@ -77,6 +77,19 @@ def _constant(node: Node) -> Constant | None:
     return value if isinstance(value, Constant) else None
 
 
+def _fill(node: Node, known: Knowledge) -> Constant | None:
+    """Return what a ConstantOfShape of a constant gives; None where it is too large, or no shape."""
+    given, value = known.find_constant(node.inputs[0]), node.attr("value")
+    if given is None or given.dtype is not DType.INT64 or len(given.shape) != 1:
+        return None
+    element = np.zeros(1, np.float32) if value is None else value.array.reshape(-1)
+    shape: list[int] = given.array.tolist()
+    if element.size != 1 or min(shape, default=0) < 0 or math.prod(shape) * element.itemsize > LARGEST_BYTES:
+        return None
+    filled = Constant(np.full(shape, element[0], element.dtype))
+    return filled if _fits(filled, known.get_type(node.outputs[0])) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Folding:
     """One walk over a Function and its bodies: each node's types are inferred, then it is computed, inlined or kept."""
@@ -118,6 +131,8 @@ class _Folding:
             return integers
         if any(known.find_constant(name) is None for name in node.uses):
             return None
+        if node.op == "ConstantOfShape" and (filled := _fill(node, known)) is not None:
+            return {node.outputs[0]: filled}
         if not is_deterministic(node, known.function):
             return None
         if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, known.function):
