@@ -31,6 +31,7 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, with options where it has any."""
 
+_CPU = "CPUExecutionProvider"
 _FATAL = 4
 """The least severity that the library prints: what else it has to say comes as an exception."""
 
@@ -86,17 +87,42 @@ def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequ
         options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
         return open_session(ExportedModel(handed.model), options, providers)
     if options.intra_op_num_threads != 1:
-        _end_spinning(session)
+        with suppress(AttributeError):  # where the library has no such inner session any more, its threads spin
+            _end_spinning(session._sess)
     return session
 
 
-def _end_spinning(session: InferenceSession) -> None:
+def _end_spinning(session: native.InferenceSession) -> None:
     """Let the threads of a new session block until its first run: they would spin for 30 ms, at the cost of a core.
 
-    ``session.force_spinning_stop`` ends spinning after each run, so one that is refused for want of outputs does.
+    ``session.force_spinning_stop`` ends spinning after each run, so one that is refused does.
     """
-    with suppress(Exception):  # the refusal; and where the library has no such inner session any more, its threads spin
-        session._sess.run([], {}, None)
+    with suppress(Exception):  # the refusal: for want of outputs, or because the session is not initialized yet
+        session.run([], {}, None)
+
+
+class _BlockedSession(InferenceSession):
+    """A session of the CPU whose threads block while it is initialized, as well: that is half of the time of small models."""
+
+    def _create_inference_session(self, providers: Any, provider_options: Any, disabled_optimizers: Any = None) -> None:
+        """Do for one provider what the library's own method does, or call that where the library has changed."""
+        try:
+            self._open_blocked(providers, set(disabled_optimizers or ()))
+        except (AttributeError, TypeError):
+            super()._create_inference_session(providers, provider_options, disabled_optimizers)
+
+    def _open_blocked(self, providers: list[str], disabled_optimizers: set[str]) -> None:
+        opened = native.InferenceSession(self._sess_options, self._model_bytes, False, self._read_config_from_model)
+        _end_spinning(opened)
+        opened.initialize_session(providers, [{} for _ in providers], disabled_optimizers)
+        self._fallback_providers = [_CPU]
+        self._sess, self._sess_options = opened, opened.session_options
+        self._inputs_meta, self._outputs_meta = opened.inputs_meta, opened.outputs_meta
+        self._overridable_initializers = opened.overridable_initializers
+        self._input_meminfos, self._output_meminfos = opened.input_meminfos, opened.output_meminfos
+        self._input_epdevices, self._model_meta = opened.input_epdevices, opened.model_meta
+        self._providers, self._provider_options = opened.get_providers(), opened.get_provider_options()
+        self._profiling_start_time_ns = opened.get_profiling_start_time_ns
 
 
 def give_files(handed: ExportedModel, options: SessionOptions) -> None:
@@ -111,6 +137,8 @@ def give_files(handed: ExportedModel, options: SessionOptions) -> None:
 
 def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
     settings: Any = {"enable_fallback": 0}  # otherwise the library prints a provider's errors, and tries another one
+    if options.intra_op_num_threads != 1 and options.use_per_session_threads and list(providers) in ([_CPU], [(_CPU, {})]):
+        return _BlockedSession(model, options, [_CPU], **settings)
     return InferenceSession(model, options, list(providers), **settings)
 
 
