@@ -52,6 +52,8 @@ class Node:
     @property
     def bodies(self) -> tuple[Function, ...]:
         """The Functions among the attributes: the branches of an If, the body of a Loop."""
+        if not self.attributes:
+            return ()  # most nodes: this is asked by every pass
         found: list[Function] = []
         for attribute in self.attributes:
             if attribute.kind is _GRAPH:

@@ -101,8 +101,10 @@ def _end_spinning(session: native.InferenceSession) -> None:
         session.run([], {}, None)
 
 
-class _BlockedSession(InferenceSession):
+class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library has no types
     """A session of the CPU whose threads block while it is initialized, as well: that is half of the time of small models."""
+
+    _sess_options: SessionOptions
 
     def _create_inference_session(self, providers: Any, provider_options: Any, disabled_optimizers: Any = None) -> None:
         """Do for one provider what the library's own method does, or call that where the library has changed."""
