@@ -1,8 +1,8 @@
 """Python's garbage collector, paused while a large graph is built.
 
 A graph is millions of small objects, none of them garbage and none in a cycle. The collector goes over all of them again and
-again while they are made, which costs half as much as making them. The switch is the process's: so it is thrown for large
-graphs only, for as long as one is built, and put back as it was found.
+again while they are made, which costs half as much as making them. The switch is the process's: so it is thrown only for as
+long as a graph is built, and put back as it was found.
 """
 
 from __future__ import annotations
