@@ -12,15 +12,13 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.formats.file_mapping import map_file
+from xrt.graph.aligned_arrays import make_aligned_block
 from xrt.graph.memory_map import find_file_offset
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
 
 __all__ = ["FilePart", "Place", "find_places", "read_file_part", "read_weight"]
-
-ALIGNMENT = 64
-"""In bytes: what vector instructions like, and TVM."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -45,9 +43,7 @@ class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
 def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
     """Return a part of the file in aligned memory of its own; raises ModelError where the file ends before."""
     length = end - start
-    room = np.empty(length + ALIGNMENT, np.uint8)
-    skipped = -room.ctypes.data % ALIGNMENT
-    part = room[skipped : skipped + length].view(FilePart)
+    part = make_aligned_block(length).view(FilePart)
     status = os.fstat(file.fileno())
     part.stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     part.start = start
@@ -94,9 +90,7 @@ def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) 
             raise ModelError(f"{os.fspath(path)!r} has become shorter")
         if not is_own:
             return np.frombuffer(map_file(file, path), np.uint8, size, offset)
-        room = np.empty(size + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        part = room[start : start + size]
+        part = make_aligned_block(size)
         done = 0
         while done < size:  # one reading gives two gigabytes at most
             got = os.preadv(file, [part.data[done:]], offset + done)
