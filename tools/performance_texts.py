@@ -76,7 +76,7 @@ SECTIONS = {
         told.scale_tables,
         told.scale_verdicts,
         "A garbage collection goes over all objects that live, so that building a graph with the collector on costs a "
-        "third to a half more per node at each tenfold size; it stands still from 5,000 nodes on. What is left of the "
+        "third to a half more per node at each tenfold size; it stands still from 50 nodes on. What is left of the "
         "growth is cache misses.",
     ),
     "auto": Section(
