@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import xrt
 from xrt import ops, training
 from xrt.errors import ModelError, XRTWarning
 from xrt.graph import list_states
+from xrt.module.fallback import format_implicit_fallback
+from xrt.partition import Plan
 
 DRAW = np.random.default_rng(3)
 X = DRAW.standard_normal((8, 300), dtype="float32")
@@ -117,10 +120,21 @@ def test_the_plan_says_why_the_update_is_elsewhere() -> None:
         size = 3 * 4 * (300 * 200 + 300 * 300 + 200) + 8
         text = f"it updates state, of which engine 'ort' would copy {size:,} bytes per call; engine 'toy' updates it in place"
         assert reasons == {text}
+        assert {reason.updating_engine for reason in trained.module.plan.reasons} == {"toy"}
+        assert Plan.from_bytes(trained.module.plan.to_bytes()).reasons == trained.module.plan.reasons
     with make_module(["ort"], strict=True) as trained:  # it has one engine alone
         trained(X, LABELS)
         assert [launch.engine for launch in trained.module.plan.launches] == ["ort"]
         assert {one.reason for one in trained.module.profile().copies} == {"engine 'ort' cannot write it in place in xrt_ort_0"}
+
+
+def test_the_warning_for_an_engine_that_was_not_named_depends_on_no_text() -> None:
+    with make_module(["ort"]) as trained:
+        trained(X, LABELS)
+        plan = trained.module.plan
+    assert format_implicit_fallback(plan, "toy", ()) == ""
+    alike = replace(plan, reasons=tuple(replace(reason, updating_engine="") for reason in plan.reasons))
+    assert "which was not named, such as" in format_implicit_fallback(alike, "toy", ())
 
 
 def test_a_pin_keeps_the_update_where_it_is() -> None:

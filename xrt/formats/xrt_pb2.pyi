@@ -40,16 +40,18 @@ class Launch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., function: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ...) -> None: ...
 
 class Reason(_message.Message):
-    __slots__ = ("node", "op", "engine", "text")
+    __slots__ = ("node", "op", "engine", "text", "updating_engine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    UPDATING_ENGINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     op: str
     engine: str
     text: str
-    def __init__(self, node: _Optional[str] = ..., op: _Optional[str] = ..., engine: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    updating_engine: str
+    def __init__(self, node: _Optional[str] = ..., op: _Optional[str] = ..., engine: _Optional[str] = ..., text: _Optional[str] = ..., updating_engine: _Optional[str] = ...) -> None: ...
 
 class ClusteringOptions(_message.Message):
     __slots__ = ("minimum_nodes", "maximum_nodes", "ignore_pipeline", "sweeps", "pins")

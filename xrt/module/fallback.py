@@ -129,10 +129,8 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
     """
     if all(launch.engine != implicit for launch in plan.launches):
         return ""
-    from xrt.partition.update_placement import is_update_reason
-
     known = {node for one in refused for node in one.nodes}
-    by_choice = {reason.node for reason in plan.reasons if is_update_reason(reason.text)}
+    by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
     taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes if node not in by_choice]
     first = next((node for node in taken if node not in known), None)
     if first is None:

@@ -15,6 +15,7 @@ from xrt.runtime import inputs
 if TYPE_CHECKING:
     import numpy as np
 
+    from xrt.engines import RunOptions
     from xrt.module.state import StatefulFunction, StatefulModule
 
 __all__ = ["Session", "SessionState"]
@@ -68,19 +69,23 @@ class Session:
 
     # ------------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
         """Make one step: read the state, compute, keep the next state.
 
-        Raises what a call of the module does, and InputError for a call while another one is under way, or where the state is
-        lost because an earlier call failed while it was written in place.
+        ``options`` are those of a call of the module, without buffers. Raises what a call of the module does, and InputError for
+        a call while another one is under way, or where the state is lost because an earlier call failed while it was written in
+        place.
         """
+        if options is not None and options.out is not None:
+            raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
         with self._entered("called"):
             if self._lost:
                 raise InputError(f"{self._lost}; call session.reset(), session.restore(path), or set the state")
             self._of = of = self._module._find_stateful(args, named)
-            return self._step(of, dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True)))
+            given = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
+            return self._step(of, given, options)
 
-    def _step(self, of: StatefulFunction, given: Mapping[str, Any]) -> Any:
+    def _step(self, of: StatefulFunction, given: Mapping[str, Any], options: RunOptions | None) -> Any:
         held = {name: self._make(of, name, given) for name in of.states}
         if of.capacity is not None:
             arrays = {name: one.array for name, one in held.items()}
@@ -89,7 +94,7 @@ class Session:
         self._held = held = {name: one.own(self) if name in of.fixed else one for name, one in held.items()}
         values = [held[v.name].array if v.name in held else given[v.name] for v in of.function.inputs]
         try:
-            results = of.module(*values)
+            results = of.module(*values) if options is None else of.module(*values, options=options)
         except RunFailed as error:
             if lost := [name for name in of.fixed if error.updated is None or name in error.updated]:
                 self._lost = f"the state {', '.join(map(repr, sorted(lost)))} may have been written in part by a call that failed"

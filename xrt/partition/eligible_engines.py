@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import OptionError, PlanError, did_you_mean
+from xrt.graph import FrozenDict
 from xrt.graph.op_schema import latest_version
 from xrt.partition.support_matrix import SupportMatrix
 
@@ -35,7 +36,9 @@ class EligibleEngines:
     """Specs, by priority."""
     capability: SupportMatrix
     exclusions: Mapping[tuple[int, int], str]
-    """(node, engine) to the refusal or the pin that keeps the node from the engine."""
+    """(node, engine) to the refusal, the pin or the choice that keeps the node from the engine."""
+    updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
+    """(node, engine) of the exclusions by which state is not copied, to the spec of the engine that updates it in place."""
 
     @classmethod
     def of(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from xrt.graph import Constant, FrozenDict, Function, Node, Type
 from xrt.graph.topological_order import canonical_order
 from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
+from xrt.partition.update_order import schedule_updates
 
 if TYPE_CHECKING:
     from xrt.partition.clustering.cluster import Cluster
@@ -119,28 +120,21 @@ def _order_updates(function: Function, boundaries: Sequence[_Boundary]) -> None:
     """Have what writes the output of an alias wait for all that read its input, except for what needs the output itself."""
     readers = _readers(function, boundaries)
     writer = {name: c for c, own in enumerate(boundaries) for name in own.exports}
+    waits: dict[int, set[int]] = {}
     for before, after in function.aliases:
         last = writer.get(after)
-        if last is None:
-            continue
-        others = [c for c in readers[before] if c != last and c not in boundaries[last].control]
-        if others:
-            waiting = _followers(boundaries, writer, last)
-            boundaries[last].control.update(c for c in others if c not in waiting)
-
-
-def _followers(boundaries: Sequence[_Boundary], writer: Mapping[str, int], first: int) -> set[int]:
-    """Return the clusters that run after one."""
-    after: list[list[int]] = [[] for _ in boundaries]
+        if last is not None:
+            waits.setdefault(last, set()).update(c for c in readers[before] if c != last and c not in boundaries[last].control)
+    if not any(waits.values()):
+        return
+    successors: list[set[int]] = [set() for _ in boundaries]
     for c, own in enumerate(boundaries):
         for earlier in {*own.control, *(writer[name] for name in own.inputs if name in writer)}:
-            after[earlier].append(c)
-    found, waiting = {first}, [first]
-    while waiting:
-        new = [c for c in after[waiting.pop()] if c not in found]
-        found.update(new)
-        waiting += new
-    return found
+            successors[earlier].add(c)
+    waits = {last: others for last, found in waits.items() if (others := found - successors[last])}
+    positions = schedule_updates(successors, waits)
+    for last, others in waits.items():
+        boundaries[last].control.update(c for c in others if positions[c] < positions[last])
 
 
 def _readers(function: Function, boundaries: Sequence[_Boundary]) -> dict[str, list[int]]:
@@ -160,14 +154,14 @@ def _inner_aliases(
     Those are the aliases whose output it makes from an input that no later cluster reads: it must find the old value. The others
     stay with the outer Function alone, whose runner copies the output into the input when all is done.
     """
-    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    found: dict[int, list[tuple[str, str]]] = {}
     readers = _readers(function, boundaries)
     given = {value.name for value in function.outputs}
     for before, after in function.aliases:
         last = max(readers[before], key=rank.__getitem__, default=None)
         if last is not None and after in boundaries[last].exports and before not in given:
-            found[last] = (*found.get(last, ()), (before, after))
-    return found
+            found.setdefault(last, []).append((before, after))
+    return {c: tuple(aliases) for c, aliases in found.items()}
 
 
 # ------------------------------------------------------------------ the Functions

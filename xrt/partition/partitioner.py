@@ -83,7 +83,7 @@ def _reasons(function: Function, choices: EligibleEngines, found: Clustering, op
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
             text = choices.reason(number, earlier) or _too_small(found.dissolved[number, earlier], options.minimum_nodes)
-            yield Reason(node.name, node.op, choices.engines[earlier], text)
+            yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
 
 
 def _too_small(size: int, least: int) -> str:

@@ -31,6 +31,8 @@ class Reason:
     engine: str
     """The spec of the engine that does not have it."""
     text: str
+    updating_engine: str = ""
+    """The spec of the engine that updates state in place with the node, where this one would copy it; else empty."""
 
     def __str__(self) -> str:
         return f"{self.node!r} ({self.op}) is not on {self.engine}: {self.text}"

@@ -13,19 +13,10 @@ if TYPE_CHECKING:
     from xrt.graph import Node
     from xrt.partition.eligible_engines import EligibleEngines
 
-__all__ = ["LEAST_COPIED", "is_update_reason", "place_updates"]
+__all__ = ["LEAST_COPIED", "place_updates"]
 
 LEAST_COPIED = 1 << 18
 """Bytes per call from which copies of state cost more than a region of its own: 20 us at 13 GB/s."""
-
-
-IN_PLACE = "updates it in place"
-"""How a reason ends that `place_updates` has given."""
-
-
-def is_update_reason(text: str) -> bool:
-    """Whether a reason is one of `place_updates`: the engine could have had the node."""
-    return text.endswith(IN_PLACE)
 
 
 def place_updates(
@@ -48,7 +39,9 @@ def place_updates(
     for target in range(1, len(engines)):
         part = question.find_part(copied, target)
         if sum(size for result, size in copied.items() if function.position(result) in part) >= LEAST_COPIED:
-            return replace(choices, exclusions={**choices.exclusions, **question.make_exclusions(part, target, nbytes)})
+            made = question.make_exclusions(part, target, nbytes)
+            updating = dict.fromkeys(made, engines[target].spec)
+            return replace(choices, exclusions={**choices.exclusions, **made}, updating_engines=updating)
     return choices
 
 
@@ -93,7 +86,7 @@ class _Question:
             for engine in self.candidates[number]:
                 if engine < target:
                     text = f"it updates state, of which engine {self.engines[engine].spec!r} would copy {nbytes:,} bytes per call"
-                    found[number, engine] = f"{text}; engine {spec!r} {IN_PLACE}"
+                    found[number, engine] = f"{text}; engine {spec!r} updates it in place"
         return found
 
     def _first(self, number: int) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from xrt.runtime.state import UpdateCopy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xrt.runtime.call_memory import CallMemory
     from xrt.runtime.devices.transfer_stats import TransferStats
     from xrt.runtime.state import Update
 
@@ -69,11 +70,24 @@ class Profile:
     """What was copied to update inputs, over all calls, profiled or not; an update in place copies nothing."""
     stand_in_calls: int = 0
     """Calls of the module that a program for all sizes has served while their own was made; no launch of them is in this."""
+    memory: CallMemory | None = None
+    """The most that the values of a profiled call took at once; None on a device, and where none was profiled."""
 
     @property
     def seconds(self) -> float:
         """Time in launches, all calls together; XRT's own work between them is not in it."""
         return sum(launch.seconds for launch in self.launches)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the profile, its timeline excepted, as plain values for JSON."""
+        return {
+            "threads": self.threads,
+            "launches": [asdict(launch) for launch in self.launches],
+            "memory": None if self.memory is None else self.memory.to_dict(),
+            "copies": [asdict(copy) for copy in self.copies],
+            "traffic": None if self.traffic is None else asdict(self.traffic),
+            "stand_in_calls": self.stand_in_calls,
+        }
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the profiled calls as a timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
@@ -103,6 +117,8 @@ class Profile:
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
             rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
+        if self.memory is not None:
+            rows.append(str(self.memory))
         return "\n".join([*rows, *self._list_rest()])
 
     def _list_rest(self) -> list[str]:
@@ -120,6 +136,9 @@ class Recorder:
         self._copied = [(0, 0)] * len(updates)
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
+        self.held: list[int] | None = None
+        """The most bytes of arrays that a call held at each launch; None where none was counted."""
+        self.held_at_end = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         self._lock = threading.Lock()
 
@@ -130,6 +149,12 @@ class Recorder:
             self._seconds[index] += ended - began
             self._calls[index] += 1
             self._moments.append(moment)
+
+    def add_held(self, held: Sequence[int], at_end: int) -> None:
+        """Record the bytes of arrays that a call held at each launch, and at its end."""
+        with self._lock:
+            self.held = [max(pair) for pair in zip(self.held or held, held, strict=True)]
+            self.held_at_end = max(self.held_at_end, at_end)
 
     def add_call(self, began: float, ended: float) -> None:
         """Record a whole call, with XRT's own work before, between and after its launches."""

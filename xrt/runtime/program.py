@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed
 from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_frame
+from xrt.runtime.call_memory import ValueCounter, find_peak
 from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import MemoryPlan, ValueTable, plan_memory
@@ -113,8 +115,11 @@ class Program:
             check_updated(self._slots.names[target], inputs[target])
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
         frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
-        self._play(self._observed(frame, options, inspection))
+        counter = ValueCounter(self._slots, frame, inputs, options.out, self.arena_bytes) if options.profile else None
+        self._play(self._observed(frame, counter, inspection))
         results = self._finish(frame.slots, inputs, options)
+        if counter is not None:
+            self._recorder.add_held(counter.held, counter.count_results(results))
         frame.leave()
         self._idle.append(frame)
         return results
@@ -162,10 +167,10 @@ class Program:
         given = {self._slots.names[slot] for slot in self._slots.inputs}
         return tuple(dict.fromkeys(name for name in names if name in given))
 
-    def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
+    def _observed(self, frame: CallFrame, counter: ValueCounter | None, inspection: OutputInspector | None) -> Sequence[Action]:
         actions: Sequence[Action] = frame.actions
-        if options.profile:
-            actions = [self._timed(*pair) for pair in enumerate(actions)]
+        if counter is not None:
+            actions = [self._timed(*pair, counter) for pair in enumerate(actions)]
         if inspection is not None:
             actions = [self._inspected(*pair, frame, inspection) for pair in enumerate(actions)]
         return actions
@@ -183,11 +188,12 @@ class Program:
 
         return inspected
 
-    def _timed(self, index: int, action: Action) -> Action:
+    def _timed(self, index: int, action: Action, counter: ValueCounter) -> Action:
         def timed() -> None:
             began = perf_counter()
             action()
             self._recorder.add(index, began, perf_counter())
+            counter.add(index)
 
         return timed
 
@@ -281,8 +287,12 @@ class Program:
     # ------------------------------------------------------------------ the rest
 
     def profile(self) -> Profile:
-        """Return the times of the launches over the calls that asked to be profiled."""
-        return self._recorder.read()
+        """Return the times of the launches, and the memory, over the calls that asked to be profiled."""
+        found = self._recorder.read()
+        if (held := self._recorder.held) is None:
+            return found
+        memory = find_peak(held, self._recorder.held_at_end, self.plan.launches, self.executables, self.plan.estimate_peak())
+        return replace(found, memory=memory)
 
     @property
     def graph_remark(self) -> str:

@@ -3,27 +3,30 @@
 The mask of an element is a hash of the seed, the number of the call, the Dropout and the element's place: nothing is drawn in an
 order. A session that is restored goes on with the masks that it would have had. The hash is `lowbias32` of Chris Wellons's
 hash prospector, a permutation of 32 bits: a call and a Dropout give a key to it, and the call's enters between its products too.
+In a body the call, the node that has the body and the number of the turn take the place of the call.
 Large unsigned integers are not moved about, so that an engine that computes them in 31 bits takes none of these operators.
 """
 
 from __future__ import annotations
 
 import math
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.builder.builder import Builder
 from xrt.builder.record_op import emit
-from xrt.errors import OptionError
-from xrt.graph import DType, Function, Node, State, TensorType, is_training
+from xrt.errors import ModelError, OptionError
+from xrt.graph import Constant, DType, Function, Node, State, TensorType, Value, is_training
 from xrt.passes import infer_shapes
 from xrt.passes.gradient.preparation import OPSET
 from xrt.passes.gradient.recording import continue_function
 from xrt.passes.opset_upgrade import upgrade_opset
 
 if TYPE_CHECKING:
-    from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
 __all__ = ["CALLS", "SEED", "write_dropout"]
@@ -38,31 +41,28 @@ ROW = 4096
 """How many places in a row share what does not depend on the column."""
 
 _UINT32 = TensorType(DType.UINT32, ())
+_TURN = TensorType(DType.INT64, (1,))
 
 
 def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]:
     """Return the Function with each Dropout in training form written by a mask from a seed, and the states that this makes.
 
-    Without such a Dropout the Function is returned as it is, and no states. A Dropout in the body of an If, a Loop or a Scan
-    stays as it is. Raises OptionError unless the seed is an integer of 32 bits, ModelError where the opset cannot be upgraded.
+    Without such a Dropout the Function is returned as it is, and no states. In the body of an If, a Loop or a Scan each turn
+    has its own mask; a Scan carries the number of the turn for it. Raises OptionError unless the seed is an integer of 32 bits,
+    ModelError where the opset cannot be upgraded, or a Dropout is in the body of another operator.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise OptionError(f"seed must be an integer from 0 to {(1 << 32) - 1}; got {seed!r}")
-    if not any(_drops(node, function) for node in function.nodes):
+    if not _holds_dropout(function, {}):
         return function, []
     function = infer_shapes(upgrade_opset(infer_shapes(function), OPSET))
     builder, tensors = continue_function(function)
-    nodes, builder.nodes = builder.nodes, []
-    places = [node.name for node in nodes if _drops(node, function)]
+    builder.nodes = []
     with builder:
         start, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
         with builder.scope("dropout"):
             call = _hash(emit("BitwiseXor", _hash(emit("BitwiseXor", start, _array(0))), calls))
-        for node in nodes:
-            if node.name in places:
-                _record_mask(builder, node, tensors, call, places.index(node.name))
-            else:
-                builder.nodes.append(node)
+        _write_nodes(builder, function, tensors, call)
         for value in function.outputs:
             builder.output(tensors[value.name])
         builder.output(emit("BitwiseXor", start, np.array(0, np.uint32)), f"{SEED}_next")
@@ -71,8 +71,108 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
     return built, [State(SEED, f"{SEED}_next", seed), State(CALLS, f"{CALLS}_next")]
 
 
-def _drops(node: Node, function: Function) -> bool:
-    return node.op == "Dropout" and is_training(node, function)
+def _holds_dropout(function: Function, outer: Mapping[str, Constant]) -> bool:
+    """Whether the Function or a body in it has a Dropout in training form; ``outer`` has constants that it may capture."""
+    known = ChainMap(dict(function.constants), dict(outer))
+    return any(_drops(n, function, outer) or any(_holds_dropout(body, known) for body in n.bodies) for n in function.nodes)
+
+
+def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> bool:
+    if node.op != "Dropout" or not is_training(node, function):
+        return False
+    flag = outer.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    return flag is None or bool(flag.array)
+
+
+def _list_constants(builder: Builder | None) -> ChainMap[str, Constant]:
+    """Return the constants of a builder and of those around it."""
+    return ChainMap(*(one.constants for one in builder.lineage())) if builder else ChainMap()
+
+
+# ---------------------------------------------------------------------- nodes and bodies
+
+
+def _write_nodes(builder: Builder, function: Function, tensors: MutableMapping[str, Tensor], call: Tensor) -> None:
+    """Record the nodes of a Function or a body, each Dropout in training form by a mask, also in bodies inside of it.
+
+    ``call`` has the bits that the masks are made of, and the places of the nodes.
+    """
+    outer = _list_constants(builder.outer)
+    known = _list_constants(builder)
+    dropping = [node.name for node in function.nodes if _drops(node, function, outer)]
+    holding = [node.name for node in function.nodes if any(_holds_dropout(body, known) for body in node.bodies)]
+    places = {name: number for number, name in enumerate((*dropping, *holding))}
+    for node in function.nodes:
+        if node.name not in places:
+            builder.nodes.append(node)
+        elif not node.bodies:
+            _record_mask(builder, node, tensors, call, places[node.name])
+        else:
+            with builder.scope(f"{node.name}/dropout"), builder.device(node.device):
+                key = _hash(emit("BitwiseXor", call, _array(places[node.name])))
+            _record_bodies(builder, node, tensors, key)
+
+
+def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
+    """Record a node with masks in its bodies, which it makes from the key and the number of the turn."""
+    if node.op == "If":
+        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda _: key)))
+    elif node.op == "Loop":
+        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda own: _turn(key, own[0]))))
+    elif node.op == "Scan":
+        _record_scan(builder, node, tensors, key)
+    else:
+        raise ModelError(
+            f"node {node.name!r} ({node.op}) has a Dropout in training form in its body, whose turns have no number that masks "
+            "could be made of; write it as a Loop or a Scan, or give the Dropout in its inference form"
+        )
+
+
+def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
+    """Record a Scan that also carries the number of the turn, after what it carries otherwise."""
+    body: Function = node.attr("body")
+    states = len(node.inputs) - node.attr("num_scan_inputs")
+    number, after, last = (builder.fresh(f"{node.name}/dropout/{name}") for name in ("turn", "turn_next", "turns"))
+    inputs, outputs = list(body.inputs), list(body.outputs)
+    inputs.insert(states, Value(number, _TURN))
+    outputs.insert(states, Value(after, _TURN))
+    one = builder.constant(np.array([1]))
+    count = Node("Add", (number, one.name), (after,), name=after)
+    changed = body.replace(inputs=tuple(inputs), outputs=tuple(outputs), nodes=(*body.nodes, count))
+    written = _write_body(builder, changed, ChainMap({one.name: one}, tensors), lambda own: _turn(key, own[states]))
+    first = builder.constant(np.array([0]))
+    given, made = list(node.inputs), list(node.outputs)
+    given.insert(states, first.name)
+    made.insert(states, last)
+    builder.types[last] = _TURN
+    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(given), outputs=tuple(made)))
+
+
+def _write_body(
+    outer: Builder, body: Function, tensors: MutableMapping[str, Tensor], make_call: Callable[[Sequence[Tensor]], Tensor]
+) -> Function:
+    """Return a body with masks; ``make_call`` makes, of its inputs, what they are made of."""
+    builder = Builder(body.name, inference=outer.inference, outer=outer)
+    builder.constants = dict(body.constants)
+    builder.types = {name: type_ for node in body.nodes for name in node.defines if (type_ := body.get_type(name))}
+    builder.inputs = [builder.tensor(value.name, value.type) for value in body.inputs]
+    own = {name: builder.tensor(name, body.get_type(name)) for name in body.value_names()}
+    with builder:
+        with builder.scope("dropout"):
+            call = make_call(builder.inputs)
+        known = ChainMap(own, tensors)
+        _write_nodes(builder, body, known, call)
+        for value in body.outputs:
+            builder.output(known[value.name])
+    return builder.function().replace(doc=body.doc, metadata=body.metadata)
+
+
+def _turn(key: Tensor, number: Tensor) -> Tensor:
+    """Return what the masks of a turn are made of: a hash of the key of the node and the turn's number."""
+    return _hash(emit("BitwiseXor", key, emit("Reshape", number, np.array([1])).astype(DType.UINT32)))
+
+
+# ---------------------------------------------------------------------- masks
 
 
 def _array(value: int) -> np.ndarray[Any, Any]:
@@ -92,11 +192,11 @@ def _mix(x: Tensor, count: int) -> Tensor:
     return emit("BitwiseXor", x, emit("BitShift", x, _array(count), direction="RIGHT"))
 
 
-def _record_mask(builder: Builder, node: Node, tensors: dict[str, Tensor], call: Tensor, number: int) -> None:
+def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], call: Tensor, number: int) -> None:
     """Record x * m for a Dropout, where m is 0 where an element is dropped and 1 / (1 - ratio) elsewhere; and its mask."""
     x = tensors[node.inputs[0]]
     with builder.scope(f"{node.name}/mask"), builder.device(node.device):
-        flag = None if node.inputs[2] in builder.constants else tensors[node.inputs[2]]
+        flag = None if node.inputs[2] in _list_constants(builder) else tensors[node.inputs[2]]
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
         key = _hash(emit("BitwiseXor", call, _array(number)))
         keep = _compare_places(x, key, call, limit)
@@ -110,10 +210,10 @@ def _record_mask(builder: Builder, node: Node, tensors: dict[str, Tensor], call:
         builder.record(Node("Identity", (keep.name,), (mask.name,)), [mask.type])
 
 
-def _read_ratio(builder: Builder, node: Node, tensors: dict[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
+def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
     """Return the hash from which on an element is kept, and what it is multiplied with then."""
     name = node.inputs[1]
-    known = builder.constants.get(name)
+    known = _list_constants(builder).get(name)
     if name and known is None:
         ratio = tensors[name].astype(DType.FLOAT64)
         return emit("Floor", ratio * float(1 << BITS)).astype(DType.UINT32), (1 / (1 - ratio)).astype(dtype)

@@ -18,6 +18,8 @@ from xrt.training.updates import RATE, STEP
 if TYPE_CHECKING:
     import numpy as np
 
+    from xrt.engines import RunOptions
+    from xrt.runtime.profile import Profile
     from xrt.training.inference import EvalModule
     from xrt.training.losses import Loss
     from xrt.training.optimizers import Optimizer
@@ -80,11 +82,18 @@ class TrainModule:
             self.session.state[name] = constant.array
         self.session.state.update(read.buffers)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Make one step and return the outputs of the model, the loss first where a `Loss` makes it."""
+    def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
+        """Make one step and return the outputs of the model, the loss first where a `Loss` makes it.
+
+        ``options`` are those of a call of the module, without buffers: ``RunOptions(profile=True)`` for `profile`.
+        """
         import numpy as np
 
-        return self.session(*args, **named, **{RATE: np.float32(self.learning_rate)})
+        return self.session(*args, options=options, **named, **{RATE: np.float32(self.learning_rate)})
+
+    def profile(self) -> Profile:
+        """Return times and memory of the steps that were made with ``options=RunOptions(profile=True)``."""
+        return self.module.profile()
 
     # ------------------------------------------------------------------ parameters
 

@@ -73,7 +73,7 @@ def step(
     With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of the gradients of N calls; the sums are
     state too, ``<name>.gradient``, and ``optimizer.step`` counts the changes. Each Dropout in training form drops what ``seed``
     says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
-    of If, Loop or Scan is left to the engine.
+    of If, Loop or Scan drops others in each turn.
 
     ``recompute`` names nodes before the loss that are computed again for the gradient instead of their results being kept:
     operators (``"Tanh|Softmax"``), node names (``"name:*/attention/*"``), or several such patterns. ``"auto"`` chooses them so

@@ -109,11 +109,11 @@ class WorkerServer:
 
     def measure(self, request: Request) -> Message:
         """Run an executable once for what it computes, and then over and over for how long that takes, alone or among others."""
-        made, _, _, context = self._made[request.message["made"]]
+        made, _, function, context = self._made[request.message["made"]]
         executable = adapt_to_host(made, context)
         inputs = [_own(value) for value in read_values(request.memory, request.message["inputs"])]
         results = executable.run(inputs)
-        call = make_timed_call(executable, inputs, results if request.message["inner"] else None)
+        call = make_timed_call(executable, inputs, results if request.message["inner"] else None, function)
         samples = sample_call_times(call, request.message["seconds"])
         return {"outputs": put_values(request.buffer, results), "samples": samples}
 

@@ -181,8 +181,9 @@ class OpenVino(GraphCompiler):
         """Return what the library is handed."""
         from xrt.engines.openvino.bit_encoding import encode
         from xrt.engines.openvino.support import decompose_if_supported
+        from xrt.engines.openvino.waits import write_waits
 
-        coded = encode(model_function(function))
+        coded = encode(model_function(write_waits(function)))
         if coded is None:
             raise CompileRefused(
                 f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, and here they are computed with"

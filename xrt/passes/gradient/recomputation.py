@@ -8,7 +8,7 @@ results stay the same bit for bit wherever an engine computes a node the same tw
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xrt.errors import ModelError, OptionError
@@ -225,18 +225,38 @@ class _Copies:
         """Return the Function in which copies that read no other copy wait for a gradient that arrives where they are read."""
         copied = {node.name for node in self.nodes}
         place = {node.name: number for number, node in enumerate(made.nodes)}
-        backward = {node.name for number, node in enumerate(self.function.nodes) if number not in self.part}
+        gates = self._list_gates()
         end = self._find_end()
         waits: dict[str, str] = {}
         for node in self.nodes:
             if any(self.names_copy(made, name, copied) for name in node.inputs):
                 continue
-            gate = _find_gate(made, place[node.name], backward) or end
+            gate = _find_gate(made, place[node.name], gates, waits) or end
             if gate is not None:
                 waits[node.name] = gate
         return made.replace(
             nodes=tuple(replace(node, control=(waits[node.name],)) if node.name in waits else node for node in made.nodes)
         )
+
+    def _list_gates(self) -> set[str]:
+        """Return the nodes of the backward part that need a gradient and the forward part: none of them is computed early.
+
+        What is made of weights or constants alone may be, and so may what is made of a value of the forward part alone.
+        """
+        function = self.function
+        forward = [function.nodes[number] for number in self.part]
+        late = {name for node in forward for name in node.defines}
+        gradients = {value.name for value in function.inputs}.difference(*(node.uses for node in forward))  # seeds, if given
+        found = set()
+        for number, node in enumerate(function.nodes):
+            if number in self.part:
+                continue
+            if all(name in function.constants for name in node.uses) or not gradients.isdisjoint(node.uses):
+                gradients.update(node.defines)
+            if not late.isdisjoint(node.uses):
+                late.update(node.defines)
+                found.update([node.name] if gradients.issuperset(node.defines) else [])
+        return found
 
     @staticmethod
     def names_copy(function: Function, name: str, copied: Collection[str]) -> bool:
@@ -250,17 +270,25 @@ class _Copies:
         return None if last is None else self.function.nodes[last].name
 
 
-def _find_gate(function: Function, first: int, backward: Collection[str]) -> str | None:
-    """Return a node of the backward part that the first to depend on the one of that number reads too."""
-    after = set(function.nodes[first].defines)
+def _find_gate(function: Function, first: int, gates: Collection[str], waits: Mapping[str, str]) -> str | None:
+    """Return one of the gates that the first node to depend on the one of that number reads too, and that does not depend on it.
+
+    ``waits`` has the gates of other nodes by name.
+    """
+    waiting: dict[str, list[str]] = {}
+    for name, gate in waits.items():
+        waiting.setdefault(gate, []).append(name)
+    after, ahead = {function.nodes[first].name}, [function.nodes[first]]
+    while ahead:
+        node = ahead.pop()
+        users = [use.node for name in node.defines for use in function.users(name)]
+        new = [user for user in (*users, *map(function.node, waiting.get(node.name, ()))) if user.name not in after]
+        after.update(user.name for user in new)
+        ahead += new
     for node in function.nodes[first + 1 :]:
-        if after.isdisjoint(node.uses):
-            continue
-        after.update(node.defines)
-        if node.name not in backward:
-            continue
-        for name in node.inputs:
-            producer = function.producer(name)
-            if producer is not None and producer.name in backward and name not in after:
-                return producer.name
+        if node.name in after:
+            for name in node.inputs:
+                producer = function.producer(name)
+                if producer is not None and producer.name in gates and producer.name not in after:
+                    return producer.name
     return None

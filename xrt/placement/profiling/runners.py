@@ -164,10 +164,8 @@ class LocalRunner:
             try:
                 executable.prepare()
                 results = [copy_values(value) for value in executable.run(given)]
-                return TrialResult(
-                    results,
-                    sample_call_times(make_timed_call(executable, given, results if terms.inner else None), terms.seconds),
-                )
+                call = make_timed_call(executable, given, results if terms.inner else None, function)
+                return TrialResult(results, sample_call_times(call, terms.seconds))
             finally:
                 executable.close()
         except (EngineError, OutOfDeviceMemory):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from xrt.runtime.devices.registry import device
 from xrt.runtime.memory_plan import is_known
 from xrt.runtime.multi_device.call import find_root_cause, make_out_of_memory_error
 from xrt.runtime.multi_device.host_view import copy_to_host
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["HostAdapter", "adapt_to_host", "make_timed_call", "on_device", "upload"]
 
@@ -31,18 +35,53 @@ def adapt_to_host(executable: Executable, context: CompileContext) -> Executable
     return HostAdapter(executable, where) if isinstance(where, Device) else executable
 
 
-def make_timed_call(executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None) -> Callable[[], object]:
+def make_timed_call(
+    executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None, function: Function | None = None
+) -> Callable[[], object]:
     """Return a call on those arrays of the host, to be timed: on a device they are there already, and it waits for its work.
 
     With ``like``, values like its results, it is timed as between two regions: where the engine computes into given memory
-    it leaves them in the same each time, and no call pays for memory that is new.
+    it leaves them in the same each time, and no call pays for memory that is new. Inputs that the ``function`` updates are
+    updated as by a program, in copies of the arrays: in place where the engine can, else by a copy of the result.
     """
     if isinstance(executable, HostAdapter):
         return executable.make_timed_call(inputs)
+    if function is not None and (updates := _list_updates(function)):
+        return _make_updating_call(executable, inputs, like, len(function.outputs), updates)
     if like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
         return executable.bind([_laid(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
     call = executable.fast_call()
     return lambda: call(*inputs)
+
+
+def _list_updates(function: Function) -> list[tuple[int, int]]:
+    """Return by their numbers the inputs that are updated, each with its output."""
+    given, made = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
+    return [(given[before], made[after]) for before, after in function.aliases]
+
+
+def _make_updating_call(
+    executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None, count: int, updates: Sequence[tuple[int, int]]
+) -> Callable[[], object]:
+    given = [_laid(value) for value in inputs]
+    for place, _ in updates:
+        given[place] = np.array(given[place], order="C")
+    pairs = frozenset(executable.inplace_pairs())
+    inplace = {result: given[place] for place, result in updates if (place, result) in pairs}
+    copied = [(given[place], result) for place, result in updates if result not in inplace]
+    if not copied and like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
+        own = [np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(like)]
+        return executable.bind(given, own)
+    options = RunOptions(out=tuple(inplace.get(n) for n in range(count)))
+    call = partial(executable.run, given, options) if inplace else partial(executable.fast_call(), *given)
+
+    def run() -> None:
+        results = call()
+        for array, result in copied:
+            if results[result] is not array:
+                np.copyto(array, results[result])
+
+    return run
 
 
 def _may_be_bound(value: Any) -> bool:
