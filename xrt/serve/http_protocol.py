@@ -7,12 +7,15 @@ One that has sent all it has, and closed its side, still gets its answers.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from typing import TYPE_CHECKING, Any
 
 from xrt.serve.protocol import encode_document
 from xrt.serve.refusal import HEAD_TOO_LARGE, LATE, MALFORMED
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+else:
+    HttpToolsProtocol = object  # `make_http_protocol` adds uvicorn's, which is not loaded before there is a server
 
 __all__ = ["HEAD_BYTES", "BoundedHttpProtocol", "make_http_protocol"]
 
@@ -21,7 +24,7 @@ HEAD_BYTES = 1 << 16
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. `make_http_protocol` gives it its time limit."""
+    """One connection, on top of uvicorn's class. `make_http_protocol` joins the two, and gives it its time limit."""
 
     patience = 30.0
     """Seconds in which the line and the headers of a request must arrive, and in which a client must read something."""
@@ -144,6 +147,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(MALFORMED, f"the request is not HTTP/1.1: {msg}")
 
     def _refuse(self, status: int, reason: str) -> None:
+        from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
         self._stop_waiting()
         body = encode_document({"error": reason})
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -153,4 +158,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 def make_http_protocol(patience: float) -> type[BoundedHttpProtocol]:
     """Return the protocol of connections with that time limit in seconds."""
-    return type("TimedHttpProtocol", (BoundedHttpProtocol,), {"patience": patience})
+    from uvicorn.protocols.http import httptools_impl
+
+    return type("TimedHttpProtocol", (BoundedHttpProtocol, httptools_impl.HttpToolsProtocol), {"patience": patience})
