@@ -1,9 +1,10 @@
 """What does a step cost whose caches lie in buffers, against caches that grow by a Concat, as exporters write them?
 
 A decoder of the shape of GPT-2 small, its vocabulary small too, has caches that grow. In turns, one token each after some tokens:
-the model as it is (*growing*), with caches that double their capacity (*doubling*: `xrt.stateful(model, capacity="double")`), and
-with caches of one capacity (*fixed*). Figures are processor time per token, and the ratio to *growing* within each round. One
-thread. The steps of *growing* go on from a fork each, so that the length stays; the others set it back.
+the model as it is (*growing*), with caches that double their capacity (*doubling*: `xrt.stateful(model, capacity="double")`),
+with caches of one capacity (*fixed*), and with these where a call reads their front (*front*: ``front=True``). Figures are
+processor time per token, and the ratio to *growing* within each round. One thread. The steps of *growing* go on from a fork each,
+so that the length stays; the others set it back.
 
     python -m benchmarks.growing_caches [--json] [--rounds 15] [--layers 12] [--width 768] [--capacity 4096]
         [--lengths 64,500,2000] [--engine ort]
@@ -30,6 +31,7 @@ from xrt.measure.statistics import ratio
 
 HEAD = 64
 VOCABULARY = 1000
+SHOWN = ("doubling", "fixed", "front")
 
 
 class _Decoder:
@@ -89,8 +91,9 @@ class _Decoder:
 def measure(model: Function, capacity: int, length: int, rounds: int, engine: str) -> dict[str, Any]:
     """Return the times of a token after ``length`` others, and the ratios to the growing caches."""
     prompt, token = np.arange(length)[None] % VOCABULARY, np.array([[7]])
-    kinds: dict[str, Any] = {"growing": None, "doubling": "double", "fixed": capacity}
-    modules = {kind: xrt.XRTModule(xrt.stateful(model, capacity=size), engine, threads=1) for kind, size in kinds.items()}
+    kinds: dict[str, Any] = {"growing": {}, "doubling": {"capacity": "double"}, "fixed": {"capacity": capacity}}
+    kinds["front"] = {"capacity": capacity, "front": True}
+    modules = {kind: xrt.XRTModule(xrt.stateful(model, **terms), engine, threads=1) for kind, terms in kinds.items()}
     steps: dict[str, Callable[[], Any]] = {}
     sizes = {}
     for kind, module in modules.items():
@@ -107,7 +110,7 @@ def measure(model: Function, capacity: int, length: int, rounds: int, engine: st
         "length": length + 1,
         "capacities": sizes,
         "milliseconds": {name: 1e3 * timing.median for name, timing in taken.items()},
-        "ratios": {name: _summarize(taken[name], taken["growing"]) for name in ("doubling", "fixed")},
+        "ratios": {name: _summarize(taken[name], taken["growing"]) for name in SHOWN},
         "largest_difference": max(float(np.abs(one - results[0]).max()) for one in results),
         "load": os.getloadavg()[0],
     }
@@ -143,10 +146,11 @@ def main() -> None:
     if asked.json:
         print(json.dumps(rows, indent=1))
         return
-    print("length  growing  doubling    fixed (ms)  doubling/growing        fixed/growing           capacities  difference")
+    heads = "        ".join(f"{name + '/growing':16}" for name in SHOWN)
+    print(f"length  growing  doubling    fixed    front (ms)  {heads}capacities  difference")
     for row in rows:
-        times = "".join(f"{row['milliseconds'][name]:9.2f}" for name in ("growing", "doubling", "fixed"))
-        shown = "  ".join("{:.3f} ({:.3f} to {:.3f})".format(*row["ratios"][name]) for name in ("doubling", "fixed"))
+        times = "".join(f"{row['milliseconds'][name]:9.2f}" for name in ("growing", *SHOWN))
+        shown = "  ".join("{:.3f} ({:.3f} to {:.3f})".format(*row["ratios"][name]) for name in SHOWN)
         sizes = "/".join(str(row["capacities"][name]) for name in ("doubling", "fixed"))
         print(f"{row['length']:6}{times}       {shown}  {sizes:>10}  {row['largest_difference']:.1e}")
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,10 +24,13 @@ from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.measure.statistics import RatioInterval
 from xrt.models import sample_inputs
 from xrt.passes import specialize
 from xrt.placement import TuningResult
 from xrt.placement.regression_check import RegressionResult
+from xrt.placement.throughput.load_check import LoadCheckResult
+from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
 
 NEVER = "9900%"
@@ -166,7 +170,7 @@ def test_a_second_process_that_hangs_is_an_error(
             run.update(engine="faulty{how=hang}", region=0)
 
     path = altered(lock, regressed)
-    seen = RegressionResult("regressed", 0.05), ()
+    seen = RegressionResult("regressed", 0.05), None, ()
     monkeypatch.setattr("xrt.cli.check._checked", lambda *given: seen)
     code, out, err = call(capsys, "check", path, "--budget", "1s", "--confirm-limit", "6s")
     assert (code, out) == (2, "")
@@ -174,6 +178,64 @@ def test_a_second_process_that_hangs_is_an_error(
         "error: the plan has regressed, and the process that was to confirm it hung: it was not done after 1 s of --budget and "
         "6 s more. --confirm-limit gives it longer, --once does without it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "second", "asked", "code"),
+    [
+        ("held", None, (), 0),
+        ("undecided", None, (), 0),
+        ("undecided", None, ("--undecided=fail",), 3),
+        ("regressed", "regressed", (), 1),
+        ("regressed", "held", ("--undecided=fail",), 3),
+        ("regressed", None, ("--once",), 1),
+    ],
+)
+def test_a_lock_that_was_tuned_for_throughput_is_put_under_load(
+    state: Any,
+    second: str | None,
+    asked: tuple[str, ...],
+    code: int,
+    lock: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the load gives, the result of the plan's turns is there too; a regression counts if two processes have seen it."""
+    told = []
+
+    def repeat(module: xrt.XRTModule, held: PlacementFile, values: Any, limit: float, budget: float, **more: Any) -> Any:
+        told.append((module.threads, limit, budget, more["seed"], len(values)))
+        return LoadCheckResult(state, limit, SERVING, 952.4, RatioInterval(0.012, 0.011, 0.013), 6, 0.1)
+
+    class Second:
+        def __init__(self, entry: str) -> None:
+            pass
+
+        def ask(self, message: dict[str, Any], seconds: float) -> tuple[dict[str, Any], memoryview]:
+            assert second is not None
+            assert seconds == 302.0  # the turns, the loads, and the time for which it may be late
+            return {"state": "held", "load": second}, memoryview(b"")
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr("xrt.cli.check.WorkerProcess", Second)
+    monkeypatch.setattr("xrt.cli.check.check_module_load", repeat)
+    path = altered(lock, lambda facts: facts.update(serving=msgspec.to_builtins(SERVING.to_record())))
+    more = ("--budget", "1s", "--max-regress", NEVER, *asked)
+    found, out, _ = call(capsys, "check", path, *more)
+    assert found == code
+    assert told == [(1, 99.0, 1.0, 0, 1)]
+    assert out.startswith("held: ")
+    is_open = state == "undecided" or second == "held"
+    phrase = "not decided, the noise is too large" if is_open else state
+    assert f"load {phrase}: 10/s within a p99 of 20 ms: p99 12 ms (11 ms to 13 ms) in 6 loads of 0.1 s; 1000/s in the lock" in out
+    assert ("one process saw a regression; a second one, asked to confirm it: held" in out) == (second == "held")
+    assert out.endswith("Give it more --budget, or a quieter machine\n") == is_open
+    assert call(capsys, "check", path, "--json", *more)[0] == code
+
+
+SERVING = ServingConfiguration(8, 1, 1, 0.0, 1000.0, 0.004, 0.018, 0.02)
 
 
 def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,6 +189,22 @@ def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> Non
     np.testing.assert_allclose(loaded(three), rigid(three), rtol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["ort", "toy"])
+def test_a_bundle_keeps_a_program_for_each_size_where_that_was_asked_for(engine: str, path: Path, cold: CompileCache) -> None:
+    rigid = xrt.XRTModule(perceptron("N"), engine, dynamic="never", strict=True, threads=1)
+    one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
+    rigid.compile(one)
+    rigid.save(path, two)
+    for _ in range(2):
+        module = xrt.load(path, cache=cold, strict=True)
+        assert module._settings.dynamic == "never"
+        for number, x in enumerate((one, two, three)):
+            np.testing.assert_allclose(module(x), rigid(x), rtol=1e-5)
+            assert module.plan.function.inputs[0].type.shape == x.shape
+            assert len(list(module._specializations)) >= max(2, number + 1)
+        module.save(path := path.with_name("again.xrt"))
+
+
 def test_fetched_values_come_back(path: Path, cold: CompileCache) -> None:
     module = xrt.XRTModule(perceptron(), engine="ort", strict=True)
     inner = module(X, fetch=["b"])

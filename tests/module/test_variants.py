@@ -13,12 +13,13 @@ import pytest
 import xrt
 from tests.cli.test_cache_and_bundles import call
 from tests.module.test_bundle import X, perceptron
-from xrt.cache import CompileCache
+from xrt.cache import CompileCache, signature
 from xrt.errors import BundleError, FallbackWarning
 from xrt.formats import onnx
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container
 from xrt.graph import Function
+from xrt.module import saving, variants
 from xrt.module.module import XRTModule
 from xrt.module.variants import SECTION, read_variants
 
@@ -31,8 +32,8 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.name = HERE
-        for module in ("xrt.cache.signature", "xrt.module.variants", "xrt.module.saving"):
-            monkeypatch.setattr(f"{module}.describe_machine", lambda: self.name)
+        for module in (signature, variants, saving):  # imported before: a first import would keep what is patched
+            monkeypatch.setattr(module, "describe_machine", lambda: self.name)
         monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: 4)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import xrt
+from tests.serve.schema import LONGEST, check_reply, is_request
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.serve.application import Application
 
@@ -82,7 +83,7 @@ class Reply:
 async def ask(
     application: Application, method: str, path: str, body: bytes | Sequence[bytes] = b"", headers: Mapping[str, str] = {}
 ) -> Reply:
-    """Return the response to one request; a sequence is a body in several messages."""
+    """Return the response to one request, which is the protocol's; a sequence is a body in several messages."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     messages = [{"type": "http.request", "body": c, "more_body": place + 1 < len(chunks)} for place, c in enumerate(chunks)]
     sent: list[Any] = []
@@ -98,7 +99,12 @@ async def ask(
     start, content = sent
     found = {name.decode(): value.decode() for name, value in start["headers"]}
     assert int(found["content-length"]) == len(content["body"])
-    return Reply(start["status"], found, bytes(content["body"]))
+    reply = Reply(start["status"], found, bytes(content["body"]))
+    check_reply(method, path, reply.status, found, reply.body)
+    whole = b"".join(chunks)
+    if reply.status == 200 and path.rstrip("/").endswith("infer") and len(whole) <= LONGEST:
+        assert is_request(headers, whole)  # what the schema refuses is not served
+    return reply
 
 
 async def infer(application: Application, model: str, document: Any, **headers: str) -> Reply:

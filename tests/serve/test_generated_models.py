@@ -31,7 +31,7 @@ def make_request(inputs: dict[str, Any], *, binary: bool) -> tuple[bytes, dict[s
             tail += data
             tensors.append({**described, "parameters": {"binary_data_size": len(data)}})
         else:
-            tensors.append({**described, "data": array.tolist()})
+            tensors.append({**described, "data": array.reshape(-1).tolist()})
     head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": binary}}).encode()
     return head + tail, {"Inference-Header-Content-Length": str(len(head))}
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(address: str, path: str, document: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(address, timeout=HANGS)
     body = None if document is None else json.dumps(document)
-    connection.request("GET" if body is None else "POST", path, body)
-    reply = connection.getresponse()
-    text = reply.read()
-    connection.close()
+    with closing(http.client.HTTPConnection(address, timeout=HANGS)) as connection:
+        connection.request("GET" if body is None else "POST", path, body)
+        reply = connection.getresponse()
+        text = reply.read()
     return reply.status, json.loads(text) if reply.headers["content-type"] == "application/json" else text.decode()
 
 

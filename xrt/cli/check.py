@@ -24,10 +24,10 @@ from xrt.formats.bundle import is_bundle
 from xrt.formats.placement_file import PlacementFile
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.load_check import check_module_load
 from xrt.module.lockfile import check_module
 from xrt.passes import specialize
 from xrt.placement.lockfile import DEVICE_OF, read_lock, read_shapes
-from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
@@ -36,6 +36,7 @@ from xrt.runtime.inputs import infer_type
 if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement.regression_check import RegressionResult
+    from xrt.placement.throughput.load_check import LoadCheckResult
 
 __all__ = ["command"]
 
@@ -67,7 +68,7 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     show_default=True,
     callback=parse_percent,
     metavar="PERCENT",
-    help="Largest growth of the ratio, in per cent",
+    help="Largest growth of the ratio, and loss of throughput, in per cent",
 )
 @click.option(
     "--undecided",
@@ -82,7 +83,7 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     show_default=True,
     callback=parse_seconds,
     metavar="TIME",
-    help="Longest time for turns of the plans: 30s, 2m",
+    help="Longest time for turns of the plans, and again for loads: 30s, 2m",
 )
 @click.option("--model", "model", metavar="MODEL", help="The model [default: the path in the lockfile]")
 @click.option(
@@ -121,33 +122,36 @@ def command(
 ) -> int:
     """Compare the plan of LOCK with its competitor: both take turns here, and the ratio is compared with the lockfile's.
 
-    The exit code is 1 when the plan has become slower by more than --max-regress for certain, cannot run, computes wrongly, or
-    has an error over the budget of the lockfile; otherwise 0. Where the noise is too large for a decision, the exit code is 0, or
-    3 with --undecided=fail. A regression must appear in two processes; the exit code is 2 when the second one hangs.
+    A lock that was tuned for throughput is put under load again, in its configuration, with loads that are shorter than those
+    of the search: the rate of the lock less --max-regress must be served within its p99.
+
+    The exit code is 1 when the plan or its throughput has become worse by more than --max-regress for certain, the plan cannot
+    run, computes wrongly, or has an error over the budget of the lockfile; otherwise 0. Where the noise is too large for a
+    decision, the exit code is 0, or 3 with --undecided=fail. A regression must appear in two processes; the exit code is 2 when
+    the second one hangs.
     """
     _check_is_lock(lock)
     held = read_lock(lock)
     asked: dict[str, Any] = {"lock": lock, "model": model, "named": named, "limit": limit, "budget": budget}
     asked["validate"] = validate
     try:
-        outcome, elsewhere = _check(held, **asked)
+        outcome, load, elsewhere = _check(held, **asked)
     except (LockError, EngineError, PlanError) as error:
         return _failed(error, as_json=as_json)
-    if outcome.state == "regressed" and not once:
-        outcome = _confirmed(outcome, asked, patience)
+    if not once and not all(found := (outcome, *([] if load is None else [load]))):
+        outcome, load = _confirmed(found, asked, patience)
     if as_json:
-        out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
-        return _code(outcome, undecided)
-    if held.serving is not None:
-        chosen = ServingConfiguration.from_record(held.serving)
-        out.print(f"served as it was tuned, which a check does not repeat: {chosen}", markup=False)
+        loads = {} if load is None else {"load": load.to_dict()}
+        out.print_json(json.dumps({**outcome.to_dict(), **loads, "differs": list(elsewhere)}))
+        return _code(outcome, load, undecided)
     for line in elsewhere:
         out.print(f"not where it was locked: {line}", markup=False)
-    out.print(str(outcome), markup=False)
-    if outcome.state == "undecided":
+    for one in (outcome, *([] if load is None else [load])):
+        out.print(str(one), markup=False)
+    if "undecided" in _list_states(outcome, load):
         passes = "it passes; --undecided=fail makes it fail" if undecided == "pass" else "it fails, as --undecided=fail asks"
         out.print(f"{passes}. Give it more --budget, or a quieter machine", markup=False)
-    return _code(outcome, undecided)
+    return _code(outcome, load, undecided)
 
 
 def _check_is_lock(path: str) -> None:
@@ -159,15 +163,20 @@ def _check_is_lock(path: str) -> None:
         raise OptionError(f"{path} is a model, and `xrt check` takes a lockfile; `xrt lock {path}` writes one")
 
 
-def _code(outcome: RegressionResult, undecided: str) -> int:
+def _list_states(outcome: RegressionResult, load: LoadCheckResult | None) -> list[str]:
+    return [outcome.state, *([] if load is None else [load.state])]
+
+
+def _code(outcome: RegressionResult, load: LoadCheckResult | None, undecided: str) -> int:
     """Return the exit code of a check."""
-    if outcome.state == "undecided" and undecided == "fail":
-        return UNDECIDED
-    return 0 if outcome else 1
+    states = _list_states(outcome, load)
+    if "regressed" in states:
+        return 1
+    return UNDECIDED if "undecided" in states and undecided == "fail" else 0
 
 
-def _confirmed(outcome: RegressionResult, asked: Mapping[str, Any], patience: float) -> RegressionResult:
-    """Return the outcome, undecided where another process does not see the regression; raises RunFailed where that hangs.
+def _confirmed(found: Sequence[Any], asked: Mapping[str, Any], patience: float) -> tuple[Any, Any]:
+    """Return the outcomes, undecided where another process does not see the regression; raises RunFailed where that hangs.
 
     Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
     steady within each.
@@ -175,17 +184,24 @@ def _confirmed(outcome: RegressionResult, asked: Mapping[str, Any], patience: fl
     budget = asked["budget"]
     worker = WorkerProcess("xrt.cli.check:serve_confirmation")
     try:
-        second = worker.ask(asked, seconds=budget + patience)[0]["state"]
+        answer = worker.ask(asked, seconds=budget * len(found) + patience)[0]
     except WorkerTimedOut:
         raise RunFailed(
             f"the plan has regressed, and the process that was to confirm it hung: it was not done after {budget:g} s of "
             f"--budget and {patience:g} s more. --confirm-limit gives it longer, --once does without it"
         ) from None
     except WorkerFailure:
-        return outcome  # nothing speaks against it
+        answer = {}  # nothing speaks against it
     finally:
         worker.end()
-    if second not in ("held", "undecided", "alone"):
+    states = (answer.get("state"), answer.get("load"))
+    several = [_confirm(one, second) for one, second in zip(found, states, strict=False)]
+    return several[0], several[1] if len(several) > 1 else None
+
+
+def _confirm(outcome: Any, second: str | None) -> Any:
+    """Return an outcome, undecided where it is a regression that the state of a second process contradicts."""
+    if outcome or second not in ("held", "undecided", "alone"):
         return outcome
     return replace(outcome, state="undecided", note=f"one process saw a regression; a second one, asked to confirm it: {second}")
 
@@ -194,8 +210,8 @@ def serve_confirmation(handle: str) -> None:
     """Serve the socket of that number: the state of a check, in the process that confirms."""
 
     def answer(request: Request) -> Message:
-        outcome, _ = _check(read_lock(request.message["lock"]), **request.message)
-        return {"state": outcome.state}
+        outcome, load, _ = _check(read_lock(request.message["lock"]), **request.message)
+        return {"state": outcome.state, "load": None if load is None else load.state}
 
     serve(handle, answer)
 
@@ -236,7 +252,10 @@ def _check(
     budget: float,
     validate: str | None = None,
 ) -> Any:
-    """Return the outcome, and a line for each thing that differs from where it was locked; ``lock`` is the file's path."""
+    """Return the outcome, that of a load, and a line for each thing that differs from where it was locked.
+
+    ``lock`` is the path of the file; the outcome of a load is None for a lock without one.
+    """
     _check_named(held, split_specs(named) if named is not None else [])
     return _checked(held, Path(lock), model, limit, budget, validate)
 
@@ -262,7 +281,20 @@ def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, b
     with WorkStatus("running the plan"), made as module:
         given = [values[value.name] for value in function.inputs]
         outcome, differs = check_module(module, lock, given, limit, budget, examples)
-    return outcome, (*differs, *stand_ins)
+    load = None if lock.serving is None else _repeat_load(whole, lock, given, limit, budget, options)
+    return outcome, load, (*differs, *stand_ins)
+
+
+def _repeat_load(
+    whole: Function, lock: PlacementFile, values: Sequence[Any], limit: float, budget: float, options: Mapping[str, Any]
+) -> LoadCheckResult:
+    """Return what comes of the load of a lock that was tuned for throughput."""
+    assert lock.serving is not None
+    threads, seed = lock.serving.instances * lock.serving.threads, _number(lock.model.get("seed", "0"), "seed")
+    with _of_the_lock("configuration of serving"):
+        made = XRTModule(whole, [*_specs(lock), "auto"], strict=True, threads=threads, **options)
+    with WorkStatus("repeating the load"), made as module:
+        return check_module_load(module, lock, values, limit, budget, seed=seed)
 
 
 @contextmanager

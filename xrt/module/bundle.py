@@ -270,7 +270,8 @@ def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
         return (_types(plan),)
     is_general = _types(plan) == tuple(value.type for value in module._served.inputs)
     engines = module._engines
-    is_dynamic = module._buckets is None and (engines.are_dynamic or (is_general and engines.can_be_dynamic))
+    keeps_dims = engines.are_dynamic or (is_general and engines.can_be_dynamic)
+    is_dynamic = module._buckets is None and module._settings.dynamic != "never" and keeps_dims
     key = module._served.key(_types(plan), is_dynamic)
     return (key,) if key is not None or is_general else None
 

@@ -84,7 +84,7 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
 
 
 def read_buckets(file: BundleFile) -> dict[str, Any]:
-    """Return the options of a module that pads sizes; none where the bundle is of another one.
+    """Return the options of a module that pads sizes, or has a rule for programs of all sizes; none for any other module.
 
     Raises BundleError for a damaged section.
     """

@@ -11,23 +11,33 @@ from typing import TYPE_CHECKING, Any
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
-from xrt.formats.placement_file import CandidateRecord, PlacementFile, SizeRecord
+from xrt.formats.placement_file import CandidateRecord, NodeRange, PlacementFile, SizeRecord
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
-from xrt.placement.lockfile import FIGURES, LONGEST, create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
+from xrt.placement.lockfile import (
+    FIGURES,
+    LONGEST,
+    create_lock,
+    list_mismatches,
+    list_node_ranges,
+    plan_from_ranges,
+    read_lock,
+    read_shapes,
+)
 from xrt.placement.precision_report import format_error
 from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.request import unwrap
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
-from xrt.placement.size_ranges import SizeRange, Sizes, sort_by_distance
+from xrt.placement.size_ranges import SizeRange, Sizes, list_open_axes, sort_by_distance
 from xrt.precision.error_check import check_error
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
+    from xrt.placement.auto import AutoPlacement
     from xrt.placement.engine_list import EngineList
     from xrt.placement.ranged import RangedPlacement
     from xrt.placement.request import PlacementRequest
@@ -106,6 +116,27 @@ class LockedPlacement:
         warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
+    def place_for_load(self, function: Function, automatic: AutoPlacement, sizes: Sizes) -> TuningResult:
+        """Return the placement that the lock has at the nearest sizes, whatever else differs from where it was locked.
+
+        Raises LockError where the model is another, or the plan is none of it any more.
+        """
+        ranged = automatic.ranged
+        placed: dict[Sizes, tuple[NodeRange, ...]] = {
+            FrozenDict({name: one.sizes[name] for name in sizes}): one.plan for one in self._list_ranges(sizes)
+        }
+        own = sizes if ranged is None else _read_locked_sizes(self.lock, ranged.get_declared())
+        if own.keys() != sizes.keys():
+            raise LockError("the lock does not have the sizes that it was made for; write it again")
+        placed.setdefault(FrozenDict({name: own[name] for name in sizes}), self.lock.plan)
+        nearest = sort_by_distance(list(placed), sizes)[0]
+        plan, whole = placed[nearest], function if ranged is None or nearest == sizes else ranged.specialize(nearest)
+        found = self._place(self.lock.replace(plan=plan), automatic.make_request(whole))
+        return automatic.adapt(SizeRange(nearest, found), sizes, function)
+
+    def _list_ranges(self, sizes: Sizes) -> Iterator[SizeRecord]:
+        yield from (one for one in self.lock.ranges if one.sizes.keys() == sizes.keys())
+
     def _list_excesses(self) -> Iterator[str]:
         """Yield that the error of the lock is over a budget that the caller has given."""
         budget, record = self.budget, self.lock.precision
@@ -143,6 +174,13 @@ class LockedPlacement:
             notes=(about, *notes),
             precision=lock.precision,
         )
+
+
+def _read_locked_sizes(lock: PlacementFile, declared: Function) -> Sizes:
+    """Return the sizes of the symbolic dims that the plan of a lock is for, as far as the lock has them."""
+    shapes, axes = read_shapes(lock, declared), list_open_axes(declared.inputs)
+    several = ((name, shapes.get(declared.inputs[at].name, ()), axis) for at, axis, name in axes)
+    return FrozenDict({name: shape[axis] for name, shape, axis in several if axis < len(shape)})
 
 
 def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:

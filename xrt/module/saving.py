@@ -73,10 +73,9 @@ def save_module(
     engines = add_lowered_engines(engines, builds.values())
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
-    if has_buckets:
-        compiled[f"{BUCKETS}{extension.suffix}"] = json.dumps(
-            {"buckets": _list_buckets(settings.buckets), "dynamic": settings.dynamic}
-        ).encode()
+    if has_buckets or settings.dynamic != "auto":
+        buckets = _list_buckets(settings.buckets) if has_buckets else None
+        compiled[f"{BUCKETS}{extension.suffix}"] = json.dumps({"buckets": buckets, "dynamic": settings.dynamic}).encode()
     if index is not None:
         compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
     if example is not None:

@@ -137,6 +137,7 @@ class ModuleBench:
         self._modules: dict[int, list[XRTModule]] = {}
         self._found: dict[tuple[int, int], TuningResult] = {}
         self._is_ready: set[tuple[int, int, int]] = set()
+        self._adopted: set[tuple[int, int]] = set()
         self.is_exact = bool(pool.dim) and self._needs_sizes(module)
         self.progress: Any = False
         """What a search for a plan reports to."""
@@ -206,10 +207,13 @@ class ModuleBench:
             self._found[threads, size] = self._place(module, threads, size, values)
         tuned = self._found[threads, size]
         build = module._specializations.get(module._get_key(values, ()))
-        if build is None or build.tuned is not tuned:
+        is_placed = build is not None and build.tuned is tuned
+        if build is None or not is_placed:
             build = module._specialize(values, place=partial(_return_placement, tuned))
+        if not is_placed or (id(module), size) not in self._adopted:  # what a search has placed too: a lock has the ranges
             module._program(build)  # what is not compiled is not kept when a decision is adopted
             module._adopt_decision(build)
+            self._adopted.add((id(module), size))
         return build
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:

@@ -30,7 +30,8 @@ class ServingOptions:
     max_request_bytes: int = 64 << 20
     """Bytes of a request's body, and elements of one of its tensors."""
     body_timeout: float = 30.0
-    """Seconds in which a request's body must arrive; a later one is refused with status 408."""
+    """Seconds in which a request's body must arrive; a later one is refused with status 408. `xrt.serve.run_server` waits as long
+    for the headers, and for a client to read its answer."""
     max_sessions: int = 256
     """Sessions that a model keeps at once."""
     session_idle: float = 300.0

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["BUSY", "CONFLICT", "FAILED", "GONE", "LATE", "MALFORMED", "TOO_LARGE", "UNKNOWN", "WRONG_METHOD", "RequestRefusal"]
+__all__ = [
+    "BUSY",
+    "CONFLICT",
+    "FAILED",
+    "GONE",
+    "HEAD_TOO_LARGE",
+    "LATE",
+    "MALFORMED",
+    "TOO_LARGE",
+    "UNKNOWN",
+    "WRONG_METHOD",
+    "RequestRefusal",
+]
 
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
+HEAD_TOO_LARGE = 431
 FAILED, BUSY = 500, 503
 
 _GRPC = {

@@ -51,12 +51,14 @@ def run_server(
     try:
         import uvicorn
         import uvloop
+
+        from xrt.serve.http_protocol import make_http_protocol
     except ModuleNotFoundError as error:
         raise OptionError(f"a server needs the package {error.name}, which is missing: pip install 'xrt[serve]'") from error
     with closing(_listen(host, port)) as listener:
         config = uvicorn.Config(
             application,
-            http="httptools",
+            http=make_http_protocol(application.options.body_timeout),
             ws="none",
             lifespan="on",
             access_log=False,
