@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by a test
 
-from precision_figures import drop_rounds, find_losing_steps, find_over, find_slower, make_mean
+from precision_figures import drop_rounds, find_losing_steps, find_other_answers, find_over, find_slower, find_slowest, make_mean
 
 from xrt.bench import machine
 from xrt.runtime import available_cores
@@ -59,14 +59,14 @@ def measure_piece(part: str, model: str, options: Mapping[str, Any]) -> dict[str
     pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(options["threads"]))
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--child", part, model, json.dumps(options)]
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as cache:
         environment = {**os.environ, **pools, "PYTHONPATH": path, "XRT_CACHE_DIR": cache}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - began
     if done.returncode:
         return {"failed": f"the process ended with code {done.returncode}"}
-    return {**json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
+    return {**json.loads(done.stdout.splitlines()[-1]), "seconds": seconds, "load": load}
 
 
 def measure_kept(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:
@@ -101,18 +101,19 @@ def tell(words: str) -> None:
 
 def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Measure the pieces, and return what the page needs."""
-    load, found = os.getloadavg()[0], dict[str, Any]()
+    found: dict[str, Any] = {}
     for part, model in pieces:
         record = measure_kept(part, model, options, work)
         found.setdefault(part, {})[model] = record
         tell("\n" + "\n".join(list_lines(part, model, record)))
-    seconds = sum(record.get("seconds", 0.0) for records in found.values() for record in records.values())
+    records = [record for part in found.values() for record in part.values()]
+    seconds, load = sum(one.get("seconds", 0.0) for one in records), max((one.get("load", 0.0) for one in records), default=0.0)
     live = found.get("live", {})
     return {
         "machine": machine("onnxruntime", "openvino", "nncf"),
         **options,
         "means": {name: mean for name in MEANS if (mean := make_mean(live, name)) is not None},
-        **{part: {model: drop_rounds(record) for model, record in records.items()} for part, records in found.items()},
+        **{part: {model: drop_rounds(record) for model, record in models.items()} for part, models in found.items()},
         "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": seconds},
     }
 
@@ -143,7 +144,12 @@ def describe_row(row: Mapping[str, Any]) -> str:
 def describe_comparison(row: Mapping[str, Any]) -> str:
     ratio = f"{row['ratio']['median']:.3f} ({row['ratio']['low']:.3f} to {row['ratio']['high']:.3f})"
     times = f"{row['ms']:9.3f} ms, alone {row['alone_ms']:9.3f} ms: {ratio}"
-    return f"{row['tool']:11} {row['engine']:27} {times}; differs by {row['difference']:.2g}, error {row['error']:.3%}"
+    return f"{row['tool']:11} {row['engine']:27} {times}; {describe_answers(row)}, error {row['error']:.3%}"
+
+
+def describe_answers(row: Mapping[str, Any]) -> str:
+    own, alone = (f"{row[name]:.2g}" for name in ("to_reference", "alone_to_reference"))
+    return f"differs by {row['difference']:.2g}, from the reference by {own} (alone {alone})"
 
 
 def list_summary(found: Mapping[str, Any]) -> Iterator[str]:
@@ -153,7 +159,11 @@ def list_summary(found: Mapping[str, Any]) -> Iterator[str]:
         spread = f"{mean['median']:.2f} ({mean['low']:.2f} to {mean['high']:.2f})"
         yield f"{name}: gain {spread} over the best engine in float32, geometric mean of {mean['models']}"
     judged = {**found.get("live", {}), **found.get("trained", {})}
+    over, worst = find_other_answers(found.get("qdq", {})), find_slowest(found.get("qdq", {}))
+    for engine, (ratio, name) in worst.items():
+        yield f"quantized models on {engine}: at most {ratio:.2f} of the library alone ({name})"
     for what, listed in (
+        ("other answers to quantized models than the library's, and no nearer to the reference", over),
         ("slower than 0.98 of the best engine in float32 for certain", find_slower(judged)),
         ("slower with a larger budget for certain", find_losing_steps(judged)),
         ("over the budget, or wrong, on unseen examples", find_over(judged)),

@@ -21,8 +21,10 @@ __all__ = [
     "Candidate",
     "drop_rounds",
     "find_losing_steps",
+    "find_other_answers",
     "find_over",
     "find_slower",
+    "find_slowest",
     "make_mean",
     "make_rows",
     "measure_errors",
@@ -39,6 +41,8 @@ LEAST = 0.98
 """What no plan of auto may be slower than, as a gain."""
 ROUNDING = 1e-4
 """What two engines may differ by in float32: a budget of nothing is no promise to have the bits of another engine."""
+SAME = 1e-3
+"""What answers to a quantized model may differ by: sums of floats in another order move some values by one step of rounding."""
 TURN = 0.03
 MOST_ROUNDS, LEAST_ROUNDS = 60, 6
 
@@ -160,6 +164,31 @@ def find_losing_steps(models: Models) -> list[str]:
         for model, record in models.items()
         for step in record.get("steps", ())
         if step["high"] < LEAST
+    ]
+
+
+def list_quantized(models: Models) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of quantized models, each with the names of its model and of the tool that made it."""
+    for model, record in models.items():
+        for row in record.get("rows", ()):
+            yield f"{model} of {row['tool']}", row
+
+
+def find_slowest(models: Models) -> dict[str, tuple[float, str]]:
+    """Return for each engine the largest ratio to its library alone, and the model that has it."""
+    found: dict[str, tuple[float, str]] = {}
+    for name, row in list_quantized(models):
+        ratio = (row["ratio"]["median"], name)
+        found[row["engine"]] = max(found.get(row["engine"], ratio), ratio)
+    return found
+
+
+def find_other_answers(models: Models) -> list[str]:
+    """Return where an engine's answers are other than its library's, and no nearer to those of the reference."""
+    return [
+        f"{name} on {row['engine']}: {row['difference']:.2g}"
+        for name, row in list_quantized(models)
+        if row["difference"] > SAME and row["to_reference"] > row["alone_to_reference"] + SAME
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +39,10 @@ WEIGHTS = {
 }
 MOST_NAMED = 60
 """Nodes in float32 that a record names."""
-COMPARED = 8
-"""Examples on which the answers to a quantized model are compared."""
+COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino, "openvino{arithmetic=native}": open_openvino}
+"""Engines for quantized models, each with its library alone."""
+COMPARED = 4
+"""Examples on which the answers to a quantized model are compared, with the reference engine's too, which is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Bench:
             call = _call_module(self.stack.enter_context(module))
             call(example)
         except XRTError as error:
-            self.left[name] = " ".join(str(error).split())[:300]
+            self.left[name] = _shorten(error)
             return
         limit = options.get("max_error")
         limit = limit.limit if isinstance(limit, ErrorBudget) else limit
@@ -214,7 +217,8 @@ def _add_other_tools(bench: Bench, folder: Path, validate: list[Any]) -> None:
 
 
 def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """Return an error in one line, without the names of folders that are gone."""
+    return re.sub(r"\S*/xrt-precision-\w+/", "", " ".join(str(error).split()))[:300]
 
 
 def _write_model(model: PrecisionModel, folder: Path, calibrate: list[Any], validate: list[Any]) -> None:
@@ -243,7 +247,7 @@ def measure_qdq(name: str, asked: Asked) -> dict[str, Any]:
             try:
                 found = run_tool(tool, folder, asked.threads, **options)
             except ToolFailed as error:
-                left[tool] = str(error)
+                left[tool] = _shorten(error)
                 continue
             more, refused = _compare_engines(found.path, asked, examples, exact)
             rows += [{"tool": tool, **row} for row in more]
@@ -255,37 +259,43 @@ def _compare_engines(
     path: Path, asked: Asked, examples: list[Any], exact: list[list[Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return a row for each engine beside its library, all of which take turns, and what was refused."""
-    libraries = {"ort": ("ort", open_onnxruntime), "openvino": ("openvino{arithmetic=native}", open_openvino)}
     candidates: dict[str, Candidate] = {}
     left: dict[str, str] = {}
     with ExitStack() as stack:
-        for name, (spec, open_alone) in libraries.items():
+        for spec, open_alone in COMPARED_ENGINES.items():
             try:
-                alone = Candidate(open_alone(path, asked.threads))
-                alone.call(examples[0])
+                call = open_alone(path, asked.threads)
+                call(examples[0])
                 module = stack.enter_context(xrt.XRTModule(path, engine=spec, threads=asked.threads, cache=_make_folder(stack)))
-                ours = Candidate(_call_module(module))
-                ours.call(examples[0])
+                ours = _call_module(module)
+                ours(examples[0])
             except Exception as error:  # noqa: BLE001  # the libraries' errors have no common base
-                left[name] = _shorten(error)
+                left[spec] = _shorten(error)
                 continue
-            candidates |= {name: ours, f"{name} alone": alone}
+            candidates |= {spec: Candidate(ours), f"{spec} alone": Candidate(call)}
         rounds = take_rounds(candidates, examples[0], asked.seconds)
         outputs = {name: run_examples(one.call, examples) for name, one in candidates.items()}
+        reference = run_examples(_call_module(stack.enter_context(xrt.XRTModule(path, engine="toy"))), examples)
     rows = []
-    for name in (name for name in libraries if name in candidates):
-        alone = f"{name} alone"
+    for spec in (spec for spec in COMPARED_ENGINES if spec in candidates):
+        alone = f"{spec} alone"
         rows.append(
             {
-                "engine": libraries[name][0],
-                "ms": 1e3 * float(np.median(rounds[name])),
+                "engine": spec,
+                "ms": 1e3 * float(np.median(rounds[spec])),
                 "alone_ms": 1e3 * float(np.median(rounds[alone])),
-                "ratio": measure_ratio(rounds[name], rounds[alone]),
-                "difference": ErrorBudget(1.0).measure_error(outputs[alone], outputs[name], examples).error,
-                "error": ErrorBudget(1.0).measure_error(exact, outputs[alone], examples).error,
+                "ratio": measure_ratio(rounds[spec], rounds[alone]),
+                "difference": _measure_difference(outputs[alone], outputs[spec]),
+                "to_reference": _measure_difference(reference, outputs[spec]),
+                "alone_to_reference": _measure_difference(reference, outputs[alone]),
+                "error": _measure_difference(exact, outputs[alone]),
             }
         )
     return rows, left
+
+
+def _measure_difference(expected: list[list[Any]], found: list[list[Any]]) -> float:
+    return ErrorBudget(1.0).measure_error(expected, found, expected).error
 
 
 def _make_folder(stack: ExitStack) -> Path:
