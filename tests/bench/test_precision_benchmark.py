@@ -208,7 +208,7 @@ def test_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.proof("measurement", share=0)
 @pytest.mark.slow
-def test_a_trained_classifier_stands_beside_other_tools() -> None:
+def test_a_trained_classifier_is_compared_with_other_tools() -> None:
     command = [sys.executable, str(FOLDER / "precision.py"), "--quick", "--json", "--parts", "trained", "--models", "images"]
     done = subprocess.run([*command, "--budget", "3", "--seconds", "0.2"], capture_output=True, text=True, check=True)
     figures_ = json.loads(done.stdout)
