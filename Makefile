@@ -56,7 +56,7 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/engines.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
-	$(BIN)/python -m pip install --quiet '.[zoo]'
+	$(BIN)/python -m pip install --quiet '.[benchmarks]'
 	$(BIN)/python tools/write_performance.py
 
 cuda-check: ## run what needs a GPU with what is installed, and write docs/cuda-results.json; ends with 3 where there is none

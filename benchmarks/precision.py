@@ -1,236 +1,206 @@
-"""How fast are bf16 and int8, how large is their error, and what does auto make of a budget of 0.1 %, 1 % and 5 %?
+"""How fast are lower precisions, how large is their error, and what does auto make of a budget of error or of accuracy?
 
-Live variants of BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 have random weights: their
-errors are of outputs, and no accuracy. A classifier of digits is trained here, and has a budget in accuracy. All candidates of a
-model take turns in one process; errors are of examples that were neither calibrated nor validated on.
+*live*: BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 with random weights whose
+activations are live. Each engine in each precision that it has here, and auto with budgets of 0, 0.1, 1 and 5 %: errors are of
+outputs, on examples that were neither calibrated nor validated on. *trained*: classifiers that are trained here, auto with a
+budget of one point of accuracy, beside ONNX Runtime's static quantization and NNCF's accuracy control in their own runtimes.
+*qdq*: quantized models that these tools have made, on XRT's engines and on the libraries alone. All candidates of a model take
+turns in one process.
 
-    python benchmarks/precision.py [--quick] [--json] [--model NAME]... [--budget S] [--seconds S] [--threads N]
+    python benchmarks/precision.py [--quick] [--json] [--parts live,trained,qdq] [--models bert,...] [--work DIR]
+        [--budget S] [--seconds S] [--threads N] [--engines ort,openvino]
+
+With ``--work`` what was found of a model is kept in a directory, and a later run with the same options measures only what is not
+there: a long run may be made in pieces, by ``--parts`` and ``--models``. Needs the extras `all` and `benchmarks`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by a test
 
-from precision_models import NAMES, PrecisionModel, make_model, train_classifier
+from precision_figures import drop_rounds, find_losing_steps, find_other_answers, find_over, find_slower, find_slowest, make_mean
 
-import xrt
 from xrt.bench import machine
-from xrt.errors import XRTError
-from xrt.measure.interleave import take_turns
-from xrt.measure.statistics import compute_round_ratio
-from xrt.measure.timing import choose_calls_per_turn, seconds_per_turn
-from xrt.placement.result import describe_plan
-from xrt.precision import ErrorBudget
 from xrt.runtime import available_cores
 
-BUDGETS = (0.001, 0.01, 0.05)
-ENGINES = ("ort", "openvino")
-SINGLE: dict[str, dict[str, Any]] = {
-    "ort fp32": {"engine": "ort"},
-    "openvino fp32": {"engine": "openvino"},
-    "openvino bf16": {"engine": "openvino{precision=bf16}"},
-    "ort int8": {"engine": "ort", "use_int8": True},
-    "openvino int8": {"engine": "openvino", "use_int8": True},
+MODELS = {
+    "live": ("bert", "gpt", "gpt_hard", "convnext", "mobilenet"),
+    "trained": ("images", "images_hard", "texts", "texts_hard"),
+    "qdq": ("bert", "gpt", "convnext", "mobilenet", "images", "texts"),
 }
-EXACT = ("ort fp32", "openvino fp32")
-TARGETS = {"auto 1%": 1.6, "auto 5%": 2.2}
-"""Geometric means of the gain over the best engine in fp32, on processors with bf16 or VNNI instructions."""
-LEAST = 0.98
-"""What no plan may be slower than, as a gain."""
-ACCURACY_DROP = 0.01
+MEANS = ("auto 0.1%", "auto 1%", "auto 5%")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One candidate on one model."""
-
-    model: str
-    candidate: str
-    milliseconds: float
-    gain: float
-    """Time of the best engine in fp32 over this one's: the median of the rounds, with its interval."""
-    low: float
-    high: float
-    error: float
-    """On unseen examples: relative, or the loss of accuracy of the classifier."""
-    limit: float | None = None
-    plan: str = ""
-    search: float = 0.0
-    """Seconds that the plan took to be found."""
+# ---------------------------------------------------------------------- one model
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run is asked for."""
-
-    threads: int
-    budget: float
-    seconds: float
-    is_quick: bool
-    cache: Path
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Examples of calibration, of validation, and unseen ones."""
-        return (4, 6, 8) if self.is_quick else (8, 16, 24)
+def list_pieces(parts: list[str], models: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the parts, each with its models, of those that are asked for."""
+    for part in parts:
+        for model in MODELS[part]:
+            if models is None or model in models:
+                yield part, model
 
 
-def measure_model(model: PrecisionModel, asked: Asked) -> list[Figure]:
-    """Return the figures of all candidates on a model."""
-    first, second, third = asked.counts
-    examples = [model.draw(seed) for seed in range(first + second + third)]
-    calibrate, validate, unseen = examples[:first], examples[first : first + second], examples[first + second :]
-    inputs = {value.name for value in model.function.inputs}
-    with ExitStack() as stack:
-        modules, searches, limits = {}, {}, {}
-        for name, keywords in SINGLE.items():
-            data = {"calibrate": [_select(one, inputs) for one in calibrate]} if "use_int8" in keywords else {}
-            modules[name] = xrt.XRTModule(model.function, **keywords, **data, threads=asked.threads, cache=asked.cache)
-        budgets: list[Any] = list(BUDGETS) if model.metric is None else [ErrorBudget(ACCURACY_DROP, model.metric)]
-        for budget in budgets:
-            limit = budget if isinstance(budget, float) else budget.limit
-            name = f"auto {100 * limit:g}%" if model.metric is None else "auto, 1 point"
-            data = {"max_error": budget, "calibrate": calibrate, "validate": validate}
-            options = {"budget": asked.budget, "threads": asked.threads, "cache": asked.cache, "progress": False}
-            modules[name] = xrt.XRTModule(model.function, [*ENGINES, "auto"], **data, **options)
-            limits[name] = limit
-        ready: dict[str, Callable[[], Any]] = {}
-        for name, module in modules.items():
-            stack.enter_context(module)
-            began = time.perf_counter()
-            given = _select(unseen[0], inputs)
-            try:
-                module(**given)
-            except XRTError as error:
-                print(f"{model.name}: {name} is left out: {error}", file=sys.stderr)
-                continue
-            searches[name] = time.perf_counter() - began
-            ready[name] = _make_call(module, given)
-        rounds = _take_turns(ready, asked.seconds)
-        errors = _measure_errors(model, {name: modules[name] for name in ready}, unseen, inputs)
-        plans = {name: _describe(modules[name]) for name in ready if name.startswith("auto")}
-    return [_make_figure(model.name, name, rounds, errors[name], limits.get(name), plans, searches) for name in ready]
+def measure_piece(part: str, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a process of its own found; where it failed, the reason."""
+    pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(options["threads"]))
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, __file__, "--child", part, model, json.dumps(options)]
+    began, load = time.perf_counter(), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="xrt-precision-") as cache:
+        environment = {**os.environ, **pools, "PYTHONPATH": path, "XRT_CACHE_DIR": cache}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        return {"failed": f"the process ended with code {done.returncode}"}
+    return {**json.loads(done.stdout.splitlines()[-1]), "seconds": seconds, "load": load}
 
 
-def _select(example: Mapping[str, Any], inputs: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in example.items() if name in inputs}
+def measure_kept(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:
+    """Return what an earlier run with the same options has found, else measure it now and keep it, unless it failed."""
+    path = work / f"{part}-{model}.json"
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["options"] == dict(options):
+            tell(f"{part} {model}: as found before")
+            return dict(kept["found"])
+    tell(f"{part} {model}")
+    found = measure_piece(part, model, options)
+    if "failed" not in found:
+        work.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"options": options, "found": found}), encoding="utf-8")
+    return found
 
 
-def _make_call(module: xrt.XRTModule, given: dict[str, Any]) -> Callable[[], Any]:
-    return lambda: module(**given)
+def run_child(part: str, model: str, options: str) -> None:
+    from precision_parts import PARTS, Asked
+
+    given = json.loads(options)
+    print(json.dumps(PARTS[part](model, Asked(**{**given, "engines": tuple(given["engines"])}))))
 
 
-def _take_turns(ready: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    repeats = {name: choose_calls_per_turn(seconds_per_turn(call, 1), 0.03) for name, call in ready.items()}
-    turns = {name: _make_turn(call, repeats[name]) for name, call in ready.items()}
-    until = time.perf_counter() + seconds
-    return take_turns(turns, 60, lambda rounds, _: rounds >= 6 and time.perf_counter() >= until)
+def tell(words: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {words}", file=sys.stderr, flush=True)
 
 
-def _make_turn(call: Callable[[], Any], repeats: int) -> Callable[[], float]:
-    return lambda: seconds_per_turn(call, repeats)
+# ---------------------------------------------------------------------- all of them
 
 
-def _measure_errors(
-    model: PrecisionModel, modules: Mapping[str, xrt.XRTModule], unseen: list[dict[str, Any]], inputs: set[str]
-) -> dict[str, float]:
-    outputs = {}
-    for name, module in modules.items():
-        results = [module(**_select(one, inputs)) for one in unseen]
-        outputs[name] = [result if isinstance(result, tuple) else (result,) for result in results]
-    budget = ErrorBudget(1.0) if model.metric is None else ErrorBudget(1.0, model.metric)
-    return {name: budget.measure_error(outputs["ort fp32"], found, unseen).error for name, found in outputs.items()}
+def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Path) -> dict[str, Any]:
+    """Measure the pieces, and return what the page needs."""
+    found: dict[str, Any] = {}
+    for part, model in pieces:
+        record = measure_kept(part, model, options, work)
+        found.setdefault(part, {})[model] = record
+        tell("\n" + "\n".join(list_lines(part, model, record)))
+    records = [record for part in found.values() for record in part.values()]
+    seconds, load = sum(one.get("seconds", 0.0) for one in records), max((one.get("load", 0.0) for one in records), default=0.0)
+    live = found.get("live", {})
+    return {
+        "machine": machine("onnxruntime", "openvino", "nncf"),
+        **options,
+        "means": {name: mean for name in MEANS if (mean := make_mean(live, name)) is not None},
+        **{part: {model: drop_rounds(record) for model, record in models.items()} for part, models in found.items()},
+        "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": seconds},
+    }
 
 
-def _describe(module: xrt.XRTModule) -> str:
-    record = module.tuned.precision if module.tuned is not None else None
-    kept = f", {len(record.kept)} nodes in fp32" if record is not None and record.kept else ""
-    return f"{record.precision if record else 'fp32'} on {describe_plan(module.plan)}{kept}"
+# ---------------------------------------------------------------------- as text
 
 
-def _make_figure(
-    model: str,
-    name: str,
-    rounds: Mapping[str, list[float]],
-    error: float,
-    limit: float | None,
-    plans: Mapping[str, str],
-    searches: Mapping[str, float],
-) -> Figure:
-    best = min((one for one in EXACT if one in rounds), key=lambda one: np.median(rounds[one]))
-    ratio = compute_round_ratio(rounds[best], rounds[name])
-    taken = 1e3 * float(np.median(rounds[name]))
-    search = searches[name] if name.startswith("auto") else 0.0
-    return Figure(model, name, taken, ratio.median, ratio.low, ratio.high, error, limit, plans.get(name, ""), search)
-
-
-# ---------------------------------------------------------------------- what is printed
-
-
-def print_figures(figures: list[Figure]) -> None:
-    """Print a row for each candidate."""
-    print(f"{'model':10} {'candidate':15} {'ms':>8} {'gain':>6} {'interval':>15} {'error':>8} {'search':>7}  plan")
-    for one in figures:
-        over = " OVER" if one.limit is not None and one.error > one.limit else ""
-        search = f"{one.search:5.1f} s" if one.search else ""
-        row = f"{one.model:10} {one.candidate:15} {one.milliseconds:8.3f} {one.gain:6.2f} {one.low:7.2f}-{one.high:<7.2f}"
-        print(f"{row} {one.error:8.3%} {search:>7}  {one.plan}{over}")
-
-
-def print_targets(figures: list[Figure]) -> None:
-    """Print each target with what was found."""
-    for name, target in TARGETS.items():
-        gains = [one.gain for one in figures if one.candidate == name and not one.model.endswith("_hard")]
-        if gains:
-            print(f"{name}: gain {math.exp(np.mean(np.log(gains))):.2f} over the best engine in fp32 (target {target})")
-    placed = [one for one in figures if one.candidate.startswith("auto")]
-    slower = [f"{one.model} {one.candidate} {one.gain:.2f}" for one in placed if one.high < LEAST]
-    over = [f"{one.model} {one.candidate} {one.error:.3%}" for one in placed if one.limit is not None and one.error > one.limit]
-    print(f"slower than {LEAST} of the best engine in fp32 for certain (target none): {', '.join(slower) or 'none'}")
-    print(f"over the budget on unseen examples (target none): {', '.join(over) or 'none'}")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small models and short searches")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", action="append", choices=[*NAMES, "digits"])
-    parser.add_argument("--budget", type=float, help="seconds of a search [default: 40, quick 8]")
-    parser.add_argument("--seconds", type=float, help="seconds of the turns of a model [default: 10, quick 2]")
-    parser.add_argument("--threads", type=int, default=available_cores())
-    given = parser.parse_args(arguments)
-    budget, seconds = given.budget or (8.0 if given.quick else 40.0), given.seconds or (2.0 if given.quick else 10.0)
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory() as cache:
-        asked = Asked(given.threads, budget, seconds, given.quick, Path(cache))
-        for name in given.model or (*NAMES, "digits"):
-            model = (
-                train_classifier(epochs=3 if given.quick else 12) if name == "digits" else make_model(name, is_small=given.quick)
-            )
-            found = measure_model(model, asked)
-            figures += found
-            if not given.json:
-                print_figures(found)
-    if given.json:
-        print(json.dumps([asdict(one) for one in figures]))
+def list_lines(part: str, model: str, record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each row of a model."""
+    if "failed" in record:
+        yield f"{model}: {record['failed']}"
         return
-    print_targets(figures)
-    print(machine("onnxruntime", "openvino"))
+    for row in record["rows"]:
+        yield f"{model:11} {describe_comparison(row) if part == 'qdq' else describe_row(row)}"
+    for name, reason in record["left"].items():
+        yield f"{model:11} {name} is left out: {reason}"
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    gain, error = row["gain"], f"{row['error']:.3%}"
+    metric = f" {row['metric']:.2%}" if "metric" in row else ""
+    search = f" found in {row['search']:.1f} s" if "search" in row else ""
+    fault = f" WRONG: {row['fault']}" if "fault" in row else ""
+    times = f"{row['ms']:9.3f} ms {gain['median']:5.2f} x ({gain['low']:.2f} to {gain['high']:.2f})"
+    return f"{row['candidate']:31} {times} error {error:>8}{metric}{search} {row.get('plan', '')}{fault}"
+
+
+def describe_comparison(row: Mapping[str, Any]) -> str:
+    ratio = f"{row['ratio']['median']:.3f} ({row['ratio']['low']:.3f} to {row['ratio']['high']:.3f})"
+    times = f"{row['ms']:9.3f} ms, alone {row['alone_ms']:9.3f} ms: {ratio}"
+    return f"{row['tool']:11} {row['engine']:27} {times}; {describe_answers(row)}, error {row['error']:.3%}"
+
+
+def describe_answers(row: Mapping[str, Any]) -> str:
+    own, alone = (f"{row[name]:.2g}" for name in ("to_reference", "alone_to_reference"))
+    return f"differs by {row['difference']:.2g}, from the reference by {own} (alone {alone})"
+
+
+def list_summary(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said of all models together."""
+    yield f"{found['machine']}; {found['threads']} threads, searches of {found['budget']:g} s"
+    for name, mean in found["means"].items():
+        spread = f"{mean['median']:.2f} ({mean['low']:.2f} to {mean['high']:.2f})"
+        yield f"{name}: gain {spread} over the best engine in float32, geometric mean of {mean['models']}"
+    judged = {**found.get("live", {}), **found.get("trained", {})}
+    over, worst = find_other_answers(found.get("qdq", {})), find_slowest(found.get("qdq", {}))
+    for engine, (ratio, name) in worst.items():
+        yield f"quantized models on {engine}: at most {ratio:.2f} of the library alone ({name})"
+    for what, listed in (
+        ("other answers to quantized models than the library's, and no nearer to the reference", over),
+        ("slower than 0.98 of the best engine in float32 for certain", find_slower(judged)),
+        ("slower with a larger budget for certain", find_losing_steps(judged)),
+        ("over the budget, or wrong, on unseen examples", find_over(judged)),
+    ):
+        yield f"{what}: {'; '.join(listed) or 'none'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small models and short searches: it works, no more")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--parts", default=",".join(MODELS), help=f"which parts (default {','.join(MODELS)})")
+    parser.add_argument("--models", help="which models of these parts (default all)")
+    parser.add_argument("--work", type=Path, help="a directory to keep what is found, and to go on from")
+    parser.add_argument("--budget", type=float, help="seconds of each search (default 40; quick 8)")
+    parser.add_argument("--seconds", type=float, help="seconds of the turns of a model (default 30; quick 2)")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="what all may use (default: all cores)")
+    parser.add_argument("--engines", default="ort,openvino", help="the single engines, and those of auto (default ort,openvino)")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child:
+        run_child(*a.child)
+        return
+    parts, models = a.parts.split(","), a.models.split(",") if a.models else None
+    known = {model for part in parts for model in MODELS.get(part, ())}
+    if other := sorted({*parts} - {*MODELS}) or sorted({*(models or ())} - known):
+        parser.error(f"there is no {other[0]!r}; parts: {', '.join(MODELS)}; models: {', '.join(sorted(known))}")
+    options = {
+        "threads": a.threads,
+        "budget": a.budget or (8.0 if a.quick else 40.0),
+        "seconds": a.seconds or (2.0 if a.quick else 30.0),
+        "engines": a.engines.split(","),
+        "is_quick": a.quick,
+    }
+    with tempfile.TemporaryDirectory(prefix="xrt-precision-") as folder:
+        found = measure(list(list_pieces(parts, models)), options, a.work or Path(folder))
+    print(json.dumps(found, indent=1) if a.json else "\n".join(list_summary(found)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The models of `benchmarks.precision`: live ones of random weights, one made hard for int8, and a classifier trained here.
+"""The models of random weights of `benchmarks/precision.py`, all of them live, and one made hard for int8.
 
 A network of random weights may have activations that are all but zero, which prove nothing. In these each layer gives numbers of
 about unit size, and a residual branch of ConvNeXt has the weight 0.5 in place of 1e-6.
@@ -19,7 +19,7 @@ from xrt.graph import Constant, Function
 from xrt.models import load, sample_inputs
 from xrt.passes import infer_shapes
 
-__all__ = ["NAMES", "PrecisionModel", "make_hard", "make_model", "train_classifier"]
+__all__ = ["NAMES", "PrecisionModel", "make_hard", "make_model"]
 
 NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
 FACTOR, CHANNELS = 40.0, 6
@@ -28,7 +28,7 @@ FACTOR, CHANNELS = 40.0, 6
 
 @dataclass(frozen=True)
 class PrecisionModel:
-    """A model, and examples of its inputs by a seed."""
+    """A model, and examples of its inputs by a seed; equal seeds give equal examples."""
 
     name: str
     function: Function
@@ -129,56 +129,3 @@ def make_convnext(*, is_small: bool) -> Function:
             if one.bias is not None:
                 nn.init.normal_(one.bias, std=0.1)
     return xrt.from_torch(net.eval(), (torch.randn(1, 3, image, image),))
-
-
-# ---------------------------------------------------------------------- a trained classifier
-
-
-class DigitNetwork(nn.Module):
-    """Three convolutions and two products, for images of 8 x 8."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-def measure_accuracy(outputs: list[Any], examples: list[Any]) -> float:
-    """Return the share of images whose largest score is that of the label."""
-    hits = [outputs[at].argmax(-1) == example["label"] for at, example in enumerate(examples)]
-    return float(np.concatenate(hits).mean())
-
-
-def train_classifier(*, epochs: int, batch: int = 32) -> PrecisionModel:
-    """Return a classifier of scikit-learn's digits, trained by XRT; examples are batches of images that it was not trained on."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    images = ((images.astype("float32") - 8) / 8).reshape(-1, 1, 8, 8)
-    order = np.random.default_rng(0).permutation(len(images))
-    train, test = order[:1120], order[1120:]
-    torch.manual_seed(0)
-    net = DigitNetwork()
-    example = torch.from_numpy(images[train[:batch]])
-    terms = {"loss": xrt.training.CrossEntropy(), "optimizer": xrt.training.AdamW(), "learning_rate": 2e-3}
-    with xrt.TrainModule(net.train(), "ort", args=(example,), **terms) as trained:
-        for epoch in range(epochs):
-            shuffled = np.random.default_rng(epoch).permutation(train)
-            for at in range(0, len(shuffled), batch):
-                rows = shuffled[at : at + batch]
-                trained(images[rows], labels[rows].astype("int64"))
-        state = {name: torch.from_numpy(np.array(trained.session.state[name])) for name in net.state_dict()}
-    net.load_state_dict(state)
-    function = xrt.from_torch(net.eval(), (example,))
-    (name,) = (value.name for value in function.inputs)
-
-    def draw(seed: int) -> dict[str, Any]:
-        rows = test[np.arange(seed * batch, (seed + 1) * batch) % len(test)]
-        return {name: images[rows], "label": labels[rows]}
-
-    return PrecisionModel("digits", function, draw, measure_accuracy)

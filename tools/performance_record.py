@@ -57,6 +57,7 @@ BENCHMARKS = (
     Benchmark("warm_start", quick="--rounds 3 --engines ort --models squeezenet"),
     Benchmark("imports", quick="--rounds 3"),
     Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,recompiles,dispatch"),
+    Benchmark("precision", quick="--quick --models mobilenet,images --budget 5 --seconds 1"),
 )
 """In the order in which they run and in which the page tells of them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools import performance_auto as auto_told
+from tools import performance_precision as precision
 from tools import performance_pytorch as pytorch
 from tools import performance_sections as told
 from tools.performance_sections import Section
@@ -133,5 +134,23 @@ SECTIONS = {
         "PyTorch's MKL takes a slow path on processors that are not Intel's. So everything is measured a second time with its "
         "check answered with yes. Dynamo does not capture `nn.LSTM` unless `torch._dynamo.config.allow_rnn` is set: the LSTM "
         "runs eagerly under every backend of `torch.compile`.",
+    ),
+    "precision": Section(
+        "Lower precision",
+        "How fast are lower precisions, and what does auto make of a budget of error or of accuracy?",
+        "BERT-base, GPT-2 with six layers, ConvNeXt-T and MobileNet v2 with random weights whose activations are live; "
+        "*gpt_hard* is the same function with a few channels 40 times as large. *Images* and *texts* are small "
+        "classifiers, trained on data that code makes; the *hard* ones have such channels too. Each model has a process, "
+        "in which all candidates take turns. Errors and accuracies are of 64 examples (batches, of the classifiers) that "
+        "were neither calibrated nor validated on. *Alone* is a library's own session. ONNX Runtime's `quantize_static` "
+        "and NNCF's `quantize_with_accuracy_control` get the examples that auto gets.",
+        precision.list_tables,
+        precision.list_verdicts,
+        "Errors of models of random weights are of outputs, and say nothing of an accuracy. OpenVINO takes bf16 where it "
+        "is not asked for float32: that is *default hint*. The engine `openvino` computes QuantizeLinear as ONNX says, "
+        "which its library does not; with `arithmetic=native`, which plans of auto within a budget use, it computes as "
+        "the library does. Where answers to a quantized model differ from the library's, those of the reference engine "
+        "say which are nearer to ONNX. Seconds to find are those of auto's whole search, the exact one included, and of "
+        "the other tools without imports and without reading the model.",
     ),
 }

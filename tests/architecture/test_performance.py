@@ -45,8 +45,11 @@ NO_FIGURES = {
     "first_result": "takes processes of its own for every figure, and prints a table of its own",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",
-    "precision": "prints a table of its own: time and error within budgets, with the targets",
+    "precision_figures": "a part of precision.py",
     "precision_models": "a part of precision.py",
+    "precision_parts": "a part of precision.py",
+    "precision_tools": "a part of precision.py",
+    "precision_trained": "a part of precision.py",
 }
 """What lies in benchmarks/ and has no section, and why."""
 

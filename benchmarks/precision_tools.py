@@ -1,0 +1,224 @@
+"""What `benchmarks/precision.py` compares with: quantization by ONNX Runtime's and NNCF's tools, and their runtimes' sessions.
+
+A tool runs in a process of its own, from a folder with the model and the examples, and writes its model there:
+
+    python benchmarks/precision_tools.py TOOL FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "TOOLS",
+    "Found",
+    "ToolFailed",
+    "measure_accuracy",
+    "open_onnxruntime",
+    "open_openvino",
+    "run_tool",
+    "write_examples",
+]
+
+Example = Mapping[str, Any]
+Call = Callable[[Example], list[Any]]
+
+PATIENCE = 3600.0
+"""Seconds after which a tool is ended: NNCF's accuracy control validates the model once per group of nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a tool has found."""
+
+    path: Path
+    seconds: float
+    """What the tool itself took: reading the model and imports do not count."""
+
+
+class ToolFailed(Exception):
+    """A tool that is missing, raised an error or took too long."""
+
+
+def measure_accuracy(outputs: Sequence[Any], examples: Sequence[Example]) -> float:
+    """Return the share of items whose largest score is that of the label."""
+    hits = [found.argmax(-1) == example["label"] for found, example in zip(outputs, examples, strict=True)]
+    return float(np.concatenate(hits).mean())
+
+
+# ---------------------------------------------------------------------- from the benchmark
+
+
+def write_examples(folder: Path, purpose: str, examples: Sequence[Example]) -> None:
+    """Write examples, for calibrating or validating, for a tool to read."""
+    np.savez(
+        folder / f"{purpose}.npz", **{f"{at}/{name}": value for at, one in enumerate(examples) for name, value in one.items()}
+    )
+
+
+def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> Found:
+    """Run a tool on ``model.onnx`` and the examples of a folder; raises ToolFailed."""
+    if tool.startswith("nncf") and find_spec("nncf") is None:
+        raise ToolFailed("NNCF is not installed: pip install '.[benchmarks]'")
+    (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    command = [sys.executable, __file__, tool, str(folder)]
+    environment = {**os.environ, **pools, "ORT_DISABLE_TELEMETRY": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ToolFailed(f"no answer within {PATIENCE:g} s") from error
+    if done.returncode:
+        raise ToolFailed((done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Found(folder / found["file"], found["seconds"])
+
+
+def open_onnxruntime(path: Path, threads: int) -> Call:
+    """Return a call of a session of ONNX Runtime, with its defaults."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    return lambda example: session.run(None, {name: example[name] for name in names})
+
+
+def open_openvino(path: Path, threads: int, precision: str | None = "f32") -> Call:
+    """Return a call of an unpinned infer request of OpenVINO; ``precision`` is its hint, None for the library's default."""
+    from xrt.engines.openvino.library import core  # imports the library without its telemetry
+
+    # Pinned threads wait for what else runs on their core: unpinned, as XRT's are, the comparison is of the models.
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+    settings |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+    compiled = core().compile_model(str(path), "CPU", settings)
+    request, names = compiled.create_infer_request(), [port.get_any_name() for port in compiled.inputs]
+
+    def call(example: Example) -> list[Any]:
+        request.infer({name: example[name] for name in names}, share_inputs=True, share_outputs=True)
+        return [tensor.data for tensor in request.output_tensors]
+
+    return call
+
+
+# ---------------------------------------------------------------------- in the tool's process
+
+
+def _read_examples(folder: Path, purpose: str) -> list[dict[str, Any]]:
+    examples: dict[int, dict[str, Any]] = {}
+    with np.load(folder / f"{purpose}.npz") as arrays:
+        for key in arrays.files:
+            at, _, name = key.partition("/")
+            examples.setdefault(int(at), {})[name] = arrays[key]
+    return [examples[at] for at in sorted(examples)]
+
+
+def _list_inputs(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """Return the examples without what only a metric reads."""
+    return [{name: value for name, value in one.items() if name != "label"} for one in examples]
+
+
+def quantize_by_onnxruntime(folder: Path, options: Mapping[str, Any]) -> tuple[str, float]:
+    """Quantize statically, as ONNX Runtime's documents advise: preprocessed, uint8 by int8, weights per channel."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        def __init__(self, examples: list[dict[str, Any]]) -> None:
+            self.rest = iter(examples)
+
+        def get_next(self) -> Any:
+            return next(self.rest, None)
+
+    reader = Reader(_list_inputs(_read_examples(folder, "calibrate")))
+    began = time.perf_counter()
+    quant_pre_process(str(folder / "model.onnx"), str(folder / "prepared.onnx"), skip_symbolic_shape=True)
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    target = folder / "onnxruntime.onnx"
+    quantize_static(folder / "prepared.onnx", target, reader, quant_format=QuantFormat.QDQ, per_channel=True, **types)
+    return target.name, time.perf_counter() - began
+
+
+def quantize_by_nncf(folder: Path, options: Mapping[str, Any]) -> tuple[str, float]:
+    """Quantize an ONNX model statically by NNCF."""
+    nncf = _import_nncf()
+    import onnx
+
+    model = onnx.load(folder / "model.onnx")
+    examples = _list_inputs(_read_examples(folder, "calibrate"))
+    began = time.perf_counter()
+    found = nncf.quantize(model, nncf.Dataset(examples), model_type=_choose_type(nncf, options))
+    seconds = time.perf_counter() - began
+    onnx.save(found, folder / "nncf.onnx")
+    return "nncf.onnx", seconds
+
+
+def control_accuracy_by_nncf(folder: Path, options: Mapping[str, Any]) -> tuple[str, float]:
+    """Quantize a model of OpenVINO by NNCF until its accuracy is within ``drop`` of the original's."""
+    nncf = _import_nncf()
+    import openvino
+
+    model = openvino.Core().read_model(folder / "model.onnx")
+    names = [port.get_any_name() for port in model.inputs]
+    calibrate, validate = (_read_examples(folder, purpose) for purpose in ("calibrate", "validate"))
+
+    def pick_inputs(example: Example) -> dict[str, Any]:
+        return {name: example[name] for name in names}
+
+    def validate_accuracy(compiled: Any, examples: Iterator[Example]) -> tuple[float, list[float]]:
+        found = [measure_accuracy([compiled(pick_inputs(one))[0]], [one]) for one in examples]
+        return float(np.mean(found)), found
+
+    data = nncf.Dataset(calibrate, pick_inputs), nncf.Dataset(validate)
+    began = time.perf_counter()
+    found = nncf.quantize_with_accuracy_control(
+        model, *data, validate_accuracy, max_drop=options["drop"], model_type=_choose_type(nncf, options)
+    )
+    seconds = time.perf_counter() - began
+    openvino.save_model(found, folder / "nncf.xml", compress_to_fp16=False)
+    return "nncf.xml", seconds
+
+
+def _import_nncf() -> Any:
+    """Return NNCF, imported where it finds no telemetry: it then uses a stand-in of its own."""
+    modules: dict[str, Any] = sys.modules
+    modules["openvino_telemetry"] = None
+    import nncf
+
+    return nncf
+
+
+def _choose_type(nncf: Any, options: Mapping[str, Any]) -> Any:
+    return nncf.ModelType.TRANSFORMER if options.get("is_transformer") else None
+
+
+TOOLS: Mapping[str, Callable[[Path, Mapping[str, Any]], tuple[str, float]]] = {
+    "onnxruntime": quantize_by_onnxruntime,
+    "nncf": quantize_by_nncf,
+    "nncf accuracy": control_accuracy_by_nncf,
+}
+
+
+def main() -> None:
+    """Run one tool, and print its file and its seconds."""
+    tool, folder = sys.argv[1], Path(sys.argv[2])
+    options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
+    name, seconds = TOOLS[tool](folder, options)
+    print(json.dumps({"file": name, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
