@@ -109,6 +109,7 @@ FILES = (
     "engines.native.elf",
     "html.rendering",
     "cache.disk",
+    "processes.priority",
     "processes.tree",
     "runtime.threads",
     "serve.triton_repository",
@@ -117,7 +118,7 @@ FILES = (
 )
 """Packages, and modules of packages, that may touch files. A batch job fills a folder, and the
 program that Ray starts as HAProxy rewrites its configuration. The runtime asks the kernel for the quota
-of its cores, `processes` for the children of a process, `html.rendering` reads the style sheets of the package, and
+of its cores, `processes` for the children of a process and the priority of a session, `html.rendering` reads the style sheets of the package, and
 `serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(
