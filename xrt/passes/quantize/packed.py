@@ -64,8 +64,8 @@ def _rewrite(
     name, axis = node.inputs[1], find_inner_axis(node)
     matrix = emission.function.constants[name].array
     if (name, axis) not in packed:
-        terms = _pack(matrix.T if axis else matrix, options)
-        packed[name, axis] = tuple(emission.add_constant(f"{name}_{part}", array) for part, array in terms.items())
+        parts = _pack(matrix.T if axis else matrix, options)
+        packed[name, axis] = tuple(emission.add_constant(f"{name}_{part}", array) for part, array in parts.items())
     terms = packed[name, axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     missing = ("",) * (BIAS - 1 - len(terms))
