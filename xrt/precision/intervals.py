@@ -54,9 +54,9 @@ def bound_share(shares: Sequence[tuple[int, int]]) -> float:
 def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | None:
     """Return the upper end of the loss of a metric over so many items; None of one item, or where parts of them give none.
 
-    ``loss`` takes the places of the items that count, and may raise CalibrationError. The interval is that of the jackknife (Quenouille 1956, Tukey 1958): the
-    loss is computed without each of at most 20 groups of items. For a mean over items that is Student's interval; a metric that
-    jumps, such as a median, has a wider or narrower one than it should.
+    ``loss`` takes the places of the items that count, and may raise CalibrationError. The interval is that of the jackknife
+    (Quenouille 1956, Tukey 1958): the loss is computed without each of at most 20 groups of items. For a mean over items that is
+    Student's interval; a metric that jumps, such as a median, has a wider or narrower one than it should.
     """
     groups = min(items, MOST_GROUPS)
     if groups < 2:
