@@ -37,16 +37,16 @@ SPOILED = [BATCHES[0], {NAME: np.where(np.arange(X.size).reshape(X.shape) == 3, 
             {"calibrate": SPOILED, "validate": BATCHES},
             CalibrationError,
             (
-                f"input {NAME!r} of batch 2 of calibrate= has 1 NaN and 0 infinities among its {X.size} numbers; give examples of "
-                "finite numbers"
+                f"input {NAME!r} of batch 2 of calibrate= has 1 NaN and 0 infinities among its {X.size} numbers; give examples "
+                "of finite numbers"
             ),
         ),
         (
             {"calibrate": BATCHES, "validate": SPOILED},
             CalibrationError,
             (
-                f"input {NAME!r} of batch 2 of validate= has 1 NaN and 0 infinities among its {X.size} numbers; give examples of "
-                "finite numbers"
+                f"input {NAME!r} of batch 2 of validate= has 1 NaN and 0 infinities among its {X.size} numbers; give examples "
+                "of finite numbers"
             ),
         ),
         (
