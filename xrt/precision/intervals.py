@@ -43,7 +43,7 @@ def bound_share(shares: Sequence[tuple[int, int]]) -> float:
     That is Wilson's interval for independent rows, which is above zero without a hit too; or that of the items' own shares by
     Student's t where it is wider, since rows of one item may be alike.
     """
-    hits, rows = (sum(column) for column in zip(*shares, strict=True))
+    hits, rows = sum(own for own, _ in shares), sum(count for _, count in shares)
     share, square = hits / rows, NORMAL**2
     middle = share + square / (2 * rows)
     spread = NORMAL * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
