@@ -5,7 +5,8 @@ module's call against the sum of the same regions, each called alone, and agains
 longer than the uncut model is lost fusion; only the rest is the cut's own cost. (2) The convolutions on one engine and the
 rest on another, so that they alternate, against the sum of the same regions alone. After each: the processor time that this
 process takes in a second in which it has nothing to do. (3) Every pair of engines on five kinds of region, and each engine's
-region into new memory, into given memory and over its input: `region_pairs`.
+region into new memory, into given memory and over its input: `region_pairs`. The pairs run on one thread too, where no engine
+has threads to wake.
 
     python benchmarks/regions.py [--json] [--rounds N] [--counts 2,4,8,16] [--channels N] [--size N] [--threads N]
         [--engines ort,tvm,...] [--kinds chain,softmax,...] [--side N] [--pair-rounds N]
@@ -122,8 +123,13 @@ def main() -> None:
         "alternations": alternations(a),
         "memory": list(memory_kinds(a)),
         "pairs": list(pairs(a)),
+        "pairs_on_one_thread": list(pairs(replace_threads(a, 1))) if a.threads > 1 else [],
     }
     print(json.dumps(figures, indent=2) if a.json else report(figures))
+
+
+def replace_threads(a: argparse.Namespace, threads: int) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(a), "threads": threads})
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -170,10 +176,15 @@ def report(figures: dict[str, Any]) -> str:
     for row in figures["memory"]:
         ways = [f"{name} {_best(row[name])}" for name in ("given", "over") if name in row]
         lines.append(f"  {row['engine']:9} {row['kind']:10} {row['us']:8.0f} us: {', '.join(ways)}")
-    lines += ["", "two engines in turns, less 20 us per boundary, over the same regions alone: best (median)"]
-    for row in figures["pairs"]:
-        found = row.get("why_not") or f"{row['us']:8.0f} us: {_best(row['to_parts'])}"
-        lines.append(f"  {', '.join(row['engines']):14} {row['kind']:10} {found}")
+    for key, which in (("pairs", ""), ("pairs_on_one_thread", ", on one thread")):
+        lines += [
+            "",
+            f"two engines in turns{which}, less 20 us per boundary, over the same regions alone, and by hand: best (median)",
+        ]
+        for row in figures[key]:
+            shown = row if "why_not" in row else {**row, **{way: _best(row[way]) for way in ("to_parts", "to_parts_in_turn")}}
+            found = row.get("why_not") or "{us:8.0f} us: {to_parts}, by hand {to_parts_in_turn}".format(**shown)
+            lines.append(f"  {', '.join(row['engines']):14} {row['kind']:10} {found}")
     return "\n".join(lines)
 
 

@@ -107,7 +107,12 @@ def regions_tables(figures: Figures) -> Iterator[str]:
     yield table(columns, rows)
     yield f"`toy` ran {'with' if figures['native'] else 'WITHOUT'} native kernels.\n"
     if figures.get("pairs"):  # a record from before these were measured has none
-        yield "Four regions of a kind on two engines in turns, to the same regions alone:\n\n" + pairs_table(figures["pairs"])
+        yield (
+            "Four regions of a kind on two engines in turns, to the same regions alone, and to these called by hand:\n\n"
+            + pairs_table(figures["pairs"])
+        )
+        if figures.get("pairs_on_one_thread"):
+            yield "The same on one thread:\n\n" + pairs_table(figures["pairs_on_one_thread"])
         yield "One region into given memory, and over its input, to new memory:\n\n" + memory_kinds_table(figures["memory"])
 
 
@@ -116,8 +121,13 @@ def pairs_table(rows: Sequence[Figures]) -> str:
     kinds = tuple(dict.fromkeys(row["kind"] for row in rows))
     found = {(tuple(row["engines"]), row["kind"]): row for row in rows}
     pairs = dict.fromkeys(tuple(row["engines"]) for row in rows)
-    lines = [(f"`{', '.join(pair)}`", *(best(found[pair, kind].get("to_parts")) for kind in kinds)) for pair in pairs]
+    lines = [(f"`{', '.join(pair)}`", *(pair_cell(found[pair, kind]) for kind in kinds)) for pair in pairs]
     return table(("engines", *kinds), lines)
+
+
+def pair_cell(row: Figures) -> str:
+    in_turn = row.get("to_parts_in_turn")
+    return best(row.get("to_parts")) + (f", {in_turn['best']:.2f}" if in_turn else "")
 
 
 def memory_kinds_table(rows: Sequence[Figures]) -> str:
@@ -145,9 +155,19 @@ def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
     for row in figures["alternations"]:
         yield at_most(f"`{row['what']}` in turns, {row['regions']} regions, to the same alone", 1.05, row["to_regions_alone"])
     if figures.get("pairs"):
-        pairs = ((f"`{', '.join(row['engines'])}` {row['kind']}", row.get("to_parts")) for row in figures["pairs"])
-        what = "mixtures of two engines over 1.05 x their regions alone + 20 us per boundary"
-        yield Verdict(what, "none", *slower(1.05, pairs))
+        for key, where in (("pairs", ""), ("pairs_on_one_thread", ", on one thread")):
+            rows = figures.get(key, ())
+            pairs = ((f"`{', '.join(row['engines'])}` {row['kind']}", row.get("to_parts")) for row in rows)
+            what = f"mixtures of two engines over 1.05 x their regions alone + 20 us per boundary{where}"
+            if rows:
+                yield Verdict(what, "none", *slower(1.05, pairs))
+            in_turn = ((f"`{', '.join(row['engines'])}` {row['kind']}", row.get("to_parts_in_turn")) for row in rows)
+            if any("to_parts_in_turn" in row for row in rows):
+                yield Verdict(
+                    f"mixtures of two engines over 1.05 x the same regions called by hand + 20 us per boundary{where}",
+                    "none",
+                    *slower(1.05, in_turn),
+                )
         ways = (
             (f"`{row['engine']}` {row['kind']} {way}", row.get(way)) for row in figures["memory"] for way in ("given", "over")
         )

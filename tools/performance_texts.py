@@ -36,9 +36,12 @@ SECTIONS = {
         "fusion, and for other engines their own speed; only the rest is the cut's cost. Idle CPU is the processor time "
         "of the process in a second without work afterwards. For every pair of engines, four regions of a kind take turns "
         "with each of them alone; 20 us per boundary are free. There, the first figure is the ratio of the best times, "
-        "which what else the machine does cannot lengthen, and the median of the rounds follows in brackets. A kind is a "
+        "which what else the machine does cannot lengthen, and the median of the rounds follows in brackets. The last is the "
+        "ratio to the same regions called one after the other by hand, each on the result of the one before: it has no part "
+        "in what engines cost each other. A kind is a "
         "chain of eight elementwise operators, Softmax, LayerNormalization or a product on 512x512, or a convolution of 32 "
-        "channels on 64x64.",
+        "channels on 64x64. On more than one thread a region of another engine has to wake the threads of its pool, which "
+        "a region that is called again and again finds awake, and its data are in caches of other cores or further away.",
         told.regions_tables,
         told.regions_verdicts,
     ),

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready, tape_of
 from tests.engines.toy_running import function, node, typed
 from xrt.engines import RunOptions
-from xrt.engines.toolkit.memory_planner import ALIGNMENT, LiveRange, assign_offsets
+from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
+from xrt.graph.aligned_arrays import ALIGNMENT
 
 # ---------------------------------------------------------------------- the arena
 

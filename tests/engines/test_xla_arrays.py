@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,6 +38,21 @@ def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) ->
         x[:] = 3
         (y,) = executable.run([x])
         assert (y == 6).all() and ((x == 3).all() or np.shares_memory(x, y))
+
+
+@pytest.mark.parametrize(("size", "is_moved"), [(1000, False), (100_000, True)])
+def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: int, is_moved: bool) -> None:
+    """Elsewhere XLA would copy it in a thread of its own, and compute in another one while the caller waits."""
+    executable = compiled(one("Neg", tensor(size), output=tensor(size)))
+    handed = []
+    call = executable.program.call
+    executable.program = replace(executable.program, call=lambda x, *others: handed.append(x) or call(x, *others))
+    for offset in (0, 16):
+        x = placed(size, offset=offset)
+        x[:] = np.arange(size)
+        assert (executable.run([x])[0] == -x).all()
+        assert (handed[-1] is x) == (offset == 0 or not is_moved)
+        assert handed[-1].ctypes.data % 64 == (0 if is_moved else offset)
 
 
 def test_strided_and_read_only_inputs() -> None:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import files, load, weightless_model
+from xrt.formats.onnx import load, weightless_model
 from xrt.formats.onnx.protobuf_wire import MalformedMessage, Walk, encode
 from xrt.formats.onnx.weightless_model import extract_weights
 from xrt.graph import Function
+from xrt.graph.aligned_arrays import ALIGNMENT
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 
@@ -82,7 +83,7 @@ def test_arrays_are_owned_aligned_and_outlive_the_file(tmp_path: Path) -> None:
     function = load(path)
     array = function.constants["w"].array
     before = array.copy()
-    assert array.ctypes.data % files.ALIGNMENT == 0
+    assert array.ctypes.data % ALIGNMENT == 0
     path.write_bytes(bytes(path.stat().st_size))
     np.testing.assert_array_equal(array, before)
 

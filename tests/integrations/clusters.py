@@ -14,7 +14,13 @@ STORE = 100 << 20
 @contextmanager
 def start_cluster(head: int, *others: int) -> Iterator[tuple[Any, list[Any]]]:
     """Start a cluster of nodes with those processors, connect to it, and end all of it."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # on a busy machine a proxy may start and answer late, and is no worse for it
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+    }
     import ray
     from ray.cluster_utils import Cluster
 

@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the war
 def port():
     with start_cluster(4):
         from ray import serve
+        from ray.serve._private import api
 
+        api.HTTP_PROXY_TIMEOUT = 600  # a busy machine starts one late
         with __import__("socket").socket() as free:
             free.bind(("127.0.0.1", 0))
             number = free.getsockname()[1]
@@ -107,7 +109,7 @@ def test_a_replica_is_killed_under_load(port, tmp_path):
         status, document, _ = _post(url, {"inputs": inputs})
         return status, status != 200 or document["outputs"][0]["data"] == [2 * number + 1] * 3
 
-    application = deployment(_bundle(tmp_path), num_replicas=2, num_cpus=1, batch=4)
+    application = deployment(_bundle(tmp_path), num_replicas=2, num_cpus=1, batch=4, body_timeout=10)
     with _running("load", application), ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(160)))
     assert killed.is_set()

@@ -287,6 +287,28 @@ def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_rea
     run(application, test)
 
 
+def test_a_body_that_does_not_arrive_is_refused() -> None:
+    """Ray hands a request anew where a replica died, and the body is gone with that one: nothing comes, no end either."""
+    application = one_model(max_queue=3, body_timeout=0.01)
+
+    async def test() -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": [(b"content-length", b"9")]}
+        await application(scope, receive, send)
+        assert (sent[0]["status"], json.loads(sent[1]["body"])) == (408, {"error": "the body did not arrive within 0.01 s"})
+        assert (b"connection", b"close") in sent[0]["headers"]
+        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
 class Failing(xrt.XRTModule):
     """A module whose self-test finds a wrong answer."""
 
@@ -340,7 +362,7 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
     ("options", "message"),
     [
         ({"batches": 3}, ("xrt.serve has no option 'batches'; it has: batch, max_wait, instances, max_queue, max_request_bytes, "
-         "max_sessions, session_idle")),
+         "body_timeout, max_sessions, session_idle")),
         ({"batch": 0}, "batch is a number of rows from 1 on, or a list of such; got 0"),
         ({"max_wait": -1}, "max_wait is a number of seconds from 0 on; got -1"),
         ({"instances": 0}, "instances must be an integer of at least 1; got 0"),

@@ -60,6 +60,7 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.option("--max-wait", type=click.FloatRange(0), metavar="SECONDS", help="How long a request waits for its batch to fill")
 @click.option("--max-queue", type=click.IntRange(1), help="Requests that wait for a model; more are refused  [default: 128]")
 @click.option("--max-request", type=click.IntRange(1), metavar="BYTES", help="Bytes of a request  [default: 67108864]")
+@click.option("--body-timeout", type=click.FloatRange(0), metavar="SECONDS", help="For a request's body to arrive  [default: 30]")
 @click.option("--max-sessions", type=click.IntRange(0), help="Sessions of a model at once  [default: 256]")
 @click.option(
     "--session-idle", type=click.FloatRange(0), metavar="SECONDS", help="When an unused session is forgotten  [default: 300]"
@@ -91,7 +92,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:
 
 def _list_options(given: dict[str, Any]) -> dict[str, Any]:
     names = {"max_request": "max_request_bytes"}
-    kept = ("batch", "max_wait", "instances", "max_queue", "max_request", "max_sessions", "session_idle")
+    kept = ("batch", "max_wait", "instances", "max_queue", "max_request", "body_timeout", "max_sessions", "session_idle")
     return {names.get(name, name): given[name] for name in kept if given[name] is not None}
 
 

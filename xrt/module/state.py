@@ -13,10 +13,10 @@ import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, OptionError, did_you_mean
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
+from xrt.graph.aligned_arrays import make_aligned
 from xrt.graph.state import Capacity, find_capacity
 from xrt.module.model_source import StaticModel, TracedModel, make_source
 from xrt.runtime import inputs
-from xrt.runtime.arena import make_aligned
 
 if TYPE_CHECKING:
     import threading

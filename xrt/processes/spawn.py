@@ -52,7 +52,7 @@ def start_python(
 
     def command(reads: int | None) -> list[str]:
         hold = "" if reads is None else f"from xrt.processes.lifeline import hold; hold({reads}); "
-        nice = f"import os; os.nice({niceness}); " if niceness else ""
+        nice = f"from xrt.processes.priority import lower_priority; lower_priority({niceness}); " if niceness else ""
         return [sys.executable, *options, "-c", nice + hold + call, *arguments]
 
     return _start(command, _python_environment(environment), inherited, streams)

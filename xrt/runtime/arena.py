@@ -6,19 +6,19 @@ offset at which it overlaps no value that is alive with it. Memory of dead value
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toolkit.memory_planner import ALIGNMENT, LiveRange, assign_offsets
+from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
+from xrt.graph.aligned_arrays import make_aligned_block
 
 if TYPE_CHECKING:
     from xrt.graph import TensorType
 
-__all__ = ["ALIGNMENT", "Arena", "ArenaPlan", "Lifetime", "make_aligned", "plan_arena"]
+__all__ = ["Arena", "ArenaPlan", "Lifetime", "plan_arena"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Arena:
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return a fresh block's arrays by the name of the value; the block lives as long as they do."""
-        block = _aligned(self.nbytes)
+        block = make_aligned_block(self.nbytes)
         return {placed.value.name: placed.view(block) for placed in self.values}
 
 
@@ -103,17 +103,3 @@ def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
 
 def _fits_over(dead: Lifetime, value: Lifetime) -> bool:
     return dead.first < value.first == dead.last and dead.type == value.type
-
-
-def _aligned(nbytes: int) -> np.ndarray[Any, Any]:
-    """Return so many bytes that begin at a multiple of `ALIGNMENT`, where NumPy promises only 16."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    skip = -block.ctypes.data % ALIGNMENT
-    return block[skip : skip + nbytes]
-
-
-def make_aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array of any content that begins at a multiple of `ALIGNMENT`; one of objects as NumPy makes it."""
-    if dtype.hasobject:
-        return np.empty(shape, dtype)
-    return _aligned(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

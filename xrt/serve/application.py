@@ -16,7 +16,7 @@ from xrt.errors import OptionError
 from xrt.serve.metrics import CONTENT_TYPE, Metrics
 from xrt.serve.options import ServingOptions
 from xrt.serve.protocol import BINARY, encode_document, read_request, write_response
-from xrt.serve.refusal import FAILED, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
+from xrt.serve.refusal import FAILED, LATE, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel
 
@@ -229,7 +229,7 @@ class Application:
             return await self._run_admitted(model, dict(scope["headers"]), receive)
 
     async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], receive: Receive) -> Answer:
-        body = await _read_body(receive, headers, self.options.max_request_bytes)
+        body = await self._read_body(receive, headers)
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
         request = read_request(*read) if len(body) < LARGE else await asyncio.to_thread(read_request, *read)
         response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
@@ -241,6 +241,15 @@ class Application:
         if length is None:
             return 200, _JSON, parts
         return 200, [_BINARY, (BINARY, str(length).encode())], parts
+
+    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        """Return the body; raises RequestRefusal for one that is late: its request is one of those that may wait."""
+        limit = self.options.body_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await _read_body(receive, headers, self.options.max_request_bytes)
+        except TimeoutError:
+            raise RequestRefusal(f"the body did not arrive within {limit:g} s", LATE) from None
 
 
 async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
@@ -279,6 +288,6 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
     headers = list(_JSON)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    if refusal.status == TOO_LARGE:
+    if refusal.status in (LATE, TOO_LARGE):  # the rest of the body is not read
         headers.append((b"connection", b"close"))
     return refusal.status, headers, [encode_document({"error": str(refusal)})]

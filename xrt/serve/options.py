@@ -29,6 +29,8 @@ class ServingOptions:
     """Requests that wait; one more is refused with status 503."""
     max_request_bytes: int = 64 << 20
     """Bytes of a request's body, and elements of one of its tensors."""
+    body_timeout: float = 30.0
+    """Seconds in which a request's body must arrive; a later one is refused with status 408."""
     max_sessions: int = 256
     """Sessions that a model keeps at once."""
     session_idle: float = 300.0
@@ -39,7 +41,7 @@ class ServingOptions:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionError(f"{name} must be an integer of at least {least}; got {value!r}")
-        for name in ("max_wait", "session_idle"):
+        for name in ("max_wait", "body_timeout", "session_idle"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
                 raise OptionError(f"{name} is a number of seconds from 0 on; got {value!r}")

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ALIGNMENT", "LiveRange", "assign_offsets"]
+from xrt.graph.aligned_arrays import ALIGNMENT
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector; TVM takes memory without a copy only at such addresses."""
+__all__ = ["LiveRange", "assign_offsets"]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from xrt.engines.xla.errors import summarize_error
 from xrt.engines.xla.program import XlaProgram, split_threads
 from xrt.engines.xla.serialization import export_program, load_program
 from xrt.errors import RunFailed
+from xrt.graph.aligned_arrays import ALIGNMENT, make_aligned
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["XlaExecutable"]
 
 Array = np.ndarray[Any, Any]
+
+COPIED_AT_ONCE = 100 * 1024
+"""Bytes up to which XLA copies an input while the caller waits."""
 
 COPIED = 32 * 1024
 """Bytes up to which a result is copied out of XLA's memory; a larger one keeps it, which is quicker than the copy."""
@@ -47,7 +51,7 @@ class XlaExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         program = self.program if self._clients is client.clients else self._moved()
         try:
-            results = program.call(*inputs, *program.arguments.arrays)
+            results = program.call(*map(_align, inputs), *program.arguments.arrays)
         except Exception as cause:  # noqa: BLE001  # as below
             results = self._again(inputs, cause)
         if options.out is None:
@@ -62,7 +66,7 @@ class XlaExecutable(Executable):
             if clients is not client.clients:
                 return run_anywhere(inputs)
             try:
-                results = call(*inputs, *constants)
+                results = call(*map(_align, inputs), *constants)
             except Exception as cause:  # noqa: BLE001  # raised again, unless it was the user's settings
                 results = again(inputs, cause)
             return [_owned(result) for result in results]
@@ -119,6 +123,15 @@ def _taken(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
     with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
     return arrays if all(split_threads(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
+
+
+def _align(x: Any) -> Any:
+    """Return an input where XLA reads it in place: a large one elsewhere it would copy, and compute, in another thread."""
+    if not isinstance(x, np.ndarray) or x.nbytes <= COPIED_AT_ONCE or x.ctypes.data % ALIGNMENT == 0:
+        return x
+    aligned = make_aligned(x.shape, x.dtype)
+    np.copyto(aligned, x)
+    return aligned
 
 
 def _owned(result: Any) -> Array:

@@ -9,7 +9,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
@@ -18,14 +17,12 @@ from xrt.formats.onnx.external_data import ExternalData
 from xrt.formats.onnx.protobuf_wire import Buffer, MalformedMessage, TruncatedMessage, Walk
 from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.weightless_model import Span, WeightlessModel, extract_weights
+from xrt.graph.aligned_arrays import make_aligned_block
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
 __all__ = ["Source", "load"]
-
-ALIGNMENT = 64
-"""In bytes: what vector instructions like, and TVM."""
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto"
 
@@ -102,9 +99,7 @@ def _from_file(file: BufferedReader, directory: Path) -> Function:
 def _read(file: BufferedReader, span: Span) -> memoryview:
     """Return a part of the file in memory of its own, aligned."""
     length = span[1] - span[0]
-    room = np.empty(length + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    part = room[start : start + length].data
+    part = make_aligned_block(length).data
     file.seek(span[0])
     if file.readinto(part) != length:
         raise ModelError("it became shorter while it was read")

@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.formats.file_mapping import map_file
+from xrt.graph.aligned_arrays import make_aligned_block
 from xrt.graph.memory_map import find_file_offset
 
 if TYPE_CHECKING:
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from xrt.formats.onnx.weightless_model import Span
     from xrt.graph.constants import Constant
 
-__all__ = ["ALIGNMENT", "ModelFiles", "Place", "find_places", "list_files", "read_weight"]
-
-ALIGNMENT = 64
-"""In bytes: what vector instructions like, and TVM."""
+__all__ = ["ModelFiles", "Place", "find_places", "list_files", "read_weight"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -107,9 +105,7 @@ def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) 
             raise ModelError(f"{os.fspath(path)!r} has become shorter")
         if not is_own:
             return np.frombuffer(map_file(file, path), np.uint8, size, offset)
-        room = np.empty(size + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        part = room[start : start + size]
+        part = make_aligned_block(size)
         done = 0
         while done < size:  # one reading gives two gigabytes at most
             got = os.preadv(file, [part.data[done:]], offset + done)
