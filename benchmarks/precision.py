@@ -10,6 +10,7 @@ model take turns in one process; errors are of examples that were neither calibr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -200,8 +201,25 @@ def print_targets(figures: list[Figure]) -> None:
     placed = [one for one in figures if one.candidate.startswith("auto")]
     slower = [f"{one.model} {one.candidate} {one.gain:.2f}" for one in placed if one.high < LEAST]
     over = [f"{one.model} {one.candidate} {one.error:.3%}" for one in placed if one.limit is not None and one.error > one.limit]
+    print(
+        f"a larger budget slower than {LEAST} of a smaller one (target none): {', '.join(list_slower_budgets(placed)) or 'none'}"
+    )
     print(f"slower than {LEAST} of the best engine in fp32 for certain (target none): {', '.join(slower) or 'none'}")
     print(f"over the budget on unseen examples (target none): {', '.join(over) or 'none'}")
+
+
+def list_slower_budgets(placed: list[Figure]) -> list[str]:
+    """Return the larger budgets under which a plan was slower than under a smaller one."""
+    found = []
+    for model in dict.fromkeys(one.model for one in placed):
+        own = sorted((one for one in placed if one.model == model), key=lambda one: one.limit or 0.0)
+        pairs = itertools.pairwise(own)
+        found += [
+            f"{model} {b.candidate} {a.milliseconds / b.milliseconds:.2f}"
+            for a, b in pairs
+            if a.milliseconds < LEAST * b.milliseconds
+        ]
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import structs
 
 from xrt.errors import CalibrationError
+from xrt.formats.calibration_table import ValueRange
 from xrt.formats.precision_record import BalancedValue, FormKind
 from xrt.graph import Function, NodePattern, hash_values
 from xrt.passes import drop_dead_nodes, infer_shapes
@@ -29,7 +29,7 @@ from xrt.passes.quantize import (
 )
 
 if TYPE_CHECKING:
-    from xrt.formats.calibration_table import CalibrationTable, ValueRange
+    from xrt.formats.calibration_table import CalibrationTable
     from xrt.formats.precision_record import PrecisionRecord
 
 __all__ = [
@@ -125,7 +125,7 @@ def fit_balanced_table(
             continue
         if name in channels:
             low, high = (float(pick(own)) for pick, own in zip((np.min, np.max), channels[name], strict=True))
-            found = structs.replace(found, low=low, high=high, least=low, most=high)
+            found = ValueRange(key=found.key, low=low, high=high, least=low, most=high, batches=found.batches)
         table = table.add(name, keys[name], found)
     return table
 
