@@ -150,7 +150,7 @@ class PrecisionSearch:
             is_in_time=self.is_in_time,
             tell=self.tell,
             notes=self.notes,
-            engines=list(self._list_integer_engines()),
+            engines=sorted(self._list_integer_engines(), key=lambda one: one[1]),
             known=self.known,
         )
 
@@ -159,6 +159,7 @@ class PrecisionSearch:
         self.is_cut_off |= self.integers.is_cut_off
 
     def _list_integer_engines(self) -> Iterator[tuple[GraphCompiler, bool]]:
+        """Yield the engines that keep integers, each with whether the rest is in bf16, which gains least."""
         allowed = self.terms.allowed
         for _, engine in self._list_lowered(("int8",)):
             yield engine, False
