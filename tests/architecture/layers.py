@@ -118,8 +118,8 @@ FILES = (
 )
 """Packages, and modules of packages, that may touch files. A batch job fills a folder, and the
 program that Ray starts as HAProxy rewrites its configuration. The runtime asks the kernel for the quota
-of its cores, `processes` for the children of a process and the priority of a session, `html.rendering` reads the style sheets of the package, and
-`serve.triton_repository` writes what Triton reads."""
+of its cores, `processes` for the children of a process and the priority of a session, `html.rendering` reads the style
+sheets of the package, and `serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(
     [

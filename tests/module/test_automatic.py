@@ -247,7 +247,13 @@ def test_a_library_is_not_imported_before_it_is_needed(tmp_path: Path, monkeypat
 def test_an_engine_that_does_not_honour_an_option_is_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("toy",))
     with pytest.raises(OptionError, match=r"^no engine is left for engine='auto': engine 'toy' is left out: "):
-        xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, precision="fp16")
+        xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, precision="fp16", strict_types=True)
+
+
+def test_a_lower_precision_that_no_engine_has_leaves_float32(tmp_path: Path) -> None:
+    with xrt.XRTModule(PAIR, engine=["toy", "auto"], cache=tmp_path, threads=1, precision="bf16") as m:
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert "no engine of the list computes in bf16 here: all are placed in fp32" in str(m.explain())
 
 
 def test_a_lower_precision_is_allowed_and_not_demanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

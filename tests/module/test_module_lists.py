@@ -93,7 +93,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"minimum_node": 2}, OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
         ({"engin": "ort"}, OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
         ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
-        ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8; got 'fp8'."),
+        ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8, int4; got 'fp8'."),
         ({"precision": "fp16"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
         ({"use_fp16": True}, OptionError, "engine 'toy' does not honour precision='fp16'"),
         ({"use_fp16": True, "precision": "bf16"}, OptionError, "use_fp16=True contradicts precision='bf16'; give one of them"),

@@ -229,3 +229,29 @@ def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path
         executables = [one._current().program().executables[0] for one in (shared, first, second)]
         assert len({id(one) for one in executables}) == 3
         bench.close()
+
+
+@pytest.mark.slow
+def test_plans_within_an_error_budget_are_put_under_load(tmp_path: Path) -> None:
+    weights = {"w": Constant(np.random.default_rng(1).standard_normal((4, 3)).astype("float32"))}
+    function = perceptron().replace(constants=weights)
+    rows = [np.random.default_rng(seed).standard_normal((8, 4)).astype("float32") for seed in range(6)]
+    data = {"max_error": 0.3, "calibrate": iter(rows[:2]), "validate": rows[2:]}
+    options: dict[str, Any] = {"engine": ["ort", "auto"], "threads": 1, "cache": tmp_path, "progress": False}
+    with xrt.XRTModule(function, **options, **data) as m:
+        found = tune(m, budget=12.0)
+        assert found.configuration is not None and found.configuration.batch in (1, 4)
+        m(rows[0][: found.configuration.batch])
+        record = m.tuned.precision if m.tuned is not None else None
+        assert record is not None and record.limit == 0.3 and record.error <= 0.3 and len(record.plans) > 1
+    with xrt.XRTModule(function, **options) as exact:
+        assert exact.serving is None
+    with xrt.XRTModule(function, **options, **{**data, "calibrate": rows[:2]}) as later:
+        assert later.serving == found.configuration
+
+
+def test_an_error_budget_needs_engines_that_are_placed_by_measurement() -> None:
+    x = np.ones((2, 4), "float32")
+    with xrt.XRTModule(perceptron(), engine="ort", threads=1) as m, pytest.raises(OptionError) as caught:
+        tune(m, max_error=0.1, validate=[x, x])
+    assert str(caught.value) == "max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it"

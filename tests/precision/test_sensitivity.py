@@ -34,7 +34,7 @@ def test_parts_are_divided_until_the_culprit_is_alone() -> None:
         runs.append(int(switches.sum()))
         return math.sqrt(sum(0.25 if at == culprit else 1e-8 for at in np.flatnonzero(switches)))
 
-    found = find_node_errors(NAMES, measure, lambda: True, 0.01)
+    found = find_node_errors(NAMES, measure, lambda: True)
     assert found.errors["n37"] == pytest.approx(0.5) and set(found.errors) == {*NAMES}
     assert choose_kept_nodes(found.errors, 0.01) == ["n37"]
     assert found.runs == len(runs) < 40
@@ -42,7 +42,7 @@ def test_parts_are_divided_until_the_culprit_is_alone() -> None:
 
 def test_without_time_parts_count_as_the_worst() -> None:
     left = iter([True, True, *[False] * 200])
-    found = find_node_errors(NAMES, lambda switches: 0.1, lambda: next(left), 0.01)
+    found = find_node_errors(NAMES, lambda switches: 0.1, lambda: next(left))
     assert found.runs <= 3 and len(found.errors) == 100 and max(found.errors.values()) == pytest.approx(0.05)
 
 

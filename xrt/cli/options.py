@@ -244,7 +244,7 @@ _SHARED = (
     click.option(
         "--precision",
         metavar="NAME",
-        help="Precision of the arithmetic: fp32, fp16, bf16 or int8; with --max-error several: bf16,int8,Softmax=fp32",
+        help="Precision of the arithmetic: fp32, fp16, bf16 or int8; with --max-error several: bf16,int8,int4,Softmax=fp32",
     ),
     click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),

@@ -95,8 +95,8 @@ def check_objective(objective: str, given: Mapping[str, Any]) -> None:
     if objective == "latency" and (name := next((one for one in ONLY if given.get(one) is not None), None)):
         option = {"batches": "batch", "batch_dim": "batch-dim", "target": "output"}.get(name, name)
         raise OptionError(f"--{option} is of throughput; pass --objective throughput too, or leave it out")
-    if objective == "throughput" and given.get("max_error") is not None:
-        raise OptionError("--max-error is of latency; a search for throughput places in fp32")
+    if objective == "throughput" and given.get("pareto"):
+        raise OptionError("--pareto is of latency: it shows plans of one size; leave it out with --objective throughput")
     if objective == "throughput" and given.get("sizes"):
         raise OptionError("--sizes is of latency; with --objective throughput, --batch gives the sizes of the batch dim")
 

@@ -108,9 +108,10 @@ def command(
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
-    check_objective(given["objective"], {**given, "sizes": sizes})
+    check_objective(given["objective"], {**given, "sizes": sizes, "pareto": pareto})
     if given["objective"] == "throughput":
         asked = {**given, "files": files, "as_json": as_json, "source": model}
+        keywords.update(read_precision_keywords(given, function))
         return tune_for_throughput(model, function, keywords, budget, seed, asked)
     chosen, examples = list_examples(function, sizes, files)
     lower = read_precision_keywords(given, function)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
 
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.records import Count, Number, Record, Text
 
-__all__ = ["KeptNodeRecord", "LoweredOutcome", "LoweredPlanRecord", "PrecisionRecord", "RegionPrecision", "TriedForm"]
+__all__ = [
+    "BalancedValue",
+    "FormKind",
+    "KeptNodeRecord",
+    "LoweredOutcome",
+    "LoweredPlanRecord",
+    "PrecisionRecord",
+    "RegionPrecision",
+    "TriedForm",
+]
 
 LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "over", "wrong", "failed"]
 """As those of candidates; ``over``: its error is over the budget, so it was not raced."""
+
+FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "packed4", "stored8", "stored4"]
+"""How a model is quantized: values by calibrated ranges, or by those of a call; weights alone, as MatMulNBits or dequantized."""
+
+
+class BalancedValue(Record, frozen=True, array_like=True):
+    """A value whose channels are divided by powers of two, which the weights behind it are multiplied by."""
+
+    name: Text
+    exponents: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
 
 
 class KeptNodeRecord(Record, frozen=True):
@@ -55,6 +76,8 @@ class TriedForm(Record, frozen=True):
     """Positions of nodes of the prepared model that stay in float32."""
     bound: Number
     """The error that was within the budget."""
+    form: FormKind = "static"
+    is_balanced: bool = False
 
 
 class RegionPrecision(Record, frozen=True):
@@ -77,7 +100,7 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     limit: Number
     """The largest error that is allowed."""
     precision: Text
-    """What the chosen plan is computed in: ``fp32``, ``bf16``, ``int8``, ``int8 and bf16``."""
+    """What the chosen plan is computed in: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``, ``int4 weights``."""
     data: Text
     """A hash of the examples of calibration and of validation."""
     validation: Text = ""
@@ -90,7 +113,13 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     high: Number | None = None
     worst: Number | None = None
     is_quantized: bool = False
-    """Whether the chosen plan is of the quantized form of the model."""
+    """Whether the chosen plan is of a quantized form of the model."""
+    form: FormKind = "static"
+    """The kind of that form."""
+    is_balanced: bool = False
+    """Whether channels are balanced in it."""
+    balance: tuple[BalancedValue, ...] = ()
+    """The values whose channels were balanced in some form."""
     kept: tuple[KeptNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[LoweredPlanRecord, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
@@ -18,6 +18,7 @@ from xrt.precision.terms import PrecisionTerms
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
+    from xrt.engines.contract.options import Precision
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import Function, Node
     from xrt.module.model_source import ModelSource
@@ -86,7 +87,7 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     """
     if is_auto(engine):
         raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
-    name, listed = settings.choice.names[0], engine if isinstance(engine, list | tuple) else [engine]
+    name, listed = cast("Precision", settings.choice.names[0]), engine if isinstance(engine, list | tuple) else [engine]
     engines = [registry.create(one) for one in listed]
     lowered = {one.spec: one.lower_precision(name) for one in engines}
     if not any(lowered.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
@@ -32,13 +32,16 @@ __all__ = [
 ]
 
 PrecisionOption: TypeAlias = Precision | str | Sequence[str]
+ModulePrecision: TypeAlias = Precision | Literal["int4"]
+"""Within an error budget, weights alone may have 4 bits."""
+WITHIN_BUDGET: tuple[ModulePrecision, ...] = (*LOWER_PRECISIONS, "int4")
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
     """Which precisions a caller allows, and where."""
 
-    names: tuple[Precision, ...] = ()
+    names: tuple[ModulePrecision, ...] = ()
     """The lower precisions; empty where none was named."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""
@@ -82,7 +85,7 @@ def parse_precision(given: Any) -> PrecisionChoice:
 
 
 def _check_name(name: str) -> None:
-    known = get_args(Precision)
+    known = (*get_args(Precision), "int4")
     if name not in known:
         raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
 
@@ -107,7 +110,7 @@ def read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if table is not None:
         choice = replace(choice, table=_load_table(table))
     if has_budget:
-        return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
+        return out, replace(choice, names=choice.names or WITHIN_BUDGET)
     _check_without_budget(choice, out)
     if not choice.is_quantized and choice.names and not choice.exact_nodes:
         out["precision"] = choice.names[0]
@@ -126,6 +129,11 @@ def _add_words(out: dict[str, Any]) -> PrecisionChoice:
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:
+    if "int4" in choice.names:
+        raise OptionError(
+            "precision='int4' is for weights alone, within an error budget: pass engine='auto', max_error=0.01 and validate=; "
+            "`xrt quantize --weights-only int4` writes a model with such weights"
+        )
     if len(choice.names) > 1:
         raise OptionError(
             f"precision={list(choice.names)!r} leaves a choice, which is made by measurement within an error budget: pass "
@@ -195,5 +203,5 @@ def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, val
         max_error=settings.max_error if max_error is None else read_budget(max_error),
         calibrate=settings.calibrate if calibrate is None else calibrate,
         validate=settings.validate if validate is None else validate,
-        choice=replace(settings.choice, names=settings.choice.names or LOWER_PRECISIONS),
+        choice=replace(settings.choice, names=settings.choice.names or WITHIN_BUDGET),
     )

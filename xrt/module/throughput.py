@@ -6,7 +6,8 @@ threads are modules of their own, whose executables have threads of their own. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from xrt.module.specialization import Specialization
     from xrt.placement.result import TuningResult
     from xrt.placement.throughput.request import Split
+    from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = ["ModuleBench", "PlanSchedule", "RequestPool"]
+__all__ = ["ModuleBench", "PlanSchedule", "RequestPool", "open_exact_module"]
 
 POOL = 32
 """Different requests that a load repeats."""
@@ -39,6 +41,8 @@ CHECKED = 4
 """Requests that are computed together and alone, to see that they are independent."""
 TIMED = 0.15
 """Seconds in which calls of one size are timed."""
+LOWERING = ("max_error", "calibrate", "validate", "precision", "use_fp16", "use_int8", "calibration_table", "strict_types")
+"""Options of a module that say which plans of lower precision there are."""
 LEAST_SEARCH = 6.0
 """Seconds below which a search for a plan finds little: fewer sizes are searched at then."""
 
@@ -100,6 +104,24 @@ class RequestPool:
         return ""
 
 
+@contextmanager
+def open_exact_module(module: XRTModule, lower: LoweringWithinBudget | None) -> Iterator[XRTModule]:
+    """Yield a module that computes in float32, by the order of its engines; the module itself where nothing lowers its plans."""
+    if lower is None:
+        yield module
+        return
+    from xrt.module.module import XRTModule  # which has this module among its parts
+
+    engines = [engine for engine in module._engines.engines if engine.spec != module._engines.implicit]
+    with XRTModule(_get_model(module), engines, module._given.device, threads=module.threads, cache=CompileCache()) as exact:
+        yield exact
+
+
+def _get_model(module: XRTModule) -> Any:
+    source = module._source
+    return source.graph if hasattr(source, "graph") else source.get_declared_function()
+
+
 def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
     """Place a Function as it was placed before."""
     return tuned
@@ -127,9 +149,16 @@ class ModuleBench:
     """Measures instances of a module; `ThroughputSession` decides what. Close it to release them."""
 
     def __init__(
-        self, module: XRTModule, pool: RequestPool, splits: Sequence[Split], sizes: Sequence[int], budget: float
+        self,
+        module: XRTModule,
+        pool: RequestPool,
+        splits: Sequence[Split],
+        sizes: Sequence[int],
+        budget: float,
+        lower: LoweringWithinBudget | None = None,
     ) -> None:
-        """``budget`` is the seconds that searches for plans may take."""
+        """``budget`` is the seconds that searches for plans may take; ``lower`` finds plans within an error budget."""
+        self._lower = lower
         self.dim, self._pool, self._module = pool.dim, pool, module
         self._sizes = tuple(sizes)
         self._is_placed = module._engines.is_auto
@@ -169,10 +198,11 @@ class ModuleBench:
         """Return another module of the same model and options; executables in memory are not shared between instances."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
-        given, source = self._module._given, self._module._source
-        model = source.graph if hasattr(source, "graph") else source.get_declared_function()
+        given, model = self._module._given, _get_model(self._module)
         own = {"threads": threads, "lock": None, "sizes": None, "background": False, "first": "wanted", "progress": False}
         options = {**given.options, **own}
+        if self._lower is not None:  # which has them all
+            options = {name: value for name, value in options.items() if name not in LOWERING}
         execution = options.pop("execution", None)
         if execution is not None:
             from dataclasses import replace
@@ -219,7 +249,9 @@ class ModuleBench:
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
         """Return the placement for a size: of a search there, else the quickest of those that were found at other sizes."""
         if (threads, size) in self._schedule.searched:
-            for_search = module._automatic.make_placer(values, budget=self._schedule.seconds, progress=self.progress)
+            for_search = module._automatic.make_placer(
+                values, budget=self._schedule.seconds, progress=self.progress, lower=self._lower
+            )
             tuned = module._specialize(values, place=for_search).tuned
             assert tuned is not None  # it has just been placed
             return tuned

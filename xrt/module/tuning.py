@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
     from xrt.placement.throughput.session import Tell
     from xrt.precision import ErrorBudget
+    from xrt.precision.lowering import LoweringWithinBudget
 
 __all__ = ["TERMS", "Objective", "Tunable", "open_throughput_bench", "tune_throughput"]
 
@@ -102,6 +103,9 @@ class Tunable:
         seed: int = ...,
         budget: float | None = ...,
         progress: ProgressCallback | bool | None = ...,
+        max_error: float | ErrorBudget | None = ...,
+        calibrate: Iterable[Any] | None = ...,
+        validate: Iterable[Any] | None = ...,
         **named: Any,
     ) -> ThroughputResult: ...
 
@@ -131,7 +135,8 @@ class Tunable:
         while 99 of 100 have their result within ``p99`` seconds: how many requests are joined in a call (of ``batches``), how
         many calls run at a time (of ``instances``, which divide the thread budget), and with ``engine="auto"`` the plan for each
         batch size. `serving` is what was chosen; `save` and a lock keep it. ``batch_dim`` names the symbolic dim that counts
-        requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of the arrivals.
+        requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of the arrivals. Within
+        ``max_error`` the plan for each batch size is the fastest whose error at that size is within the budget.
         """
         module = cast("XRTModule", self)
         given: dict[str, Any] = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
@@ -139,16 +144,14 @@ class Tunable:
         if objective not in OBJECTIVES:
             raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
         lowers = max_error is not None or calibrate is not None or validate is not None
-        if objective == "throughput" and (lowers or module._settings.max_error is not None):
-            raise OptionError("max_error= is of objective='latency'; a search for throughput places in fp32")
-        if objective == "throughput":
-            return tune_throughput(module, args, named, budget=budget, progress=progress, **given)
-        if given:
-            raise OptionError(f"{next(iter(given))}= is of objective='throughput'; pass that too, or leave it out")
-        values = module._check_inputs(args, named) if args or named else None
         lower = module._lowering
         if lowers:
             lower = make_module_lowering(override_budget(self._settings, max_error, calibrate, validate), module._served)
+        if objective == "throughput":
+            return tune_throughput(module, args, named, budget=budget, progress=progress, lower=lower, **given)
+        if given:
+            raise OptionError(f"{next(iter(given))}= is of objective='throughput'; pass that too, or leave it out")
+        values = module._check_inputs(args, named) if args or named else None
         placing = module._automatic.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
         build = module._specialize(values, place=placing)
         module._adopt_decision(build)
@@ -166,9 +169,13 @@ def open_throughput_bench(
     instances: Sequence[int] | int | None,
     batch_dim: str | None,
     seed: int,
+    lower: LoweringWithinBudget | None = None,
 ) -> Iterator[tuple[ModuleBench, dict[str, Any]]]:
-    """Yield what measures the module, and the terms of its search: splits, batch sizes and notes."""
-    from xrt.module.throughput import CHECKED, ModuleBench, RequestPool
+    """Yield what measures the module, and the terms of its search: splits, batch sizes and notes.
+
+    ``lower`` finds plans within an error budget. Whether requests are independent is a question of the exact model.
+    """
+    from xrt.module.throughput import CHECKED, ModuleBench, RequestPool, open_exact_module
     from xrt.placement.throughput.request import list_splits, parse_batches
 
     values = module._check_inputs(args, named, pads=False)[: len(module._source.inputs)] if args or named else None
@@ -176,9 +183,11 @@ def open_throughput_bench(
     pool, sizes, notes = RequestPool(module, values, batch_dim, seed), parse_batches(batches), []
     if not pool.dim:
         sizes, notes = (1,), [f"requests are not joined: {pool.reason}"]
-    elif sizes[-1] > 1 and (reason := pool.check_independent(module, min(CHECKED, sizes[-1]))):
-        sizes, notes = (1,), [f"requests are not joined: {reason}"]
-    bench = ModuleBench(module, pool, splits, sizes, SEARCHING * budget)
+    elif sizes[-1] > 1:
+        with open_exact_module(module, lower) as exact:
+            reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
+        sizes, notes = ((1,), [f"requests are not joined: {reason}"]) if reason else (sizes, notes)
+    bench = ModuleBench(module, pool, splits, sizes, SEARCHING * budget, lower)
     try:
         yield bench, {"splits": splits, "batches": sizes, "notes": tuple(notes)}
     finally:
@@ -199,17 +208,22 @@ def tune_throughput(
     progress: ProgressCallback | bool | None = None,
     tell: Tell | None = None,
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
+    lower: LoweringWithinBudget | None = None,
 ) -> ThroughputResult:
     """Return the result of a search for throughput, as `Tunable.tune` describes; the module and its cache keep the choice.
 
     ``tell`` takes the state of the search as text. ``use`` is called with an instance of the chosen threads and the inputs of a
-    full batch, before the instances are closed.
+    full batch, before the instances are closed. ``lower`` finds plans within an error budget, in place of the module's own.
+    Raises OptionError for a budget where the engines are not placed by measurement.
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput.request import BATCHES, ThroughputRequest, parse_bound
     from xrt.placement.throughput.session import ThroughputSession
     from xrt.progress import show_progress
 
+    lower = lower or module._lowering
+    if lower is not None and not module._engines.is_auto:
+        raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
     seconds = THROUGHPUT_BUDGET if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
@@ -221,13 +235,13 @@ def tune_throughput(
     }
     shown = (progress is None and module._settings.shows_progress) or progress is True
     with (
-        open_throughput_bench(module, args, named, budget=seconds, **terms) as (bench, found),
+        open_throughput_bench(module, args, named, budget=seconds, lower=lower, **terms) as (bench, found),
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=shown) as show,
     ):
         request = ThroughputRequest(found["splits"], found["batches"], bound, seconds, seed)
         tell = tell or _make_tell(progress, show, seconds)
         tuned = ThroughputSession(bench, request, tell=tell, notes=found["notes"]).run()
-        keep_serving(module, bench, tuned)
+        keep_serving(module, bench, tuned, lower)
         if use is not None and (chosen := tuned.configuration) is not None:
             use(*bench.find_example(chosen.threads, chosen.batch))
     return tuned
@@ -243,7 +257,9 @@ def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
     return lambda text: progress(Progress(text, "", None, time.perf_counter() - began, budget))
 
 
-def keep_serving(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult) -> None:
+def keep_serving(
+    module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None = None
+) -> None:
     """Let the module and the cache keep what was chosen; warn where nothing was."""
     from xrt.module.stored_serving import store_serving
 
@@ -254,4 +270,4 @@ def keep_serving(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult)
     module._serving = record
     bench.hand_over(record.threads)
     for one in dict.fromkeys((module, bench.find_module(record.threads))):
-        store_serving(one, record)
+        store_serving(one, record, lower)

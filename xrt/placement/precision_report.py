@@ -72,7 +72,7 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
 def _describe_error(record: PrecisionRecord) -> str:
     parts = [format_error(record.error, record.measure)]
     if record.high is not None:
-        parts.append(f"95 % of means are up to {format_error(record.high, record.measure)}")
+        parts.append(f"up to {format_error(record.high, record.measure)} with 95 % confidence")
     if record.worst is not None:
         parts.append(f"the worst item has {format_error(record.worst, record.measure)}")
     return f"{parts[0]} ({'; '.join(parts[1:])})" if parts[1:] else parts[0]

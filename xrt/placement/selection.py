@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,11 @@ class RankedPlan:
 
 
 def select_winner(
-    runners: Sequence[RankedPlan], others: Sequence[CandidateResult], rounds: int, least: int = 1
+    runners: Sequence[RankedPlan],
+    others: Sequence[CandidateResult],
+    rounds: int,
+    least: int = 1,
+    choose: Callable[[Sequence[tuple[float, float]], float], int | None] | None = None,
 ) -> CandidateComparison:
     """Return the comparison: the candidates that ran, in the given order, and others, whose verdict is known without a run.
 
@@ -52,7 +56,8 @@ def select_winner(
 
     The baseline is the fastest simple plan. A plan that is not simple wins if the interval of its ratio to the baseline is wholly
     below one by more than the floor. Several winners, or all candidates if no simple plan ran, tie if they cannot be
-    distinguished from the fastest. The simplest of these is chosen.
+    distinguished from the fastest. The simplest of these is chosen. ``choose`` decides in place of this rule, where there is a
+    baseline: it receives the medians and upper ends of the ratios of the others to it, and the noise floor.
     """
     ran = [runner for runner in runners if runner.has_run]
     failed = [_failed(runner) for runner in runners if not runner.has_run]
@@ -61,7 +66,7 @@ def select_winner(
     base = choose_baseline([runner.entrant for runner in ran if not runner.entrant.is_out] or [runner.entrant for runner in ran])
     ratios = {id(runner): compute_round_ratio(runner.entrant.rounds, base.rounds) for runner in ran}
     is_sure = rounds >= least
-    chosen = _chosen(ran, base, ratios) if is_sure else next(runner for runner in ran if runner.entrant is base)
+    chosen = _chosen(ran, base, ratios, choose) if is_sure else next(runner for runner in ran if runner.entrant is base)
     found = [_contender(runner, ratios[id(runner)], chosen, is_sure=is_sure) for runner in ran]
     baseline = found[[runner.entrant for runner in ran].index(base)]
     contenders = sorted([*found, *failed, *others], key=_place)
@@ -75,7 +80,16 @@ def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: Measur
     return CandidateComparison((winner, *(one for one in race.contenders if one.plan != plan)), race.rounds)
 
 
-def _chosen(ran: Sequence[RankedPlan], base: TimedCandidate, ratios: dict[int, RatioInterval]) -> RankedPlan:
+def _chosen(
+    ran: Sequence[RankedPlan],
+    base: TimedCandidate,
+    ratios: dict[int, RatioInterval],
+    choose: Callable[[Sequence[tuple[float, float]], float], int | None] | None,
+) -> RankedPlan:
+    if choose is not None and base.is_simple:
+        others = [runner for runner in ran if runner.entrant is not base and not runner.entrant.is_out]
+        place = choose([(ratios[id(one)].median, ratios[id(one)].high) for one in others], FLOOR)
+        return next(runner for runner in ran if runner.entrant is base) if place is None else others[place]
     if base.is_simple:
         winners = [runner for runner in ran if runner.entrant is not base and _beats(runner, ratios[id(runner)])]
     else:

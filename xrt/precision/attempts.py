@@ -41,8 +41,11 @@ class Attempt:
     """Seconds of the fastest call on an example of validation."""
     kept: tuple[str, ...] = ()
     """The nodes that stay in float32 for the sake of the budget, worst first."""
-    is_slow: bool = False
-    """Whether its first calls have shown that it is not worth a race."""
+
+    @property
+    def bound(self) -> float:
+        """What must be within the budget."""
+        return self.found.bound
 
     @property
     def is_in_budget(self) -> bool:
@@ -64,7 +67,8 @@ class Attempt:
         """Return its quantized form, where its error was in the budget."""
         if self.form is None or self.outcome not in ("won", "tie", "lost"):
             return None
-        return TriedForm(self.precision, self.engines[0].spec, tuple(sorted(self.form.kept)), self.found.bound)
+        kept, form = tuple(sorted(self.form.kept)), self.form
+        return TriedForm(self.precision, self.engines[0].spec, kept, self.found.bound, form.kind, bool(form.balance))
 
     def to_record(self) -> LoweredPlanRecord:
         """Return what is kept of it."""

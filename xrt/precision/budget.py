@@ -11,6 +11,7 @@ import numpy as np
 
 from xrt.errors import CalibrationError, OptionError, did_you_mean
 from xrt.placement.precision_report import MEASURES, format_error
+from xrt.precision.intervals import bound_mean, bound_metric, bound_share
 
 __all__ = ["ErrorBudget", "Measure", "MeasuredError", "find_fault", "parse_budget"]
 
@@ -20,8 +21,6 @@ Outputs: TypeAlias = Sequence[Sequence[Any]]
 Measure: TypeAlias = Literal["relative", "cosine", "top1"]
 Metric: TypeAlias = Callable[[list[Any], list[Any]], float]
 
-SIGMAS = 1.96
-"""Standard errors between a mean and the ends of its 95 % interval."""
 WRONG = 0.5
 """Relative error from which outputs are wrong and not inexact, whatever the budget."""
 
@@ -33,7 +32,7 @@ class MeasuredError:
     error: float
     """Over all items."""
     high: float | None = None
-    """Upper end of its 95 % interval; None where the measure has none."""
+    """Upper end of its 95 % interval; None where there is none: of a metric that parts of the examples do not serve."""
     worst: float | None = None
     """The error of the item with the largest one."""
 
@@ -81,16 +80,25 @@ class ErrorBudget:
     def measure_error(self, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
         """Return the error; ``items`` are what a metric receives. Raises CalibrationError for a metric that fails."""
         if callable(self.measure):
-            before, after = (self._call(self.measure, outputs, items) for outputs in (expected, found))
-            loss = before - after if self.higher_is_better else after - before
-            return MeasuredError(max(0.0, loss))
+            return self._measure_loss(self.measure, expected, found, items)
         if self.measure == "top1":
-            shares = [_count_other_rows(a, b) for a, b in zip(expected, found, strict=True)]
-            rows = sum(count for _, count in shares)
-            return MeasuredError(sum(other for other, _ in shares) / max(1, rows))
+            return _measure_other_rows(expected, found)
         own = [_DISTANCES[self.measure](a, b) for a, b in zip(expected, found, strict=True)]
         places = range(len(own[0]) if own else 0)
         return max((_summarize([item[place] for item in own]) for place in places), key=lambda one: one.bound)
+
+    def _measure_loss(self, metric: Metric, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
+        """Return by how much a metric is worse, with its interval over the items."""
+        sign = 1.0 if self.higher_is_better else -1.0
+
+        def measure_loss(places: Sequence[int]) -> float:
+            own = [items[at] for at in places]
+            before, after = (self._call(metric, [outputs[at] for at in places], own) for outputs in (expected, found))
+            return sign * (before - after)
+
+        loss = measure_loss(range(len(items)))
+        high = bound_metric(measure_loss, len(items))
+        return MeasuredError(max(0.0, loss), None if high is None else max(0.0, loss, high))
 
     def _call(self, metric: Metric, outputs: Outputs, items: Sequence[Any]) -> float:
         """Return what the metric gives for outputs: an array for a model of one output, else a tuple of arrays, for each item."""
@@ -158,8 +166,20 @@ def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
         return MeasuredError(math.inf, math.inf, math.inf)
     error = math.sqrt(total / norm) if total else 0.0
     own = [math.sqrt(a / b) if b else (math.inf if a else 0.0) for a, b in squares]
-    spread = float(np.std(own, ddof=1)) if len(own) > 1 and all(map(math.isfinite, own)) else 0.0
-    return MeasuredError(error, error + SIGMAS * spread / math.sqrt(len(own)), max(own))
+    return MeasuredError(error, error + bound_mean(own), max(own))
+
+
+def _measure_other_rows(expected: Outputs, found: Outputs) -> MeasuredError:
+    """Return the share of rows whose largest element is another one, its interval, and the share of the worst item."""
+    shares = [_count_other_rows(a, b) for a, b in zip(expected, found, strict=True)]
+    rows = sum(count for _, count in shares)
+    if not rows:
+        raise CalibrationError(
+            "measure='top1' compares the largest elements of rows, and no output has rows of floats; use measure='relative' or a "
+            "metric of your own"
+        )
+    worst = max(other / count for other, count in shares if count)
+    return MeasuredError(sum(other for other, _ in shares) / rows, bound_share(shares), worst)
 
 
 def _count_other_rows(expected: Sequence[Any], found: Sequence[Any]) -> tuple[int, int]:

@@ -30,6 +30,8 @@ SWITCH = "xrt_switches"
 """The input that says which nodes read rounded operands."""
 MOST_PARTS = 32
 """How many parts are measured at first; those of larger models have several nodes."""
+LARGE = 0.1
+"""A part is divided where its error is a larger share of that of all parts together."""
 
 
 def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
@@ -71,11 +73,11 @@ class NodeErrors:
 
 
 def find_node_errors(
-    names: Sequence[str], measure: Callable[[np.ndarray[Any, Any]], float], is_in_time: Callable[[], bool], largest: float
+    names: Sequence[str], measure: Callable[[np.ndarray[Any, Any]], float], is_in_time: Callable[[], bool]
 ) -> NodeErrors:
     """Return the error of each node by runs with some of them switched on.
 
-    Parts of consecutive nodes come first. Those with an error above ``largest`` are divided while there is time, the worst first.
+    Parts of consecutive nodes come first. Those with a large share of the error are divided while there is time, the worst first.
     """
     size = -(-len(names) // MOST_PARTS)
     parts = [tuple(range(at, min(at + size, len(names)))) for at in range(0, len(names), size)]
@@ -93,6 +95,7 @@ def find_node_errors(
             known[part] = max(known.values())  # taken for as bad as the worst
         else:
             measure_part(part)
+    largest = LARGE * math.sqrt(sum(error**2 for error in known.values() if math.isfinite(error)))
     while is_in_time() and (wide := [part for part in known if len(part) > 1 and known[part] > largest]):
         worst = max(wide, key=known.__getitem__)
         del known[worst]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
 from xrt.graph import Function, NodePattern, Value
@@ -15,7 +15,10 @@ from xrt.precision.examples import Examples
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
-__all__ = ["PrecisionTerms"]
+__all__ = ["LowerPrecision", "PrecisionTerms"]
+
+LowerPrecision: TypeAlias = Precision | Literal["int4"]
+"""What a plan within an error budget may compute in: weights alone can have 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class PrecisionTerms:
     budget: ErrorBudget
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
-    allowed: tuple[Precision, ...] = LOWER_PRECISIONS
+    allowed: tuple[LowerPrecision, ...] = (*LOWER_PRECISIONS, "int4")
     """The lower precisions that plans may compute in."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""

@@ -19,6 +19,7 @@ from xrt.placement.profiling.activations import find_first_random_node
 from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult
 from xrt.placement.selection import RankedPlan, select_winner
 from xrt.precision.attempts import Attempt
+from xrt.precision.choice import choose_fastest, list_contenders
 from xrt.precision.execution import Workbench
 from xrt.precision.search import PrecisionSearch
 from xrt.precision.terms import PrecisionTerms
@@ -39,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 SHARE = 0.75
 """Share of the time left that candidates may take to be found and judged; the rest is for the race."""
-MOST_RACING = 5
-"""Plans of lower precision that race, at most: each more takes rounds from the others."""
 LEAST = 2.0
 """Seconds that the race may take in any case."""
 
@@ -88,7 +87,8 @@ class _Lowering:
                 search.notes.append("it was interrupted before all precisions were tried")
             if nearest := search.describe_nearest():
                 search.notes.append(nearest)
-            race = self._race([first, *_list_promising(search.attempts)], validate)
+            racing = _list_racing(search.attempts, self.terms.budget.limit, first.first_calls)
+            race = self._race([first, *racing], validate)
             return self._make_result(race, search, first, calibrate, validate)
         finally:
             for one in (first, *search.attempts):
@@ -124,7 +124,7 @@ class _Lowering:
         for runner in runners:
             if runner.has_run and not runner.entrant.is_out:
                 runner.regions = runner.ready.profile(values)
-        race = select_winner(runners, [], rounds, BOUNDS.rules.least)
+        race = select_winner(runners, [], rounds, BOUNDS.rules.least, choose=choose_fastest)
         by_plan = {id(one.plan): one for one in attempts}
         contenders = []
         for found in race.contenders:
@@ -205,7 +205,10 @@ class _Lowering:
             plans=tuple(one.to_record() for one in attempts),
             notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
             forms=tuple(one for one in map(Attempt.to_form, attempts) if one is not None),
-            table=next((one.form.table for one in (chosen, *attempts) if one.form is not None), None),
+            form="static" if chosen.form is None else chosen.form.kind,
+            is_balanced=chosen.form is not None and bool(chosen.form.balance),
+            table=next((one.form.table for one in attempts if one.form is not None and one.form.table is not None), None),
+            balance=next((one.form.balance for one in attempts if one.form is not None and one.form.balance), ()),
         )
 
 
@@ -260,17 +263,14 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
     return [load_engine(engine) for engine in sorted(sound, key=rank)]
 
 
-def _list_promising(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the plans within the budget that may be the fastest, by their first calls."""
+def _list_racing(attempts: Sequence[Attempt], limit: float, exact: float) -> list[Attempt]:
+    """Return the plans that race; the others within the budget are given the time of their first calls."""
     within = [one for one in attempts if one.is_in_budget]
-    best = min((one.first_calls for one in within), default=0.0)
+    racing = list_contenders(within, limit, exact)
     for one in within:
-        if one.first_calls > BOUNDS.worse * best:
-            one.is_slow, one.note, one.seconds = True, "by its first calls, and not raced", one.first_calls
-    fastest = sorted((one for one in within if not one.is_slow), key=lambda one: one.first_calls)
-    for one in fastest[MOST_RACING:]:
-        one.note, one.seconds = "by its first calls, and not raced", one.first_calls
-    return fastest[:MOST_RACING]
+        if one not in racing:
+            one.note, one.seconds = "by its first calls, and not raced", one.first_calls
+    return racing
 
 
 def without_ratio(one: CandidateResult) -> CandidateResult:
@@ -283,11 +283,12 @@ def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRec
     """Return the nodes that could be quantized and stay in float32, the worst first."""
     if chosen.form is None:
         return ()
-    found = []
+    integers, found = search.integers, []
+    errors = integers.find_errors(chosen.form)
     for at in chosen.form.kept:
-        node = search.prepared.nodes[at]
-        error = search.errors.get(node.name)
-        why = "asked for" if at in search.fixed else "its error"
+        node = integers.prepared.nodes[at]
+        error = errors.get(node.name)
+        why = "asked for" if at in integers.fixed else "its error"
         found.append(KeptNodeRecord(at, node.name[:400], node.op, error, why))
     return sorted(found, key=lambda one: -(one.error or 0.0))
 

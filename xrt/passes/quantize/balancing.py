@@ -18,7 +18,7 @@ from xrt.formats.onnx.names import FreshNames
 from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.passes.quantize.weights import find_inner_axis
 
-__all__ = ["balance_channels", "list_balanced_values"]
+__all__ = ["balance_channels", "find_channel_factors", "list_balanced_values", "scale_channels"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -47,25 +47,39 @@ def balance_channels(function: Function, magnitudes: Mapping[str, Array], streng
     nothing of their differences, with 1 the weights get all of them. Types must be known: infer shapes first. Ranges must be
     calibrated on the result. Raises OptionError for a strength that is not from 0 to 1.
     """
+    return scale_channels(function, find_channel_factors(function, magnitudes, strength))
+
+
+def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> dict[str, Array]:
+    """Return what `balance_channels` divides the channels of each value by."""
     if not 0 <= strength <= 1:
         raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
+    named = ((group, group.node.outputs[0]) for group in _find_groups(function))
+    return {name: _find_factors(group, function, magnitudes[name], strength) for group, name in named if name in magnitudes}
+
+
+def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function:
+    """Return the Function with the channels of values divided by factors, and the weights that read them multiplied.
+
+    Factors that are powers of two change no digit of a number. Types must be known: infer shapes first.
+    """
     names, constants = FreshNames(function), dict(function.constants)
     changed: dict[str, Node] = {}
 
-    def scale(node: Node, slot: int, factors: Array) -> Node:
+    def scale(node: Node, slot: int, by: Array) -> Node:
         name = names.take(f"{node.name}_balanced_{slot}")
         array = function.constants[node.inputs[slot]].array
-        constants[name] = Constant((array * factors).astype(array.dtype))
+        constants[name] = Constant((array * by).astype(array.dtype))
         return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))
 
     for group in _find_groups(function):
-        if group.node.outputs[0] not in magnitudes:
+        own = factors.get(group.node.outputs[0])
+        if own is None:
             continue
-        factors = _find_factors(group, function, magnitudes[group.node.outputs[0]], strength)
-        node = scale(group.node, 1, 1 / factors)
-        changed[node.name] = scale(node, 2, 1 / factors) if any(node.inputs[2:]) else node
+        node = scale(group.node, 1, 1 / own)
+        changed[node.name] = scale(node, 2, 1 / own) if any(node.inputs[2:]) else node
         for product in group.products:
-            changed[product.name] = scale(product, 1, factors if find_inner_axis(product) else factors[:, None])
+            changed[product.name] = scale(product, 1, own if find_inner_axis(product) else own[:, None])
     if not changed:
         return function
     nodes = [changed.get(node.name, node) for node in function.nodes]
