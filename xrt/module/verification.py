@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.module.tracebacks import shorten_tracebacks
-from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from xrt.module.output_checks import OutputChecks
     from xrt.module.specialization import Specialization
     from xrt.verify import FailingSubgraph, Verification
+    from xrt.verify.progress import Progress
 
 __all__ = ["Verifiable"]
 
@@ -26,7 +26,7 @@ class Verifiable:
     _observers: tuple[ModuleCalibration, ...] = ()
     """The open calibrations."""
 
-    def verify(self, *args: Any, inner: bool = True, progress: Progress = ignore_progress, **named: Any) -> Verification:
+    def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
         """Compare every region with the reference engine on such inputs, and with ``inner`` every value inside.
 
         If one differs, other installed engines compute the node: if they agree with its engine, the reference is wrong. Prints as
@@ -36,14 +36,15 @@ class Verifiable:
         from xrt.placement.reference import evaluate
         from xrt.runtime import to_host
         from xrt.verify import verify
+        from xrt.verify.progress import ignore_progress
 
         values = self._check_inputs(args, named)
         build, given, witnesses = self._specialize(values), to_host(values), self._checks.witnesses
         engines, plan = build.engines, build.plan
         terms = build.full_function(), plan, engines.by_spec, given, evaluate, engines.context
-        return verify(*terms, inner=inner, progress=progress, witnesses=witnesses)
+        return verify(*terms, inner=inner, progress=progress or ignore_progress, witnesses=witnesses)
 
-    def bisect(self, *args: Any, progress: Progress = ignore_progress, **named: Any) -> FailingSubgraph | None:
+    def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
         """Return the smallest part of a region that differs from the reference engine on such inputs; None if none does.
 
         ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
@@ -52,11 +53,12 @@ class Verifiable:
         from xrt.placement.reference import evaluate
         from xrt.runtime import to_host
         from xrt.verify import bisect_plan
+        from xrt.verify.progress import ignore_progress
 
         values = self._check_inputs(args, named)
         build, given, witnesses = self._specialize(values), to_host(values), self._checks.witnesses
-        engines = build.engines
-        return bisect_plan(build.plan, engines.by_spec, given, evaluate, engines.context, progress=progress, witnesses=witnesses)
+        terms = build.plan, build.engines.by_spec, given, evaluate, build.engines.context
+        return bisect_plan(*terms, progress=progress or ignore_progress, witnesses=witnesses)
 
     def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
         """Return the ranges of the values that quantization may need, over batches of inputs.

@@ -15,7 +15,6 @@ from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed
 from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_frame
-from xrt.runtime.call_memory import ValueCounter, find_peak
 from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import MemoryPlan, ValueTable, plan_memory
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from xrt.graph import Type
     from xrt.partition import Plan
     from xrt.runtime.arena import Arena, ArenaPlan
+    from xrt.runtime.call_memory import ValueCounter
     from xrt.runtime.profile import Profile
     from xrt.runtime.state import Update
 
@@ -115,7 +115,7 @@ class Program:
             check_updated(self._slots.names[target], inputs[target])
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
         frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
-        counter = ValueCounter(self._slots, frame, inputs, options.out, self.arena_bytes) if options.profile else None
+        counter = self._make_counter(frame, inputs, options) if options.profile else None
         self._play(self._observed(frame, counter, inspection))
         results = self._finish(frame.slots, inputs, options)
         if counter is not None:
@@ -166,6 +166,11 @@ class Program:
         names += [before for step in begun if step.executable.updates_inputs for before, _ in step.launch.function.aliases]
         given = {self._slots.names[slot] for slot in self._slots.inputs}
         return tuple(dict.fromkeys(name for name in names if name in given))
+
+    def _make_counter(self, frame: CallFrame, inputs: Sequence[Any], options: RunOptions) -> ValueCounter:
+        from xrt.runtime.call_memory import ValueCounter
+
+        return ValueCounter(self._slots, frame, inputs, options.out, self.arena_bytes)
 
     def _observed(self, frame: CallFrame, counter: ValueCounter | None, inspection: OutputInspector | None) -> Sequence[Action]:
         actions: Sequence[Action] = frame.actions
@@ -288,6 +293,8 @@ class Program:
 
     def profile(self) -> Profile:
         """Return the times of the launches, and the memory, over the calls that asked to be profiled."""
+        from xrt.runtime.call_memory import find_peak
+
         found = self._recorder.read()
         if (held := self._recorder.held) is None:
             return found
