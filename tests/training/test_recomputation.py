@@ -150,8 +150,10 @@ def test_a_wait_that_is_written_as_a_value_changes_no_number(size: int) -> None:
     with builder:
         x, y = (builder.input(name, TensorType(DType.FLOAT32, ("N", 2))) for name in "xy")
         first, second = ops.Exp(x), ops.Cast(y, to=DType.INT64)
+        builder.output(ops.Sqrt(y), "kept")
         with builder.after(first, second):
-            builder.output(ops.Sqrt(y), "root")
+            builder.output(ops.Sqrt(y), "again")
+            builder.output(ops.Neg(y), "alone")  # equal to none: it stays as it is
         builder.output(first, "first")
         builder.output(second, "second")
     function = builder.function()

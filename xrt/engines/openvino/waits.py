@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,11 @@ LEAST_OPSET = 13
 
 
 def write_waits(function: Function) -> Function:
-    """Return the Function in which a node that waits reads its smallest input through a Where, which reads what it waits for too.
+    """Return the Function in which a node that waits, and is equal to another one, is not equal to it any more.
 
-    Its condition is true, which only the run shows: ``b or not b``, where b is the first element of a result as a boolean. So a
-    value that is computed again for a gradient is not the first one, kept. Linear.
+    It reads its smallest input through a Where, which reads what it waits for too. The condition is true, which only the run
+    shows: ``b or not b``, where b is the first element of a result as a boolean. So a value that is computed again for a gradient
+    is not the first one, kept. Other nodes that wait stay as they are: the library runs a region as a whole. Linear.
     """
     if not any(node.control for node in function.nodes) or function.opset() < LEAST_OPSET:
         return function
@@ -33,6 +35,7 @@ class _Waits:
     def __init__(self, function: Function) -> None:
         self.function = function
         self.constants: dict[str, Constant] = {}
+        self._equal = Counter(map(_identify, function.nodes))
         self.names = Names()
         for name in (*function.value_names(), *(node.name for node in function.nodes)):
             self.names.take(name)
@@ -42,6 +45,9 @@ class _Waits:
         return self.function.replace(nodes=nodes, constants={**self.function.constants, **self.constants})
 
     def _delay(self, node: Node) -> Iterator[Node]:
+        if not node.control or self._equal[_identify(node)] == 1:
+            yield node
+            return
         read = {name: size for name in node.inputs if (size := self._get_size(name))}
         awaited = [name for other in node.control for name in self.function.node(other).defines if self._get_size(name)]
         if not read or not awaited:
@@ -91,3 +97,8 @@ class _Waits:
         if is_constant or not isinstance(type_, TensorType) or type_.dtype is DType.STRING:
             return 0
         return math.inf if type_.nbytes is None else type_.nbytes
+
+
+def _identify(node: Node) -> tuple[object, ...]:
+    """Return what nodes that the library computes once have in common; attributes may still differ."""
+    return node.domain, node.op, node.inputs
