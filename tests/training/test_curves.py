@@ -1,4 +1,8 @@
-"""200 steps of four networks on each engine and mixture: the loss of each step, and the parameters at the end, are PyTorch's."""
+"""200 steps of four networks on each engine and mixture: the loss of each step, and the parameters at the end, are PyTorch's.
+
+They are within 1e-3, or within four times what PyTorch is from itself when each weight is rounded once more in each step: the
+ResNet with BatchNormalization makes 5e-3 of that in 200 steps, so that a processor's order of summation decides its last losses.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +55,22 @@ def batches(name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     return islice(cycle(make(name)[1]), STEPS)
 
 
+ROUNDINGS = (1, 2, 3)
+"""Seeds of the trainings whose weights are rounded once more in each step."""
+
+
 @cache
-def train_in_torch(name: str) -> tuple[list[float], Arrays]:
-    """Return the losses, and the parameters and buffers after them."""
+def train_in_torch(name: str, rounding: int = 0) -> tuple[list[float], Arrays]:
+    """Return the losses, and the parameters and buffers after them; with a seed each weight is one rounding off in each step."""
     module, _ = make(name)
+    generator = torch.Generator().manual_seed(rounding)
     _, make_optimizer, rate = OPTIMIZERS[name]
     optimizer = make_optimizer(module.parameters(), lr=rate)
     losses = []
     for x, labels in batches(name):
+        for weight in module.parameters() if rounding else ():
+            signs = 2 * torch.randint(0, 2, weight.shape, generator=generator) - 1
+            weight.data.mul_(1 + signs * 2.0**-23)
         optimizer.zero_grad()
         loss = module(x, labels)
         loss.backward()
@@ -75,14 +87,17 @@ def capture(name: str) -> tuple[Function, list[str], Arrays]:
 
 
 def check(name: str, losses: list[float], state: Arrays) -> None:
-    """Raise AssertionError unless losses and state are PyTorch's within 1e-3."""
+    """Raise AssertionError unless losses and state are PyTorch's within 1e-3, or within what rounding makes of them."""
     expected, after = train_in_torch(name)
-    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    others = [train_in_torch(name, seed) for seed in ROUNDINGS]
+    apart = np.maximum.accumulate([abs(np.divide(other, expected) - 1) for other, _ in others], axis=1).max(axis=0)
+    np.testing.assert_array_less(abs(np.divide(losses, expected) - 1), np.maximum(1e-3, 4 * apart))
     assert expected[-1] < 0.9 * expected[0], "the network learns nothing"
     for key, value in state.items():
         if key in after:
             scale = abs(after[key]).max()
-            np.testing.assert_allclose(value / scale, after[key] / scale, atol=1e-3, err_msg=key)
+            by_rounding = max(abs(other[key] - after[key]).max() / scale for _, other in others)
+            np.testing.assert_allclose(value / scale, after[key] / scale, atol=max(1e-3, 4 * by_rounding), err_msg=key)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
