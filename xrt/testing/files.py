@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError
 from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, Function, Value
-from xrt.testing.corpus.entry import CorpusEntry
+
+if TYPE_CHECKING:
+    from xrt.testing.corpus.entry import CorpusEntry  # whose package reads entries from files
 
 __all__ = ["read_entries", "read_entry", "write_entry"]
 
@@ -51,6 +53,8 @@ def read_entry(path: Path) -> CorpusEntry:
     parts = [part.partition("\n")[2] for part in f"\n{rest}".split("%% ")]
     if not why.startswith(_WHY) or len(parts) != 3:
         raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")
+    from xrt.testing.corpus.entry import CorpusEntry
+
     function, inputs, expected = (parse(part) for part in parts)
     return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
 
