@@ -3,7 +3,7 @@
 *live*: BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 with random weights whose
 activations are live. Each engine in each precision that it has here, and auto with budgets of 0, 0.1, 1 and 5 %: errors are of
 outputs, on examples that were neither calibrated nor validated on. *trained*: classifiers that are trained here, auto with a
-budget of one point of accuracy, beside ONNX Runtime's static quantization and NNCF's accuracy control in their own runtimes.
+budget of one point of accuracy, and ONNX Runtime's static quantization and NNCF's accuracy control in their own runtimes.
 *qdq*: quantized models that these tools have made, on XRT's engines and on the libraries alone. All candidates of a model take
 turns in one process.
 

@@ -182,7 +182,7 @@ def measure_live(name: str, asked: Asked) -> dict[str, Any]:
 
 
 def measure_trained(name: str, asked: Asked) -> dict[str, Any]:
-    """Return the figures of a trained classifier, beside what other tools make of it in their own runtimes."""
+    """Return the figures of a trained classifier, and of what other tools make of it in their own runtimes."""
     model = train_model(name, is_small=asked.is_quick)
     calibrate, validate, unseen = asked.draw(model, has_metric=True)
     with ExitStack() as stack:
@@ -258,7 +258,7 @@ def measure_qdq(name: str, asked: Asked) -> dict[str, Any]:
 def _compare_engines(
     path: Path, asked: Asked, examples: list[Any], exact: list[list[Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a row for each engine beside its library, all of which take turns, and what was refused."""
+    """Return a row for each engine and its library, all of which take turns, and what was refused."""
     candidates: dict[str, Candidate] = {}
     left: dict[str, str] = {}
     with ExitStack() as stack:

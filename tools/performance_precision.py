@@ -29,7 +29,7 @@ def list_tables(figures: Figures) -> Iterator[str]:
         )
     if quantized := _measured(figures, "qdq"):
         columns = ("model", "made by", "engine", "ms", "alone, ms", "ratio", "difference", "to the reference", "alone")
-        yield "Quantized models of other tools, beside the libraries alone:\n\n" + table(columns, list_quantized(quantized))
+        yield "Quantized models of other tools, and the libraries alone:\n\n" + table(columns, list_quantized(quantized))
     if left := list(list_left(figures)):
         yield "Left out:\n\n" + "\n".join(left) + "\n"
 

@@ -43,7 +43,7 @@ def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[st
         if possible
         else ["sh", "-c", f"ulimit -f 4; exec {program}"]
     )
-    # bytecode that may not grow either is left cut short, beside the sources, for all later processes
+    # bytecode that may not grow either would be cut short in the sources' folder, for all later processes
     environment = {**os.environ, "HOME": str(folder.parent), "XRT_CACHE": "on", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -15,27 +15,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xrt
+from tests.cli.locks import BUDGET, NEVER, altered
 from tests.cli.test_cache_and_bundles import call
 from tests.damaging import mutants
 from tests.module.test_faults import chain
 from xrt.cache import default_cache
-from xrt.cli import check
 from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval
-from xrt.models import sample_inputs
-from xrt.passes import specialize
 from xrt.placement import TuningResult
 from xrt.placement.regression_check import RegressionResult
 from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
-
-NEVER = "9900%"
-"""What no plan becomes slower by, however busy the machine is."""
-BUDGET = ("--budget", "40s", "--gate", "1s")
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +69,6 @@ def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.Capt
     code, out, err = call(capsys, "check", str(lock), "--budget", "2s", "--max-regress", NEVER)
     assert (code, err) == (0, "")
     assert out.startswith("held: ") and f"time over that of {made.baseline.plan}: " in out  # type: ignore[union-attr]
-
-
-def altered(lock: Path, change: Any) -> str:
-    facts = json.loads(lock.read_text())
-    change(facts)
-    lock.write_text(json.dumps(facts))
-    return str(lock)
 
 
 def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,10 +188,10 @@ def test_a_lock_that_was_tuned_for_throughput_is_put_under_load(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whatever the load gives, the result of the plan's turns is there too; a regression counts if two processes have seen it."""
-    told = []
+    calls = []
 
     def repeat(module: xrt.XRTModule, held: PlacementFile, values: Any, limit: float, budget: float, **more: Any) -> Any:
-        told.append((module.threads, limit, budget, more["seed"], len(values)))
+        calls.append((module.threads, limit, budget, more["seed"], len(values)))
         return LoadCheckResult(state, limit, SERVING, 952.4, RatioInterval(0.012, 0.011, 0.013), 6, 0.1)
 
     class Second:
@@ -225,7 +212,7 @@ def test_a_lock_that_was_tuned_for_throughput_is_put_under_load(
     more = ("--budget", "1s", "--max-regress", NEVER, *asked)
     found, out, _ = call(capsys, "check", path, *more)
     assert found == code
-    assert told == [(1, 99.0, 1.0, 0, 1)]
+    assert calls == [(1, 99.0, 1.0, 0, 1)]
     assert out.startswith("held: ")
     is_open = state == "undecided" or second == "held"
     phrase = "not decided, the noise is too large" if is_open else state
@@ -361,92 +348,6 @@ def test_what_is_interrupted_is_not_locked(
     code, _, err = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
     assert (code, target.exists()) == (INTERRUPTED, False)
     assert err.endswith(f"interrupted: nothing is locked; {target} is as it was\n")
-
-
-# ---------------------------------------------------------------------- the inputs that it was measured on
-
-
-@pytest.fixture(scope="module")
-def of_four(place: Path) -> Path:
-    """A model of any batch, and its lock for inputs of which one is from a file, and says that it is of four."""
-    rows = TensorType(DType.FLOAT32, ("batch", 3))
-    nodes = (Node("Add", ("x", "z"), ("s",), name="add"), Node("Exp", ("s",), ("e",), name="exp"), Node("Cos", ("e",), ("y",)))
-    inputs = (Value("x", rows), Value("z", rows))
-    onnx.save(Function(inputs, (Value("y", rows),), nodes, opsets={"": 20}, name="rows"), place / "rows.onnx")
-    np.save(place / "x.npy", np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
-    return place / "rows.onnx"
-
-
-@pytest.fixture
-def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    target = place / "locks" / "rows.lock"
-    if not target.exists():
-        given = ("--input", f"x={place / 'x.npy'}", "--seed", "7")
-        code, _, err = call(capsys, "lock", str(of_four), "-e", "ort,toy", "-o", str(target), *given, *BUDGET)
-        assert code == 0, err
-    (tmp_path / "locks").mkdir()
-    for file in (of_four, place / "x.npy"):
-        shutil.copy(file, tmp_path)
-    return Path(shutil.copy(target, tmp_path / "locks"))
-
-
-def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
-    made = read_placement(rows)
-    assert made.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
-    assert made.values == {"x": "../x.npy"} and made.model["seed"] == "7"
-
-
-def test_a_check_is_made_on_what_the_lock_was_measured_on(
-    rows: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    checked = check.check_module
-
-    def noted(module: Any, lock: PlacementFile, values: Any, *more: Any) -> Any:
-        seen.extend(values)
-        return checked(module, lock, values, *more)
-
-    monkeypatch.setattr(check, "check_module", noted)
-    code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
-    assert (code, "not where it was locked" in out) == (0, False)
-    np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))
-    drawn = sample_inputs(specialize(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
-    np.testing.assert_array_equal(seen[1], drawn["z"])
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (Path.unlink, "the values of input 'x', in ../x.npy, are not to be had: there is no input file "),
-        (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not to be had: "),
-        (
-            lambda path: np.save(path, np.zeros((2, 3))),
-            "the values of input 'x', in ../x.npy, were float32[4,3] and are float64[2,3]",
-        ),
-    ],
-)
-def test_values_that_are_not_to_be_had_are_reported_and_drawn(
-    change: Any, told: str, rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(rows.parent.parent / "x.npy")
-    code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
-    assert code == 0
-    assert out.startswith(f"not where it was locked: {told}")
-
-
-def test_a_lock_of_an_earlier_version_is_checked_on_its_shapes(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = altered(rows, lambda facts: facts.pop("values"))
-    code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", NEVER)
-    assert (code, "not where it was locked" in out) == (0, False)
-
-
-def test_arrays_of_an_archive_are_found_again(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez(rows.parent.parent / "all.npz", x=np.ones((4, 3), np.float32), other=np.ones(2))
-    path = altered(rows, lambda facts: facts.update(values={"x": "../all.npz", "z": "../all.npz"}))
-    code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", NEVER)
-    assert code == 0
-    (line,) = [line for line in out.splitlines() if line.startswith("not where it was locked: ")]
-    assert line == "not where it was locked: the values of input 'z', in ../all.npz, are not to be had: it has no array 'z'"
 
 
 def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:

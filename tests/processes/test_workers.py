@@ -158,7 +158,7 @@ def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerPr
 
 
 def test_a_lower_priority_is_that_of_its_session_too(start: Callable[..., WorkerProcess]) -> None:
-    """Where Linux groups processes by session, the nice value of a process does not count beside other sessions."""
+    """Where Linux groups processes by session, the nice value of a process does not count against other sessions."""
     here, there = (start(niceness=niceness).ask({"do": "niceness"})[0] for niceness in (0, 7))
     assert there["own"] == min(here["own"] + 7, 19)
     assert there["session"] in (None, there["own"])

@@ -288,7 +288,7 @@ def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_rea
 
 
 def test_a_body_that_does_not_arrive_is_refused() -> None:
-    """Ray hands a request anew where a replica died, and the body is gone with that one: nothing comes, no end either."""
+    """Ray hands on the requests of a replica that died, and their bodies are gone with it: nothing comes, no end either."""
     application = one_model(max_queue=3, body_timeout=0.01)
 
     async def test() -> None:
