@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGNMENT", "make_aligned", "make_aligned_block"]
+__all__ = ["ALIGNMENT", "make_aligned_array", "make_aligned_block"]
 
 ALIGNMENT = 64
 """Bytes of a line of the cache, and of the widest vector; TVM and XLA take memory without a copy only at such addresses."""
@@ -21,7 +21,7 @@ def make_aligned_block(nbytes: int) -> np.ndarray[Any, Any]:
     return block[skip : skip + nbytes]
 
 
-def make_aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def make_aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return an array of any content that begins at a multiple of `ALIGNMENT`; one of objects as NumPy makes it."""
     if dtype.hasobject:
         return np.empty(shape, dtype)

@@ -6,6 +6,7 @@ Code that opens files maps them as a `Mapping`, which identifies every array ove
 from __future__ import annotations
 
 import mmap
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,15 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FileIdentity", "Mapping", "find_file_offset", "is_borrowed", "is_mapped", "release"]
+__all__ = ["FileIdentity", "Mapping", "Stamp", "find_file_offset", "is_borrowed", "is_mapped", "make_stamp", "release"]
+
+Stamp = tuple[int, ...]
+"""A file as it is: device, inode, size and the times at which its content and its inode changed, in nanoseconds."""
+
+
+def make_stamp(status: os.stat_result) -> Stamp:
+    """Return what tells a file from another, and from itself after a change, unless that is within the clock's grain."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class FileIdentity(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, OptionError, did_you_mean
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
-from xrt.graph.aligned_arrays import make_aligned
+from xrt.graph.aligned_arrays import make_aligned_array
 from xrt.graph.state import Capacity, find_capacity
 from xrt.module.model_source import StaticModel, TracedModel, make_source
 from xrt.runtime import inputs
@@ -195,7 +195,7 @@ class StatefulFunction:
         return self._fill(name, shape, type_.dtype.numpy)
 
     def _fill(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        array = make_aligned(shape, dtype)
+        array = make_aligned_array(shape, dtype)
         array.fill(self.states[name].fill)
         return array
 
@@ -214,7 +214,7 @@ class StatefulFunction:
         declared = Value(name, self._type(name))
         array = inputs.normalize(declared, value)
         inputs.check((declared,), (array,))
-        copy = make_aligned(array.shape, array.dtype)
+        copy = make_aligned_array(array.shape, array.dtype)
         np.copyto(copy, array)
         return copy
 

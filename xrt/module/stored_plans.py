@@ -21,13 +21,13 @@ import numpy as np
 from xrt.cache.disk.open_files import MOST_FILES, OpenFiles, check_unchanged
 from xrt.cache.disk.plan_store import MOST_PLANS, OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
 from xrt.cache.disk.tier import DiskTier
-from xrt.cache.disk.weight_hashes import Stamp, identify_file
+from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
 from xrt.graph.deferred_function import StaleFunction
 from xrt.graph.function import Function
-from xrt.graph.memory_map import find_file_offset
+from xrt.graph.memory_map import Stamp, find_file_offset
 from xrt.graph.types import TensorType
 from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
 from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from xrt.cache.disk.weight_hashes import Stamp, identify_file
+from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import ModelError
 from xrt.graph.deferred_function import StaleFunction
+from xrt.graph.memory_map import Stamp, make_stamp
 
 __all__ = ["MOST_FILES", "OpenFiles", "check_unchanged"]
 
@@ -43,8 +44,7 @@ class OpenFiles:
 
     def _check(self, number: int) -> None:
         path, stamp = self._files[number]
-        status = os.fstat(self._open[number].fileno())
-        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) != stamp:
+        if make_stamp(os.fstat(self._open[number].fileno())) != stamp:
             raise StaleFunction(f"{path} has changed since the module was made")
 
     def read(self, number: int, offset: int, size: int) -> Any:

@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from xrt.cache.disk.weight_hashes import Stamp, identify_file
+from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import BundleError, CacheError
 from xrt.formats.container import Buffer, Container
 from xrt.graph.dtypes import DType
+from xrt.graph.memory_map import Stamp
 from xrt.graph.types import TensorType, Value
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from xrt.errors import BundleError, CacheError
+from xrt.graph.memory_map import Stamp, make_stamp
 
 if TYPE_CHECKING:
     from xrt.cache.disk.store import Store
     from xrt.graph import Constant, Function
 
-__all__ = ["Stamp", "WeightHashStore", "identify_file"]
+__all__ = ["WeightHashStore", "identify_file"]
 
 KIND = "weights memo"
 FORMAT = 1
@@ -36,8 +37,6 @@ DIGEST = 32
 
 _SECTION = "memo"
 
-Stamp = tuple[int, ...]
-
 
 def identify_file(path: Path) -> Stamp | None:
     """Return what tells a file from itself after a change; None for none, and for one that has changed just now."""
@@ -47,7 +46,7 @@ def identify_file(path: Path) -> Stamp | None:
         return None
     if max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED > time.time_ns():
         return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return make_stamp(status)
 
 
 class WeightHashStore:

@@ -18,7 +18,7 @@ from xrt.engines.xla.errors import summarize_error
 from xrt.engines.xla.program import XlaProgram, split_threads
 from xrt.engines.xla.serialization import export_program, load_program
 from xrt.errors import RunFailed
-from xrt.graph.aligned_arrays import ALIGNMENT, make_aligned
+from xrt.graph.aligned_arrays import ALIGNMENT, make_aligned_array
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -129,7 +129,7 @@ def _align(x: Any) -> Any:
     """Return an input where XLA reads it in place: a large one elsewhere it would copy, and compute, in another thread."""
     if not isinstance(x, np.ndarray) or x.nbytes <= COPIED_AT_ONCE or x.ctypes.data % ALIGNMENT == 0:
         return x
-    aligned = make_aligned(x.shape, x.dtype)
+    aligned = make_aligned_array(x.shape, x.dtype)
     np.copyto(aligned, x)
     return aligned
 

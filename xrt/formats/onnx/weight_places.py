@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.formats.file_mapping import map_file
-from xrt.graph.memory_map import find_file_offset
+from xrt.graph.memory_map import Stamp, find_file_offset, make_stamp
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
@@ -33,8 +33,8 @@ class Place(NamedTuple):
 class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a file, in memory of their own; views of them are plain arrays."""
 
-    stamp: tuple[int, ...] = ()
-    """The file as it was when it was read: device, inode, size and the times of its last changes."""
+    stamp: Stamp = ()
+    """The file as it was when it was read."""
     start: int = 0
     """The place of the first byte in the file."""
 
@@ -45,8 +45,7 @@ def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
 
     length = end - start
     part = make_aligned_block(length).view(FilePart)
-    status = os.fstat(file.fileno())
-    part.stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    part.stamp = make_stamp(os.fstat(file.fileno()))
     part.start = start
     file.seek(start)
     if file.readinto(part.data) != length:
@@ -54,7 +53,7 @@ def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
     return part.data
 
 
-def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], int] | None:
+def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
     """Return the stamp of the file that a C-contiguous array was read from, and its place there; None for any other array."""
     if not array.flags.c_contiguous:
         return None
@@ -66,7 +65,7 @@ def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], int] 
     return None
 
 
-def find_places(path: Path, stamp: tuple[int, ...], constants: Mapping[str, Constant]) -> dict[str, Place]:
+def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, Place]:
     """Return where constants are in a model's file, which has this stamp, or its external data.
 
     One that was read from no file, or from another state of it, is left out. Nothing is read.
