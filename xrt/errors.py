@@ -9,7 +9,8 @@
     │   ├── EngineUnavailable              registered, but its library is missing or broken
     │   ├── CompileRefused                 the engine declines a function, with the reason
     │   ├── CompileFailed                  the engine's library failed while it compiled
-    │   └── RunFailed (RuntimeError)       the engine failed while it ran, or gave wrong results
+    │   ├── RunFailed (RuntimeError)       the engine failed while it ran, or gave wrong results
+    │   └── StageLost (RuntimeError)       the process of a stage has ended, or does not answer
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError                         an entry of the cache cannot be read
     ├── BundleError (ValueError)           a bundle cannot be read or written
@@ -67,6 +68,7 @@ __all__ = [
     "RunFailed",
     "SelfTestFailed",
     "SignatureWarning",
+    "StageLost",
     "UnknownEngine",
     "XRTError",
     "XRTWarning",
@@ -114,7 +116,7 @@ class OptionError(XRTError, ValueError):
 
 
 class EngineError(XRTError):
-    """An engine, as opposed to the model, has a problem: the base of the next five.
+    """An engine, as opposed to the model, has a problem: the base of the next six.
 
     Raised itself where two distributions register one name, or where a class breaks the engine contract.
 
@@ -178,6 +180,19 @@ class RunFailed(EngineError, RuntimeError):
         super().__init__(message)
         self.region = region
         self.updated = updated
+
+
+class StageLost(EngineError, RuntimeError):
+    """The process of a stage of a pipeline cannot be started, has ended, or does not answer in the time given.
+
+    ``stages`` has the numbers of the stages, from 0; it is empty where none is known. The error of Ray is chained.
+
+    Remedy: ``p.rebuild()`` starts again what has ended. Where a stage is slow, give ``xrt.ray.pipeline`` a longer ``timeout``.
+    """
+
+    def __init__(self, message: str, stages: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.stages = stages
 
 
 class PlanError(XRTError, ValueError):

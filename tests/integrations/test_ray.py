@@ -1,4 +1,4 @@
-"""XRT on a small cluster of Ray: threads as granted, every row once whatever dies, and a model in parts equal to the whole."""
+"""XRT on a small cluster of Ray: threads as granted, and every row once whatever dies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import xrt
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
-from xrt.errors import EngineError, OptionError
+from xrt.errors import EngineError
 from xrt.integrations.batch import BatchJob
-from xrt.ray import Predictor, pipeline, predict, run_cluster_job
+from xrt.ray import Predictor, predict, run_cluster_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the warnings of Ray and its libraries are theirs
 
@@ -144,45 +144,3 @@ def test_an_error_of_a_row_is_the_one_of_this_machine(cluster, tmp_path):
     pq.write_table(pa.table({"index": [1, 99]}), tmp_path / "rows.parquet")
     with pytest.raises(EngineError):
         run_cluster_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",)), [str(tmp_path / "rows.parquet")], tmp_path / "out")
-
-
-def test_a_pipeline_equals_the_whole_model(cluster, tmp_path):
-    model = write_model(tmp_path, SCALE)
-    rng = np.random.default_rng(0)
-    x, bias = rng.random((7, 3), "float32"), rng.random(7, "float32")
-    with xrt.XRTModule(model, engine="ort") as module:
-        expected = module(x, bias)
-        parts = [module(x[i : i + 1], bias[i : i + 1]) for i in range(7)]
-    with pipeline(model, 2, engine="ort", micro_batch=2) as found:
-        assert [process.threads for process in found.processes] == [1, 1]
-        assert [sum(len(launch.nodes) for launch in stage.plan.launches) for stage in found.stages] == [2, 2]
-        for mine, whole in zip(found(x, bias=bias), expected, strict=True):
-            np.testing.assert_array_equal(mine, whole)
-        streamed = list(found.map((x[i : i + 1], bias[i : i + 1]) for i in range(7)))
-        for mine, whole in zip(streamed, parts, strict=True):
-            for a, b in zip(mine, whole, strict=True):
-                np.testing.assert_array_equal(a, b)
-        with pytest.raises(xrt.errors.InputError) as caught:
-            found(x.astype("float64"), bias)
-        assert str(caught.value) == "input 'x' must be float32; got float64; convert it with .astype('float32')"
-    with pytest.raises(OptionError) as closed:
-        found(x, bias)
-    assert str(closed.value) == "the pipeline is closed; make another one: xrt.ray.pipeline(...)"
-
-
-def test_a_stage_that_dies_ends_the_call(cluster, tmp_path):
-    import ray
-
-    with pipeline(write_model(tmp_path, SCALE), 2, engine="toy") as found:
-        ray.kill(found._actors[1])
-        with pytest.raises(ray.exceptions.RayError):
-            found(np.ones((1, 3), "float32"), np.ones(1, "float32"))
-
-
-def test_an_error_in_a_stage_is_the_engines(cluster, tmp_path):
-    text = LOOKUP.replace("y = Gather (table, index)", "z = Gather (table, index) y = Neg (z)")
-    with pipeline(write_model(tmp_path, text), 2, engine="toy") as found:
-        good, bad = np.array([1, 2]), np.array([99])
-        with pytest.raises(EngineError):
-            found(bad)
-        np.testing.assert_array_equal(found(good), [-2, -4])

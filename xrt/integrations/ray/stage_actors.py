@@ -1,6 +1,6 @@
-"""A model in parts: one actor of Ray for each stage of its plan, in a row, with values passed by a compiled graph.
+"""A model in parts: one actor of Ray for each stage of its plan, in a row.
 
-Each actor reads the model from a path that its machine has, and touches the weights of its stage alone: they are mapped.
+`stage_process` has what runs in each process, `stage_channels` how values go from one to the next.
 """
 
 from __future__ import annotations
@@ -8,20 +8,29 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from xrt.errors import EngineError, InputError, OptionError, XRTError
+from xrt.errors import InputError, OptionError, StageLost
 from xrt.graph import TensorType, Value
 from xrt.integrations.batch.model import open_model
-from xrt.integrations.ray.grant import count_granted_threads, import_ray
-from xrt.module.stages import compile_stage
-from xrt.partition.stages import cut_plan
+from xrt.integrations.ray.grant import import_ray
+from xrt.integrations.ray.stage_channels import ActorCalls, ChannelKind, CompiledGraph, StageChannel, choose_channel
+from xrt.integrations.ray.stage_process import (
+    StageFailure,
+    StageProcess,
+    StageSource,
+    describe_process,
+    end_stages,
+    find_lost_stages,
+    load_stages,
+    name_stages,
+    start_stages,
+)
 from xrt.runtime import inputs as given_inputs
 
 if TYPE_CHECKING:
@@ -29,11 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StagePipeline", "pipeline"]
 
-FRAME = 1 << 20
-"""Bytes of a message between stages beyond its values."""
-WAIT = 86_400.0
-"""Seconds that a message may take: a stage may be slow, and Ray ends the wait where an actor dies. Ray 2.60 takes -1, which it
-documents as no limit, for no time at all."""
+ANSWER = 5.0
+"""Seconds in which a process that computes nothing says that it lives: whether a stage is late or idle is told by that."""
 AHEAD = 2
 """Micro-batches for each stage that are on their way at the same time."""
 
@@ -48,6 +54,8 @@ def pipeline(
     sizes: Mapping[str, int] | None = None,
     costs: CostTable | None = None,
     num_cpus: float = 1,
+    channel: ChannelKind = "auto",
+    timeout: float = 600.0,
     actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
 ) -> StagePipeline:
     """Return a model in ``stages`` actors of ``num_cpus`` processors each, which work on several micro-batches at a time.
@@ -55,11 +63,19 @@ def pipeline(
     ``model`` is a bundle, or an ONNX file on ``engine``, at a path that every machine of the cluster has. ``memory``,
     ``costs`` and ``sizes`` are those of `Plan.stages`. A call splits its rows into parts of ``micro_batch``. ``sizes`` has
     the largest extents of symbolic dims, which give the size of the messages; a dim of rows that is not in it is ``micro_batch``.
-    ``actor_options`` are those of Ray for all actors, or one for each.
+    ``memory`` is also what Ray reserves for each actor on its node. ``actor_options`` are those of Ray for all actors, or one
+    for each.
 
-    Close the pipeline, or use it in ``with``. Raises PlanError where the plan has no such stages.
+    ``channel`` is how values go from stage to stage: ``"calls"`` of actors, a compiled ``"graph"``, whose processes poll, or
+    ``"auto"``, a graph where there are cores for that. ``timeout`` is how many seconds the processes may take to start, the
+    stages to load, and the pipeline to give the next result.
+
+    Close the pipeline, or use it in ``with``. Raises PlanError where the plan has no such stages, StageLost where a stage
+    cannot be started or loaded, and what a stage raises.
     """
-    ray = import_ray()
+    import_ray()
+    if not timeout > 0:
+        raise OptionError(f"timeout must be a number of seconds above 0; got {timeout!r}")
     path = os.fspath(Path(model).absolute())
     with open_model(path, engine=engine) as module:
         inputs, outputs = module.inputs, module.outputs
@@ -69,17 +85,10 @@ def pipeline(
     each = [dict(common)] * stages if isinstance(common, Mapping) else [dict(one) for one in common]
     if len(each) != stages:
         raise OptionError(f"actor_options has {len(each)} entries for {stages} stages; give one for each, or one for all")
-    kind = ray.remote(_StageActor)
-    ends = tuple(stage.stop for stage in cut)
-    options = [{"num_cpus": num_cpus, **one} for one in each]
-    actors = [kind.options(**one).remote(path, engine, ends, place, extents) for place, one in enumerate(options)]
-    try:
-        processes = ray.get([actor.describe.remote() for actor in actors])
-        return StagePipeline(actors, cut, inputs, outputs, micro_batch, processes)
-    except BaseException:
-        for actor in actors:
-            ray.kill(actor)
-        raise
+    reserved = {"num_cpus": num_cpus} if memory is None else {"num_cpus": num_cpus, "memory": memory}
+    options = [{**reserved, **one} for one in each]
+    source = StageSource(path, engine, tuple(stage.stop for stage in cut), extents)
+    return StagePipeline(source, cut, inputs, outputs, micro_batch=micro_batch, options=options, channel=channel, timeout=timeout)
 
 
 def _find_row_dims(inputs: Sequence[Value], rows: int) -> dict[str, int]:
@@ -88,84 +97,76 @@ def _find_row_dims(inputs: Sequence[Value], rows: int) -> dict[str, int]:
     return {shape[0]: rows for shape in shapes if isinstance(shape[0], str)}
 
 
-@dataclass(frozen=True, slots=True)
-class StageProcess:
-    """Where a stage runs."""
-
-    threads: int
-    pid: int
-    """The number of the process on its machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageFailure:
-    """What a stage sends in place of values."""
-
-    error: Exception
-
-
-def _make_portable(error: Exception) -> Exception:
-    """Return an error of the same class, where that is XRT's and takes a text alone, or one with its text."""
-    try:
-        return type(error)(str(error)) if isinstance(error, XRTError) else RuntimeError(f"{type(error).__name__}: {error}")
-    except TypeError:  # its class needs more
-        return EngineError(str(error))
-
-
-class _StageActor:
-    """One stage in a process of its own."""
-
-    def __init__(self, path: str, engine: Any, ends: Sequence[int], place: int, sizes: Mapping[str, int]) -> None:
-        self._module = open_model(path, engine=engine, threads=count_granted_threads())
-        self._program = compile_stage(self._module, cut_plan(self._module.plan, ends, sizes)[place])
-
-    def describe(self) -> StageProcess:
-        return StageProcess(self._module.threads, os.getpid())
-
-    def run(self, values: Sequence[Any] | StageFailure) -> list[Any] | StageFailure:
-        """Return what the stage sends; a failure of this stage or an earlier one is a value like others.
-
-        Between machines an exception does not arrive through a compiled graph of Ray 2.60, and its reader waits for ever.
-        """
-        if isinstance(values, StageFailure):
-            return values
-        try:
-            return self._program(values)
-        except Exception as error:  # noqa: BLE001  # the caller of the pipeline raises it
-            return StageFailure(_make_portable(error))
-
-
 class StagePipeline:
-    """A model whose stages run in actors. Made by `pipeline`; one thread at a time may call it."""
+    """A model whose stages run in actors. Made by `pipeline`; one thread at a time may call it.
+
+    Where a stage is lost, a call raises StageLost; `rebuild` starts what has ended, and the next call runs.
+    """
 
     def __init__(
         self,
-        actors: Sequence[Any],
+        source: StageSource,
         stages: Sequence[Stage],
         inputs: Sequence[Value],
         outputs: Sequence[Value],
+        *,
         micro_batch: int | None,
-        processes: Sequence[StageProcess],
+        options: Sequence[Mapping[str, Any]],
+        channel: ChannelKind,
+        timeout: float,
     ) -> None:
-        from ray.dag import InputNode
-
-        self.stages, self.processes = tuple(stages), tuple(processes)
-        """The parts of the plan, and the process of each."""
+        self.stages = tuple(stages)
+        """The parts of the plan."""
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._micro_batch = micro_batch
-        self._actors = list(actors)
+        self._source, self._options, self._micro_batch = source, list(options), micro_batch
+        self._asked, self._timeout = channel, timeout
         self._limit = AHEAD * len(stages)
-        first = sum(_count_bytes(value) for value in inputs)
-        largest = max(first, *(stage.sent_bytes for stage in stages))
-        with InputNode() as values:
-            for actor in actors:
-                values = actor.run.bind(values)  # noqa: PLW2901  # a chain
-        self._graph = values.experimental_compile(
-            _submit_timeout=WAIT,
-            _buffer_size_bytes=FRAME + 2 * largest,
-            _max_inflight_executions=self._limit,
-            _max_buffered_results=self._limit,
-        )
+        self._actors: dict[int, Any] = {}
+        self._start(range(len(stages)), {})
+
+    def _start(self, places: Iterable[int], kept: Mapping[int, StageProcess]) -> None:
+        """Start and load those stages, and connect all; where that fails, end all."""
+        count = len(self.stages)
+        try:
+            started = start_stages(self._source, {place: self._options[place] for place in places}, self._timeout)
+            self._actors |= started
+            loaded = {**kept, **load_stages(started, count, self._timeout)}
+            self.processes = tuple(loaded[place] for place in range(count))
+            """Where each stage runs."""
+            self._channel = self._connect(self._list_actors())
+        except BaseException:
+            self._end()
+            raise
+
+    def _list_actors(self) -> list[Any]:
+        return [self._actors[place] for place in range(len(self.stages))]
+
+    def _connect(self, actors: Sequence[Any]) -> StageChannel:
+        kind = choose_channel(self._asked, describe_process(1), self.processes)
+        if kind == "calls":
+            return ActorCalls(actors, self._timeout)
+        first = sum(_count_bytes(value) for value in self.inputs)
+        largest = max(first, *(stage.sent_bytes for stage in self.stages))
+        return CompiledGraph(actors, self._timeout, largest, self._limit)
+
+    @property
+    def channel(self) -> str:
+        """How values go from stage to stage: ``"calls"`` or ``"graph"``."""
+        return self._channel.kind
+
+    def rebuild(self) -> tuple[int, ...]:
+        """Start again the stages whose process has ended or does not answer, all those of a graph; return their numbers from 0.
+
+        The others keep their weights. Raises what `pipeline` raises; then the pipeline is closed.
+        """
+        self._check_open()
+        self._channel.close()
+        lost = list(range(len(self.stages)))
+        if self._channel.keeps_actors:
+            lost = sorted(chain(*find_lost_stages(self._list_actors(), self._timeout)))
+        end_stages(self._actors[place] for place in lost)
+        self._start(lost, {place: process for place, process in enumerate(self.processes) if place not in lost})
+        return tuple(lost)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return the outputs for inputs given as to a module; rows run in micro-batches, and come out in their order."""
@@ -179,17 +180,18 @@ class StagePipeline:
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the outputs for each item, an array or a tuple of the inputs, in their order, as the pipeline delivers them."""
         checked = (self._check(item if isinstance(item, tuple) else (item,), {}) for item in items)
-        return map(_unpack, self._run(checked))
+        for results in self._run(checked):
+            yield _unpack(results)
 
     def close(self) -> None:
         """End the actors."""
-        if not self._actors:
-            return
-        ray = import_ray()
-        self._graph.teardown(kill_actors=True)
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors, self._graph = [], None  # the graph keeps the processors of its actors as long as it exists
+        if self._actors:
+            self._channel.close()
+            self._end()
+
+    def _end(self) -> None:
+        end_stages(self._actors.values())
+        self._actors = {}
 
     def __enter__(self) -> Self:
         return self
@@ -199,9 +201,12 @@ class StagePipeline:
 
     # ------------------------------------------------------------------ values
 
-    def _check(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    def _check_open(self) -> None:
         if not self._actors:
             raise OptionError("the pipeline is closed; make another one: xrt.ray.pipeline(...)")
+
+    def _check(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+        self._check_open()
         values = [
             given_inputs.normalize(value, given, "cpu")
             for value, given in zip(self.inputs, given_inputs.bind(self.inputs, args, dict(named)), strict=True)
@@ -226,27 +231,50 @@ class StagePipeline:
             yield [value[start : start + size] for value in values]
 
     def _run(self, parts: Iterable[list[Any]]) -> Iterator[list[Any]]:
-        """Yield the outputs of each part; as many are on their way as keep all stages busy."""
+        """Yield the outputs of each part in their order; as many are on their way as keep all stages busy."""
         waiting: deque[Any] = deque()
         try:
             for part in parts:
                 if len(waiting) == self._limit:
-                    yield _take(waiting.popleft())
-                waiting.append(self._graph.execute(part))
+                    yield self._take(waiting.popleft())
+                waiting.append(self._send(part))
             while waiting:
-                yield _take(waiting.popleft())
+                yield self._take(waiting.popleft())
         finally:
-            for left in waiting:  # so that the next call finds the graph empty
-                with suppress(Exception):
-                    left.get(timeout=WAIT)
+            if self._actors:
+                self._channel.drop(waiting)
 
+    def _send(self, part: list[Any]) -> Any:
+        ray = import_ray()
+        try:
+            return self._channel.send(part)
+        except ray.exceptions.RayError as error:
+            self._explain(error)
 
-def _take(reference: Any) -> list[Any]:
-    """Return results as arrays of this process; those of a compiled graph are in memory that the next message reuses."""
-    results = reference.get(timeout=WAIT)
-    if isinstance(results, StageFailure):
-        raise results.error
-    return [np.array(result) if isinstance(result, np.ndarray) else result for result in results]
+    def _take(self, reference: Any) -> list[Any]:
+        """Return results as arrays of this process: those that arrive are in memory of Ray, read-only, and may be used again."""
+        ray = import_ray()
+        try:
+            results = self._channel.receive(reference)
+        except ray.exceptions.RayError as error:
+            self._explain(error)
+        if isinstance(results, StageFailure):
+            raise results.error
+        return [np.array(result) if isinstance(result, np.ndarray) else result for result in results]
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """Raise StageLost with the stages that have ended, or that have not answered in time."""
+        lost, silent = find_lost_stages(self._list_actors(), ANSWER, any_lost=True)
+        count = len(self.stages)
+        if lost:
+            shown = ", ".join(f"{self.processes[place].pid} on {self.processes[place].machine}" for place in lost)
+            text = f"{name_stages(lost, count)} has ended (process {shown}), and what was on its way is lost"
+        elif isinstance(error, TimeoutError):
+            named = f"{name_stages(silent, count)} still computes" if silent else "no stage computes"
+            text = f"the pipeline gave no result in {self._timeout:g} s, and {named}; wait longer (timeout)"
+        else:
+            text = f"Ray lost a value between stages ({type(error).__name__}: {str(error).splitlines()[0]})"
+        raise StageLost(f"{text}; start again what has ended: p.rebuild()", tuple(lost or silent)) from error
 
 
 def _unpack(results: Sequence[Any]) -> Any:

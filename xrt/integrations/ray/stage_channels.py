@@ -1,0 +1,132 @@
+"""How values go from stage to stage: by calls of actors, or by a compiled graph of Ray.
+
+Both have the same methods. `ActorCalls` sends references to objects in Ray's store, and a process that waits sleeps.
+`CompiledGraph` writes into memory that the next process polls: a message costs a fraction of a call, and each thread that
+polls takes a core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, Literal, Protocol, TypeAlias
+
+from xrt.errors import OptionError, did_you_mean
+from xrt.integrations.ray.grant import import_ray
+from xrt.integrations.ray.stage_process import StageProcess
+
+__all__ = ["ActorCalls", "ChannelKind", "CompiledGraph", "StageChannel", "choose_channel"]
+
+ChannelKind: TypeAlias = Literal["auto", "calls", "graph"]
+
+FRAME = 1 << 20
+"""Bytes of a message of a compiled graph beyond its values."""
+
+
+class StageChannel(Protocol):
+    """A way through all stages, for one thread at a time."""
+
+    kind: str
+    keeps_actors: bool
+    """Whether the actors can be used when it is closed."""
+
+    def send(self, values: list[Any]) -> Any:
+        """Send values to the first stage, and return a reference to what the last one will send."""
+
+    def receive(self, reference: Any) -> Any:
+        """Wait for a result; raises GetTimeoutError or RayChannelTimeoutError where it takes too long."""
+
+    def drop(self, references: Sequence[Any]) -> None:
+        """Give up results that nobody waits for."""
+
+    def close(self) -> None:
+        """Release what belongs to the channel."""
+
+
+class ActorCalls:
+    """One call of each actor for each part: arguments are references, so values go from node to node and not through the caller.
+
+    Arrays of 100 kB and more are in Ray's object store; processes of a node share them without a copy.
+    """
+
+    kind, keeps_actors = "calls", True
+
+    def __init__(self, actors: Sequence[Any], timeout: float) -> None:
+        self._actors, self._timeout = tuple(actors), timeout
+
+    def send(self, values: list[Any]) -> Any:
+        reference: Any = values
+        for actor in self._actors:
+            reference = actor.run.remote(reference)
+        return reference
+
+    def receive(self, reference: Any) -> Any:
+        return import_ray().get(reference, timeout=self._timeout)
+
+    def drop(self, references: Sequence[Any]) -> None:
+        """Forget them: stages compute what was sent, and Ray frees it."""
+
+    def close(self) -> None:
+        """Do nothing: calls hold nothing."""
+
+
+class CompiledGraph:
+    """A compiled graph of Ray through the actors, whose messages have at most ``largest`` bytes of values."""
+
+    kind, keeps_actors = "graph", False
+
+    def __init__(self, actors: Sequence[Any], timeout: float, largest: int, limit: int) -> None:
+        from ray.dag import InputNode
+
+        with InputNode() as values:
+            for actor in actors:
+                values = actor.run.bind(values)  # noqa: PLW2901  # a chain
+        self._timeout = timeout
+        self._graph = values.experimental_compile(
+            _submit_timeout=timeout,
+            _buffer_size_bytes=FRAME + 2 * largest,
+            _max_inflight_executions=limit,
+            _max_buffered_results=limit,
+        )
+
+    def send(self, values: list[Any]) -> Any:
+        return self._graph.execute(values)
+
+    def receive(self, reference: Any) -> Any:
+        return reference.get(timeout=self._timeout)
+
+    def drop(self, references: Sequence[Any]) -> None:
+        """Take them, so that the next part finds the graph empty; none is awaited once one has failed."""
+        with suppress(Exception):
+            for reference in references:
+                reference.get(timeout=self._timeout)
+
+    def close(self) -> None:
+        """End the graph and its actors: an actor of a graph that broke may never return from it."""
+        if self._graph is not None:
+            self._graph.teardown(kill_actors=True)
+            self._graph = None  # it keeps the processors of its actors as long as it exists
+
+
+def choose_channel(kind: ChannelKind, caller: StageProcess, stages: Sequence[StageProcess]) -> str:
+    """Return ``"calls"`` or ``"graph"``; for ``"auto"`` a graph where each machine has a core for all that polls and computes.
+
+    In a graph of Ray 2.60 a process polls for its next message without a pause, and so does a second thread wherever the reader
+    is on another node. Ray runs actors at a nice value of 15 and the caller at its own: on few cores the two threads of the
+    caller alone leave the stages a few percent of the time.
+    """
+    if kind not in ("auto", "calls", "graph"):
+        raise OptionError(
+            f"channel must be 'auto', 'calls' or 'graph'; got {kind!r}.{did_you_mean(kind, ('auto', 'calls', 'graph'))}"
+        )
+    if kind != "auto":
+        return kind
+    busy = Counter({caller.machine: caller.threads})
+    for stage in stages:
+        busy[stage.machine] += stage.threads
+    for sender, reader in pairwise((caller, *stages, caller)):
+        busy[sender.machine] += sender.node != reader.node
+    cores = {process.machine: process.cores for process in (caller, *stages)}
+    return "graph" if all(count <= cores[machine] for machine, count in busy.items()) else "calls"
