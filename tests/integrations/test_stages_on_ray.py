@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import xrt
+from benchmarks.pipeline import Perceptron
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, write_model
 from xrt.errors import EngineError, OptionError, StageLost
@@ -97,6 +99,22 @@ def draw(seed: int, width: int) -> list[float]:
     return np.random.default_rng(seed).integers(-1, 2, width * width).astype("float32").tolist()
 
 
+def count_mapped(pid: int, path: Path) -> int:
+    """Return the bytes of a file that are in memory of a process."""
+    found, here = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(path))
+        elif here and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+def count_peak(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def call_for_ever(piped: StagePipeline, *inputs: Any) -> None:
     """Call until there is an error: a process that was killed may still be listed as one that lives."""
     while True:
@@ -120,6 +138,25 @@ class TestOnRay:
             for found, whole in zip(piped.map(items), expected, strict=True):
                 np.testing.assert_array_equal(found, whole)
                 assert found.flags.writeable
+
+    def test_a_process_has_the_weights_of_its_stage_alone(self, cluster, tmp_path):
+        """Pages of the mapped bundle, the largest ones, and the peak over that of a model without weights to speak of."""
+        layers, width = 16, 1024  # 4 MB each
+        small = self.find_peaks(tmp_path / "small.xrt", layers, 32)
+        large = self.find_peaks(tmp_path / "large.xrt", layers, width)
+        own = 4 * width * width * layers // 4
+        for (_, before), (mapped, peak) in zip(small, large, strict=True):
+            assert mapped <= own + (1 << 20)
+            assert peak - before <= 2.5 * own  # mapped while they are packed, and packed; all weights are 4 times as much
+
+    def find_peaks(self, path: Path, layers: int, width: int) -> list[tuple[int, int]]:
+        """Return for each of four stages the bytes of the bundle that its process has mapped, and its peak."""
+        with xrt.XRTModule(Perceptron(layers, width).trace(x=xrt.TensorType("float32", ("n", width))), "ort") as module:
+            module.save(path)
+        x = np.ones((2, width), "float32")
+        with pipeline(path, 4, channel="calls", timeout=LATE) as piped, xrt.load(path) as module:
+            np.testing.assert_allclose(piped(x), module(x), rtol=1e-4)
+            return [(count_mapped(process.pid, path), count_peak(process.pid)) for process in piped.processes]
 
     def test_parts_on_their_way_are_bounded(self, cluster, tmp_path):
         taken = []

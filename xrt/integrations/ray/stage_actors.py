@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -31,6 +30,7 @@ from xrt.integrations.ray.stage_process import (
     name_stages,
     start_stages,
 )
+from xrt.module.stages import defer_weight_checks
 from xrt.runtime import inputs as given_inputs
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def pipeline(
         raise OptionError(f"timeout must be a number of seconds above 0; got {timeout!r}")
     path = os.fspath(Path(model).absolute())
     with open_model(path, engine=engine) as module:
+        defer_weight_checks(module)
         inputs, outputs = module.inputs, module.outputs
         extents = {**_find_row_dims(inputs, micro_batch or 1), **(sizes or {})}
         cut = module.plan.stages(stages, memory=memory, costs=costs, sizes=extents)
@@ -122,6 +123,7 @@ class StagePipeline:
         self._asked, self._timeout = channel, timeout
         self._limit = AHEAD * len(stages)
         self._actors: dict[int, Any] = {}
+        self._late: set[int] = set()  # stages for which a call has waited as long as it may
         self._start(range(len(stages)), {})
 
     def _start(self, places: Iterable[int], kept: Mapping[int, StageProcess]) -> None:
@@ -133,13 +135,10 @@ class StagePipeline:
             loaded = {**kept, **load_stages(started, count, self._timeout)}
             self.processes = tuple(loaded[place] for place in range(count))
             """Where each stage runs."""
-            self._channel = self._connect(self._list_actors())
+            self._channel = self._connect([self._actors[place] for place in range(count)])
         except BaseException:
             self._end()
             raise
-
-    def _list_actors(self) -> list[Any]:
-        return [self._actors[place] for place in range(len(self.stages))]
 
     def _connect(self, actors: Sequence[Any]) -> StageChannel:
         kind = choose_channel(self._asked, describe_process(1), self.processes)
@@ -161,12 +160,13 @@ class StagePipeline:
         """
         self._check_open()
         self._channel.close()
-        lost = list(range(len(self.stages)))
-        if self._channel.keeps_actors:
-            lost = sorted(chain(*find_lost_stages(self._list_actors(), self._timeout)))
+        lost = set(self._actors) if not self._channel.keeps_actors else self._late
+        for found in find_lost_stages({p: actor for p, actor in self._actors.items() if p not in lost}, self._timeout):
+            lost = lost | {*found}
+        self._late = set()
         end_stages(self._actors[place] for place in lost)
         self._start(lost, {place: process for place, process in enumerate(self.processes) if place not in lost})
-        return tuple(lost)
+        return tuple(sorted(lost))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return the outputs for inputs given as to a module; rows run in micro-batches, and come out in their order."""
@@ -264,13 +264,14 @@ class StagePipeline:
 
     def _explain(self, error: Exception) -> NoReturn:
         """Raise StageLost with the stages that have ended, or that have not answered in time."""
-        lost, silent = find_lost_stages(self._list_actors(), ANSWER, any_lost=True)
+        lost, silent = find_lost_stages(self._actors, ANSWER, any_lost=True)
         count = len(self.stages)
         if lost:
             shown = ", ".join(f"{self.processes[place].pid} on {self.processes[place].machine}" for place in lost)
             text = f"{name_stages(lost, count)} has ended (process {shown}), and what was on its way is lost"
         elif isinstance(error, TimeoutError):
             named = f"{name_stages(silent, count)} still computes" if silent else "no stage computes"
+            self._late = {*silent}
             text = f"the pipeline gave no result in {self._timeout:g} s, and {named}; wait longer (timeout)"
         else:
             text = f"Ray lost a value between stages ({type(error).__name__}: {str(error).splitlines()[0]})"

@@ -15,7 +15,7 @@ from typing import Any
 from xrt.errors import EngineError, StageLost, XRTError
 from xrt.integrations.batch.model import open_model
 from xrt.integrations.ray.grant import count_granted_threads, import_ray
-from xrt.module.stages import StageProgram, compile_stage
+from xrt.module.stages import StageProgram, compile_stage, defer_weight_checks
 from xrt.partition.stages import cut_plan
 from xrt.runtime import available_cores
 
@@ -87,6 +87,7 @@ class StageActor:
         try:
             source = self._source
             module = open_model(source.path, engine=source.engine, threads=count_granted_threads())
+            defer_weight_checks(module)
             self._program = compile_stage(module, cut_plan(module.plan, source.ends, source.sizes)[self._place])
             return describe_process(module.threads)
         except Exception as error:  # noqa: BLE001  # the caller of the pipeline raises it
@@ -156,13 +157,13 @@ def end_stages(actors: Any) -> None:
         ray.kill(actor)
 
 
-def find_lost_stages(actors: Sequence[Any], seconds: float, *, any_lost: bool = False) -> tuple[list[int], list[int]]:
+def find_lost_stages(actors: Mapping[int, Any], seconds: float, *, any_lost: bool = False) -> tuple[list[int], list[int]]:
     """Return the stages whose process has ended, and those that live and have not answered in that time: they still compute.
 
     With ``any_lost`` the first that has ended ends the wait.
     """
     ray = import_ray()
-    asked = {actor.answer.remote(): place for place, actor in enumerate(actors)}
+    asked = {actor.answer.remote(): place for place, actor in actors.items()}
     lost: list[int] = []
     until = time.monotonic() + seconds
     while asked and not (any_lost and lost):
