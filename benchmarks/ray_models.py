@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ import xrt
 from xrt.formats import onnx
 from xrt.graph import DType, Function, TensorType
 from xrt.models.registry import load
+
+if TYPE_CHECKING:
+    from benchmarks.memory_groups import MemoryGroup
 
 __all__ = ["start_cluster", "text_encoder", "write_images", "write_model", "write_texts"]
 
@@ -90,8 +93,11 @@ def write_texts(path: Path, count: int, longest: int = 64, seed: int = 0) -> str
 
 
 @contextmanager
-def start_cluster(nodes: int) -> Iterator[Any]:
-    """Start a cluster whose head has no processor and whose other nodes have one each, connect to it, and end all of it."""
+def start_cluster(nodes: int, groups: Sequence[MemoryGroup] = ()) -> Iterator[Any]:
+    """Start a cluster whose head has no processor and whose other nodes have one each, connect to it, and end all of it.
+
+    The processes of a node are in its group, if there are groups, and Ray gives away as much memory as that has.
+    """
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
     import ray
     from ray.cluster_utils import Cluster
@@ -99,8 +105,11 @@ def start_cluster(nodes: int) -> Iterator[Any]:
     head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(nodes):
-            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        for number in range(nodes):
+            memory = {"memory": groups[number].size} if groups else {}
+            node = cluster.add_node(num_cpus=1, object_store_memory=STORE, **memory)
+            if groups:
+                groups[number].add(node.all_processes["raylet"][0].process.pid)
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         yield cluster
     finally:

@@ -33,5 +33,5 @@ def test_a_batch_job_is_set_against_one_process_and_loses_no_row() -> None:
 @pytest.mark.slow
 def test_a_pipeline_is_set_against_its_slowest_stage() -> None:
     found = figures("pipeline")
-    assert len(found["stages"]) == len(found["megabytes"]) == 2
+    assert len(found["stages"]) == len(found["memory"]) == 2
     assert found["ratio"] > 0

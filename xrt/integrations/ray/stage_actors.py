@@ -18,7 +18,14 @@ from xrt.errors import InputError, OptionError, StageLost
 from xrt.graph import TensorType, Value
 from xrt.integrations.batch.model import open_model
 from xrt.integrations.ray.grant import import_ray
-from xrt.integrations.ray.stage_channels import ActorCalls, ChannelKind, CompiledGraph, StageChannel, choose_channel
+from xrt.integrations.ray.stage_channels import (
+    ActorCalls,
+    ChannelKind,
+    CompiledGraph,
+    StageChannel,
+    choose_channel,
+    inline_results,
+)
 from xrt.integrations.ray.stage_process import (
     StageFailure,
     StageProcess,
@@ -87,7 +94,7 @@ def pipeline(
     if len(each) != stages:
         raise OptionError(f"actor_options has {len(each)} entries for {stages} stages; give one for each, or one for all")
     reserved = {"num_cpus": num_cpus} if memory is None else {"num_cpus": num_cpus, "memory": memory}
-    options = [{**reserved, **one} for one in each]
+    options = [inline_results({**reserved, **one}, is_last=place == stages - 1) for place, one in enumerate(each)]
     source = StageSource(path, engine, tuple(stage.stop for stage in cut), extents)
     return StagePipeline(source, cut, inputs, outputs, micro_batch=micro_batch, options=options, channel=channel, timeout=timeout)
 

@@ -7,6 +7,7 @@ they are mapped.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,10 @@ class StageActor:
             return describe_process(module.threads)
         except Exception as error:  # noqa: BLE001  # the caller of the pipeline raises it
             return StageFailure(_make_portable(error))
+
+    def run_pieces(self, *pieces: bytes) -> list[Any] | StageFailure:
+        """Return what `run` does for the list of values that is pickled in the pieces."""
+        return self.run(pickle.loads(b"".join(pieces)))  # from the caller that this process belongs to
 
     def run(self, values: Sequence[Any] | StageFailure) -> list[Any] | StageFailure:
         """Return what the stage sends; a failure of this stage or an earlier one is a value like others.
