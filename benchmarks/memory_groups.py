@@ -14,7 +14,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 class MemoryGroup:
-    """A control group, of version 1 or 2. What its processes start is in it too."""
+    """A control group, of version 1 or 2."""
 
     def __init__(self, name: str, size: int) -> None:
         self.size = size
@@ -25,18 +25,31 @@ class MemoryGroup:
         if not self._is_first:
             (self.path / "memory.swap.max").write_text("0")
 
-    def add(self, pid: int) -> None:
-        """Move a process and its descendants into the group."""
-        (self.path / "cgroup.procs").write_text(str(pid))
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # the thread is over
-                for child in (task / "children").read_text().split():
-                    self.add(int(child))
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Have this process in the group for a while: what it starts meanwhile is in it from the start, and stays."""
+        kind = ":memory:" if self._is_first else "0::"
+        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if kind in line)
+        before = (ROOT / "memory" if self._is_first else ROOT) / line.split(":", 2)[2].lstrip("/")
+        self._move(self.path)
+        try:
+            yield
+        finally:
+            self._move(before)
+
+    def _move(self, path: Path) -> None:
+        (path / "cgroup.procs").write_text(str(os.getpid()))
 
     def count_killed(self) -> int:
         """Return how many processes the system has killed because the group had no memory left."""
         text = (self.path / ("memory.oom_control" if self._is_first else "memory.events")).read_text()
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
+
+    def count_bytes(self) -> int:
+        """Return the bytes that its processes hold and the system cannot drop."""
+        kind = "total_rss " if self._is_first else "anon "
+        lines = (self.path / "memory.stat").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(kind))
 
     def remove(self, seconds: float = 30) -> None:
         """Remove the group, once its processes have ended."""

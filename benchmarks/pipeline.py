@@ -25,7 +25,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -85,12 +85,12 @@ def _time_alone(call: Callable[[], Any], least: float = 0.3) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _time_at_once(calls: list[Callable[[], Any]], least: float = 0.6) -> float:
+def _time_at_once(calls: Sequence[Callable[[], Any]], least: float = 0.6) -> float:
     """Run the stages in turn in threads, without order or messages."""
     with ThreadPoolExecutor(min(available_cores(), len(calls))) as pool:
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < least:
-            list(pool.map(lambda call: call(), calls * 4))
+            list(pool.map(lambda call: call(), [*calls] * 4))
             count += 4
         return (time.perf_counter() - began) / count
 
@@ -115,7 +115,7 @@ def measure(arguments: Any) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     x = rng.random((arguments.micro_batch, arguments.width), "float32")
     size, count = arguments.node_memory, arguments.stages
-    limits = limit_memory(size * 1_000_000, count) if size else nullcontext([])
+    limits: Any = limit_memory(size * 1_000_000, count) if size else nullcontext([])
     with tempfile.TemporaryDirectory() as name, limits as groups, start_cluster(count, groups):
         model = Path(name) / "model.xrt"
         writer = multiprocessing.get_context("spawn").Process(
@@ -127,11 +127,13 @@ def measure(arguments: Any) -> dict[str, Any]:
         with pipeline(model, count, memory=size and size * 600_000, **options) as piped:
             turns = time_stages(model, [stage.stop for stage in piped.stages], x)
 
+            items = [x] * arguments.batches
+
             def run() -> float:
                 began = time.perf_counter()
-                for _ in piped.map([x] * arguments.batches):
+                for _ in piped.map(items):
                     pass
-                return (time.perf_counter() - began) / arguments.batches
+                return (time.perf_counter() - began) / len(items)
 
             run()
             with xrt.load(model, threads=1) as module:
@@ -139,8 +141,9 @@ def measure(arguments: Any) -> dict[str, Any]:
             seconds = take_turns({"pipeline": run, **turns}, arguments.rounds)
             stages, channel = [str(stage) for stage in piped.stages], piped.channel
             memory = [measure_process(process.pid, model) for process in piped.processes]
+            nodes = [group.count_bytes() / 1e6 for group in groups]
             killed = sum(group.count_killed() for group in groups)
-    return {"stages": stages, "channel": channel, "memory": memory, "killed": killed, **summarize(seconds, count)}
+    return {"stages": stages, "channel": channel, "memory": memory, "nodes": nodes, "killed": killed, **summarize(seconds, count)}
 
 
 def summarize(seconds: dict[str, list[float]], count: int) -> dict[str, Any]:
@@ -183,6 +186,8 @@ def main() -> None:
     rates = ", ".join(f"{name} {rate:.1f}/s" for name, rate in found["per_second"].items())
     print(f"{found['channel']}, {found['cores']} cores: {rates}; processes killed for want of memory: {found['killed']}")
     alone = ", ".join(f"{1e3 * statistics.median(found['seconds'][f'stage {n}']):.1f}" for n in range(arguments.stages))
+    if found["nodes"]:
+        print(f"all processes of each node hold {', '.join(f'{size:.0f}' for size in found['nodes'])} MB")
     print(f"stages alone take {alone} ms")
     print(f"pipeline to ideal {found['ratio']:.3f} x, to stages at once {found['ratio_at_once']:.3f} x")
 

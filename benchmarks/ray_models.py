@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,9 @@ def start_cluster(nodes: int, groups: Sequence[MemoryGroup] = ()) -> Iterator[An
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for number in range(nodes):
-            memory = {"memory": groups[number].size} if groups else {}
-            node = cluster.add_node(num_cpus=1, object_store_memory=STORE, **memory)
-            if groups:
-                groups[number].add(node.all_processes["raylet"][0].process.pid)
+            with groups[number].hold() if groups else nullcontext():
+                memory = {"memory": groups[number].size} if groups else {}
+                cluster.add_node(num_cpus=1, object_store_memory=STORE, **memory)
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         yield cluster
     finally:

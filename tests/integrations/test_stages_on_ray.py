@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import xrt
-from benchmarks.pipeline import Perceptron
+from benchmarks.pipeline import write_model as write_perceptron
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, write_model
 from xrt.errors import EngineError, OptionError, StageLost
@@ -115,6 +115,11 @@ def count_peak(pid: int) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
+def has_poller(process: StageProcess) -> bool:
+    """Whether the process has the thread of Ray that polls for values to send to another node."""
+    return any(file.read_text().startswith("worker.channel") for file in Path(f"/proc/{process.pid}/task").glob("*/comm"))
+
+
 def call_for_ever(piped: StagePipeline, *inputs: Any) -> None:
     """Call until there is an error: a process that was killed may still be listed as one that lives."""
     while True:
@@ -133,8 +138,8 @@ class TestOnRay:
         with pipeline(model, 4, engine="ort", timeout=LATE) as piped:
             assert len({process.node for process in piped.processes}) == 4
             assert len({process.machine for process in piped.processes}) == 1
-            if (os.cpu_count() or 1) < 10:
-                assert piped.channel == "calls"
+            assert piped.channel == ("calls" if (os.cpu_count() or 1) < 10 else "graph")
+            assert any(map(has_poller, piped.processes)) is (piped.channel == "graph")
             for found, whole in zip(piped.map(items), expected, strict=True):
                 np.testing.assert_array_equal(found, whole)
                 assert found.flags.writeable
@@ -151,8 +156,7 @@ class TestOnRay:
 
     def find_peaks(self, path: Path, layers: int, width: int) -> list[tuple[int, int]]:
         """Return for each of four stages the bytes of the bundle that its process has mapped, and its peak."""
-        with xrt.XRTModule(Perceptron(layers, width).trace(x=xrt.TensorType("float32", ("n", width))), "ort") as module:
-            module.save(path)
+        write_perceptron(path, layers, width, "ort")
         x = np.ones((2, width), "float32")
         with pipeline(path, 4, channel="calls", timeout=LATE) as piped, xrt.load(path) as module:
             np.testing.assert_allclose(piped(x), module(x), rtol=1e-4)
@@ -239,6 +243,7 @@ class TestOnRay:
         text = LOOKUP.replace("y = Gather (table, index)", "z = Gather (table, index) y = Neg (z)")
         with pipeline(write_model(tmp_path, text), 2, engine="toy", channel=channel, timeout=LATE) as found:
             assert found.channel == channel
+            assert any(map(has_poller, found.processes)) is (channel == "graph")
             good, bad = np.array([1, 2]), np.array([99])
             with pytest.raises(EngineError):
                 found(bad)
