@@ -183,9 +183,7 @@ class RunFailed(EngineError, RuntimeError):
 
 
 class StageLost(EngineError, RuntimeError):
-    """The process of a stage of a pipeline cannot be started, has ended, or does not answer in the time given.
-
-    ``stages`` has the numbers of the stages, from 0; it is empty where none is known. The error of Ray is chained.
+    """The process of a stage of a pipeline cannot be started, has ended, or does not answer in time; ``stages`` has the numbers.
 
     Remedy: ``p.rebuild()`` starts again what has ended. Where a stage is slow, give ``xrt.ray.pipeline`` a longer ``timeout``.
     """

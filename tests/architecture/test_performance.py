@@ -35,6 +35,7 @@ NO_FIGURES = {
     "training_models": "a part of training.py",
     "decode": "prints a table of its own: what a token costs with state",
     "ray_batch": "prints a table of its own: what a batch job on a cluster takes over one module with the same processors",
+    "memory_groups": "a part of pipeline.py",
     "ray_models": "a part of ray_batch.py",
     "pipeline": "prints a table of its own: what a model in stages serves over its slowest stage",
     "serving": "prints a table of its own: what a request to a server costs over a call",

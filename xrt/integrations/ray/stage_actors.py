@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["StagePipeline", "pipeline"]
 
 ANSWER = 5.0
-"""Seconds in which a process that computes nothing says that it lives: whether a stage is late or idle is told by that."""
+"""Seconds in which a process that computes nothing answers; one that does not is taken for busy."""
 AHEAD = 2
 """Micro-batches for each stage that are on their way at the same time."""
 

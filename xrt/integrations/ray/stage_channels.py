@@ -7,12 +7,13 @@ polls takes a core.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.integrations.ray.grant import import_ray
@@ -72,8 +73,9 @@ class ActorCalls:
     def send(self, values: list[Any]) -> Any:
         first, *others = self._actors
         if sum(value.nbytes for value in values) <= INPUT:
-            data = pickle.dumps(values, protocol=5)
-            reference = first.run_pieces.remote(*(data[start : start + PIECE] for start in range(0, len(data), PIECE)))
+            pieces = [np.array_split(value.reshape(-1), max(1, -(-value.nbytes // PIECE))) for value in values]
+            shapes = [(value.shape, len(some)) for value, some in zip(values, pieces, strict=True)]
+            reference = first.run_pieces.remote(shapes, *chain(*pieces))
         else:
             reference = first.run.remote(values)
         for actor in others:

@@ -7,11 +7,13 @@ they are mapped.
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from xrt.errors import EngineError, StageLost, XRTError
 from xrt.integrations.batch.model import open_model
@@ -94,9 +96,10 @@ class StageActor:
         except Exception as error:  # noqa: BLE001  # the caller of the pipeline raises it
             return StageFailure(_make_portable(error))
 
-    def run_pieces(self, *pieces: bytes) -> list[Any] | StageFailure:
-        """Return what `run` does for the list of values that is pickled in the pieces."""
-        return self.run(pickle.loads(b"".join(pieces)))  # from the caller that this process belongs to
+    def run_pieces(self, shapes: Sequence[tuple[tuple[int, ...], int]], *pieces: Any) -> list[Any] | StageFailure:
+        """Return what `run` does for values of those shapes, each of which comes in so many pieces of one dim."""
+        left = iter(pieces)
+        return self.run([np.concatenate([*islice(left, count)]).reshape(shape) for shape, count in shapes])
 
     def run(self, values: Sequence[Any] | StageFailure) -> list[Any] | StageFailure:
         """Return what the stage sends; a failure of this stage or an earlier one is a value like others.
