@@ -23,6 +23,7 @@ from xrt.errors import EngineError, OptionError, StageLost
 from xrt.integrations.ray.stage_channels import choose_channel
 from xrt.integrations.ray.stage_process import StageProcess
 from xrt.ray import StagePipeline, pipeline
+from xrt.runtime import available_cores
 
 LATE = 120.0
 """Seconds after which a test fails that would hang."""
@@ -138,7 +139,7 @@ class TestOnRay:
         with pipeline(model, 4, engine="ort", timeout=LATE) as piped:
             assert len({process.node for process in piped.processes}) == 4
             assert len({process.machine for process in piped.processes}) == 1
-            assert piped.channel == ("calls" if (os.cpu_count() or 1) < 10 else "graph")
+            assert piped.channel == ("calls" if available_cores() < 10 else "graph")
             assert any(map(has_poller, piped.processes)) is (piped.channel == "graph")
             for found, whole in zip(piped.map(items), expected, strict=True):
                 np.testing.assert_array_equal(found, whole)
