@@ -49,7 +49,7 @@ class StageChannel(Protocol):
         """Wait for a result; raises GetTimeoutError or RayChannelTimeoutError where it takes too long."""
 
     def drop(self, references: Sequence[Any]) -> None:
-        """Give up results that nobody waits for."""
+        """Give up results that are not awaited any more."""
 
     def close(self) -> None:
         """Release what belongs to the channel."""
