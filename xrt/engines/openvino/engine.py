@@ -16,6 +16,7 @@ from xrt.engines.openvino.lower_precision import HINTS, check_precision, has_pre
 from xrt.engines.openvino.memory import report_memory
 from xrt.engines.openvino.requests import CompiledModel
 from xrt.engines.openvino.serialization import export_model, load_model
+from xrt.engines.openvino.size_log import limit_kernels
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.engines.toolkit.quantized_operands import has_quantized_readers
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenVino"]
 
 DEVICE = "CPU"
-KERNELS_KEPT = 2048
-"""Kernels for sizes of symbolic dims that an executable keeps, some 80 kB each; the library's own limit is 5,000."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class OpenVino(GraphCompiler):
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
-            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT}),
+            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": limit_kernels(len(function.nodes))}),
         }
 
 
