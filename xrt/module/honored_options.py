@@ -46,6 +46,8 @@ def is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
 
 def _lowers_by_itself(engine: GraphCompiler, context: CompileContext) -> bool:
     """Whether an engine computes in the precision of the options by its own spec."""
-    precision = context.options.precision
-    lower = engine.lower_precision(precision) if precision in ("bf16", "fp16") else None
-    return lower is not None and lower.spec == engine.spec
+    if context.options.precision == "fp32":
+        return False
+    from xrt.verify.precision import find_precision  # for those alone who ask
+
+    return find_precision(engine, context.in_full_precision()) == context.options.precision
