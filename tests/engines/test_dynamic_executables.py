@@ -90,8 +90,9 @@ def test_given_buffers_are_filled_and_must_fit(executable: Executable) -> None:
 
 def test_inputs_of_two_sizes_for_one_name_are_refused(executable: Executable) -> None:
     x, _ = make(5)[0]
-    with pytest.raises(RunFailed):
-        executable.run([x, make(6)[0][1]])
+    for rows in (6, 1, 4):
+        with pytest.raises(RunFailed):
+            executable.run([x, make(rows)[0][1]])
     check(executable.run(make(5)[0]), make(5)[1])
 
 

@@ -17,6 +17,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.errors import summarize_error
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.requests import COPY_TO, CompiledModel, RequestFrame, bound_call
+from xrt.engines.openvino.size_log import SizeLog
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
 from xrt.graph import FrozenDict, Function, TensorType, Value
@@ -77,6 +78,10 @@ class OpenVinoExecutable(Executable):
         used = () if compiled is None else compiled.used
         self._sized = [place for place in used if _has_symbol(function.inputs[place])]
         """The inputs with symbolic dims that are read."""
+        self._varying = [place for place in used if not _is_static(function.inputs[place])]
+        """The inputs of open size that are read."""
+        self._shared = _find_shared_dims(function)
+        self._met = SizeLog()
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
@@ -101,11 +106,15 @@ class OpenVinoExecutable(Executable):
                 self._check_magnitudes(inputs)
             if self._sized and not all(inputs[place].size for place in self._sized):
                 raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
+            if self._shared:
+                self._check_shared_dims(inputs)
             frame = self._taken()
             results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
+        if self._varying:
+            self._met.note(tuple([inputs[place].shape for place in self._varying]))
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
@@ -125,6 +134,17 @@ class OpenVinoExecutable(Executable):
                 raise OverflowError(
                     f"input {self.function.inputs[place].name!r} holds an integer beyond {limit}, and OpenVINO computes in int32"
                 )
+
+    def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
+        """Raise ValueError where a dim has two sizes: with one thread the library reads beyond the smaller input."""
+        for dim, (first, axis), *others in self._shared:
+            size = inputs[first].shape[axis]
+            for place, other in others:
+                if inputs[place].shape[other] != size:
+                    names = self.function.inputs[first].name, self.function.inputs[place].name
+                    raise ValueError(
+                        f"dim {dim!r} is {size} in input {names[0]!r} and {inputs[place].shape[other]} in {names[1]!r}"
+                    )
 
     def _taken(self) -> RequestFrame:
         """Return a frame that no other call has."""
@@ -239,6 +259,21 @@ def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
 def _has_symbol(value: Value) -> bool:
     type_ = value.type
     return isinstance(type_, TensorType) and any(isinstance(dim, str) for dim in type_.shape or ())
+
+
+def _is_static(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
+
+
+def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
+    """Return each symbolic dim that several axes of inputs have: its name, and the input and axis of each."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for place, value in enumerate(function.inputs):
+        if _has_symbol(value):
+            for axis, dim in enumerate(value.type.shape or ()):  # type: ignore[union-attr]  # a tensor, as it has a symbol
+                if isinstance(dim, str):
+                    found.setdefault(dim, []).append((place, axis))
+    return [(dim, *places) for dim, places in found.items() if len(places) > 1]
 
 
 def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:
