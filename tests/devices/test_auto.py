@@ -30,6 +30,8 @@ from xrt.runtime import on_device
 from xrt.testing.simulated import SimulatedDevice
 from xrt.worker.isolated_engine import WorkerLimits
 
+pytestmark = pytest.mark.proof("devices", share=3, laws=4)
+
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
 X = numbers(2, 3)

@@ -59,6 +59,7 @@ def test_the_threads_of_an_actor_are_what_ray_grants(cluster, tmp_path, cpus, th
     ray.kill(actor)
 
 
+@pytest.mark.proof("ray", share=0)
 def test_a_dataset_of_ragged_rows(cluster, tmp_path):
     import ray.data
 
@@ -99,6 +100,7 @@ def _check(folder, rows) -> None:
     assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
+@pytest.mark.proof("ray", share=0)
 def test_a_machine_is_lost_in_the_middle_of_a_job(cluster, tmp_path):
     model, rows = write_model(tmp_path, TEXT), write_texts(tmp_path / "rows.parquet", 120)
     node, seen = cluster.add_node(num_cpus=1, object_store_memory=100 << 20), []
@@ -126,6 +128,7 @@ run_cluster_job(job, [sys.argv[3]], sys.argv[4], address=sys.argv[1], workers=2,
 """
 
 
+@pytest.mark.proof("ray", share=0)
 def test_the_driver_is_killed_and_another_continues(cluster, tmp_path):
     model, rows = write_model(tmp_path, TEXT), write_texts(tmp_path / "rows.parquet", 60)
     job = [model, str(tmp_path / "rows.parquet"), str(tmp_path / "out")]

@@ -35,6 +35,7 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     }
 
 
+@pytest.mark.proof("training", share=6)
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("name", list(networks()))
 def test_forty_steps_are_those_of_torch(name: str, engine: str) -> None:

@@ -47,6 +47,7 @@ def make(name: str, p: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return Scores(network).train(), torch.randn(shape), torch.randint(0, 3, (8,))
 
 
+@pytest.mark.proof("training", share=6)
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine: str) -> None:
@@ -75,6 +76,7 @@ def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
 
+@pytest.mark.proof("training", share=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_drops_the_same_on_two_engines_and_other_elements_in_each_step(name: str) -> None:
     module, x, labels = make(name, 0.4)
