@@ -85,20 +85,42 @@ VecF booleans(VecF low, VecF high) { return bits<VecF>(narrow<int32_t, int64_t>(
   XRT_NEXT(step, frame)
 #define XRT_BOOLEAN(r, i) r = bits<VecF>(bits<VecI>(r) & 1);
 
-template <class Op, class T, Tile tile, bool is_predicate>
-void unary(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const Op op(*step);
-#define XRT_DO(r, i) r = bits<VecF>(op(bits<Vec<T>>(r)));
-  XRT_EACH((kCount<T, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_FINISH(T, tile, is_predicate, step, frame);
-}
+// What a step does to one register: it is built from the step, and called with the register and its number.
+template <class Op, class T>
+struct Unary {
+  using Held = T;
+  Unary(const Step *step, const Frame *) : op(*step) {}
+  VecF operator()(VecF r, int) const { return bits<VecF>(op(bits<Vec<T>>(r))); }
+  const Op op;
+};
 
-template <class Op, class T, Tile tile, bool is_predicate, template <class> class Operand, bool mirrored>
-void binary(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const Op op(*step);
-  const Operand<T> other(frame, step->a);
-#define XRT_DO(r, i) r = bits<VecF>(mirrored ? op(other(i), bits<Vec<T>>(r)) : op(bits<Vec<T>>(r), other(i)));
+template <class Op, class T, template <class> class Operand, bool mirrored>
+struct Binary {
+  using Held = T;
+  Binary(const Step *step, const Frame *frame) : op(*step), other(frame, step->a) {}
+  VecF operator()(VecF r, int i) const {
+    return bits<VecF>(mirrored ? op(other(i), bits<Vec<T>>(r)) : op(bits<Vec<T>>(r), other(i)));
+  }
+  const Op op;
+  const Operand<T> other;
+};
+
+// With the product of a lane and a scalar.
+template <class Op, class T>
+struct WithProduct {
+  using Held = T;
+  WithProduct(const Step *step, const Frame *frame) : op(*step), factor(frame, step->a), scale(frame, step->b) {}
+  VecF operator()(VecF r, int i) const { return bits<VecF>(op(bits<Vec<T>>(r), factor(i), scale(i))); }
+  const Op op;
+  const InLane<T> factor;
+  const Scalar<T> scale;
+};
+
+template <class Work, Tile tile, bool is_predicate = false>
+void one_step(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  using T = typename Work::Held;
+  const Work work(step, frame);
+#define XRT_DO(r, i) r = bits<VecF>(work(r, i));
   XRT_EACH((kCount<T, tile>), XRT_DO)
 #undef XRT_DO
   XRT_FINISH(T, tile, is_predicate, step, frame);
@@ -191,40 +213,39 @@ struct Narrow {
 using HalfFloat = Narrow<float_of_half, half_of_float>;
 using BrainFloat = Narrow<float_of_bfloat, bfloat_of_float>;
 
-template <class Kind, Tile tile>
-void load_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const char *from = frame->lanes[step->a];
-#define XRT_DO(r, i) r = bits<VecF>(Kind::read(from + i * Kind::bytes));
-  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
-}
+template <class Kind>
+struct Load {
+  using Held = typename Kind::Held;
+  Load(const Step *step, const Frame *frame) : from(frame->lanes[step->a]) {}
+  VecF operator()(VecF, int i) const { return bits<VecF>(Kind::read(from + i * Kind::bytes)); }
+  const char *const from;
+};
 
-template <class Kind, Tile tile>
-void store_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  char *to = frame->lanes[step->a];
-#define XRT_DO(r, i) Kind::write(to + i * Kind::bytes, bits<Vec<typename Kind::Held>>(r));
-  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
-}
+template <class Kind>
+struct Store {
+  using Held = typename Kind::Held;
+  Store(const Step *step, const Frame *frame) : to(frame->lanes[step->a]) {}
+  VecF operator()(VecF r, int i) const {
+    Kind::write(to + i * Kind::bytes, bits<Vec<Held>>(r));
+    return r;
+  }
+  char *const to;
+};
 
-template <class T, Tile tile>
-void load_scalar(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const VecF value = bits<VecF>(Scalar<T>(frame, step->a).value);
-#define XRT_DO(r, i) r = value;
-  XRT_EACH((kCount<T, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
-}
+template <class T>
+struct LoadScalar {
+  using Held = T;
+  LoadScalar(const Step *step, const Frame *frame) : scalar(frame, step->a) {}
+  VecF operator()(VecF, int i) const { return bits<VecF>(scalar(i)); }
+  const Scalar<T> scalar;
+};
 
-template <class Kind, Tile tile>
-void round_to(XRT_REGISTERS, const Step *step, const Frame *frame) {
-#define XRT_DO(r, i) r = Kind::round(r);
-  XRT_EACH((kCount<float, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
-}
+template <class Kind>
+struct RoundTo {
+  using Held = float;
+  RoundTo(const Step *, const Frame *) {}
+  VecF operator()(VecF r, int) const { return Kind::round(r); }
+};
 
 // ---------------------------------------------------------------- the table
 
@@ -242,17 +263,17 @@ struct Entry {
 
 template <class Op, class T, bool is_predicate = false>
 constexpr Entry one(const char *name) {
-#define XRT_CODE(tile) &unary<Op, T, tile, is_predicate>
+#define XRT_CODE(tile) &one_step<Unary<Op, T>, tile, is_predicate>
   return {name, LaneOf<T>::value, {XRT_BOTH_TILES(T, XRT_CODE)}};
 #undef XRT_CODE
 }
 
-template <class Op, class T, bool is_predicate = false>
+template <class Op, class T, bool is_predicate = false, bool is_commutative = false>
 constexpr Entry two(const char *name) {
-#define XRT_LANE(tile) &binary<Op, T, tile, is_predicate, InLane, false>
-#define XRT_SCALAR(tile) &binary<Op, T, tile, is_predicate, Scalar, false>
-#define XRT_MIRRORED(tile) &binary<Op, T, tile, is_predicate, InLane, true>
-#define XRT_SCALAR_MIRRORED(tile) &binary<Op, T, tile, is_predicate, Scalar, true>
+#define XRT_LANE(tile) &one_step<Binary<Op, T, InLane, false>, tile, is_predicate>
+#define XRT_SCALAR(tile) &one_step<Binary<Op, T, Scalar, false>, tile, is_predicate>
+#define XRT_MIRRORED(tile) &one_step<Binary<Op, T, InLane, !is_commutative>, tile, is_predicate>
+#define XRT_SCALAR_MIRRORED(tile) &one_step<Binary<Op, T, Scalar, !is_commutative>, tile, is_predicate>
   return {name,
           LaneOf<T>::value,
           {XRT_BOTH_TILES(T, XRT_LANE), XRT_BOTH_TILES(T, XRT_SCALAR), XRT_BOTH_TILES(T, XRT_MIRRORED),
@@ -261,6 +282,13 @@ constexpr Entry two(const char *name) {
 #undef XRT_SCALAR
 #undef XRT_MIRRORED
 #undef XRT_SCALAR_MIRRORED
+}
+
+template <class Op, class T>
+constexpr Entry sum(const char *name) {
+#define XRT_LANE_SCALAR(tile) &one_step<WithProduct<Op, T>, tile>
+  return {name, LaneOf<T>::value, {{nullptr, nullptr}, {nullptr, nullptr}, XRT_BOTH_TILES(T, XRT_LANE_SCALAR)}};
+#undef XRT_LANE_SCALAR
 }
 
 template <class T>
@@ -281,7 +309,7 @@ constexpr Entry choice() {
 
 // What all numbers have, what floats have, and what integers have.
 #define XRT_NUMBERS(T)                                                                                             \
-  two<Add<T>, T>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
+  two<Add<T>, T, false, true>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T, false, true>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
       two<Min<T>, T>("Min"), two<PRelu<T>, T>("PRelu"), two<Equal<T>, T, true>("Equal"),                            \
       two<Less<T>, T, true>("Less"), two<LessOrEqual<T>, T, true>("LessOrEqual"),                                   \
       two<Greater<T>, T, true>("Greater"), two<GreaterOrEqual<T>, T, true>("GreaterOrEqual"),                       \
@@ -293,7 +321,8 @@ constexpr Entry choice() {
       one<DivideBy<T>, T>("DivideBy"), one<LeakyRelu<T>, T>("LeakyRelu"),                                           \
       one<ThresholdedRelu<T>, T>("ThresholdedRelu"), one<HardSigmoid<T>, T>("HardSigmoid"),                         \
       one<HardSwish<T>, T>("HardSwish"), one<Shrink<T>, T>("Shrink"), one<IsNaN<T>, T, true>("IsNaN"),              \
-      one<IsInf<T>, T, true>("IsInf")
+      one<IsInf<T>, T, true>("IsInf"), sum<AddProduct<T>, T>("AddProduct"), sum<SubProduct<T>, T>("SubProduct"),      \
+      sum<ProductSub<T>, T>("ProductSub")
 #define XRT_INTEGERS(T)                                                                           \
   XRT_NUMBERS(T), two<BitwiseAnd<T>, T>("BitwiseAnd"), two<BitwiseOr<T>, T>("BitwiseOr"),          \
       two<BitwiseXor<T>, T>("BitwiseXor"), one<BitwiseNot<T>, T>("BitwiseNot")
@@ -372,8 +401,8 @@ Code cast(Lane from, Lane to, Tile tile) {
   switch (storage) {                                                                  \
     case Storage::f32: return XRT_BY_TILE(TEMPLATE, AsIs<float>, tile);               \
     case Storage::i32: return XRT_BY_TILE(TEMPLATE, AsIs<int32_t>, tile);             \
-    case Storage::f64: return code_of(&TEMPLATE<AsIs<double>, Tile::half>);           \
-    case Storage::i64: return code_of(&TEMPLATE<AsIs<int64_t>, Tile::half>);          \
+    case Storage::f64: return code_of(&one_step<TEMPLATE<AsIs<double>>, Tile::half>); \
+    case Storage::i64: return code_of(&one_step<TEMPLATE<AsIs<int64_t>>, Tile::half>);\
     case Storage::boolean:                                                            \
     case Storage::u8: return XRT_BY_TILE(TEMPLATE, Byte<uint8_t>, tile);              \
     case Storage::i8: return XRT_BY_TILE(TEMPLATE, Byte<int8_t>, tile);               \
@@ -382,25 +411,25 @@ Code cast(Lane from, Lane to, Tile tile) {
   }                                                                                   \
   return nullptr
 #define XRT_BY_TILE(TEMPLATE, KIND, tile) \
-  code_of((tile) == Tile::full ? &TEMPLATE<KIND, Tile::full> : &TEMPLATE<KIND, Tile::half>)
+  code_of((tile) == Tile::full ? &one_step<TEMPLATE<KIND>, Tile::full> : &one_step<TEMPLATE<KIND>, Tile::half>)
 
-Code load_code(Storage from, Tile tile) { XRT_BY_STORAGE(load_lane, from, tile); }
+Code load_code(Storage from, Tile tile) { XRT_BY_STORAGE(Load, from, tile); }
 
-Code store_code(Storage to, Tile tile) { XRT_BY_STORAGE(store_lane, to, tile); }
+Code store_code(Storage to, Tile tile) { XRT_BY_STORAGE(Store, to, tile); }
 
 Code load_scalar_code(Lane lane, Tile tile) {
   switch (lane) {
-    case Lane::f32: return XRT_BY_TILE(load_scalar, float, tile);
-    case Lane::i32: return XRT_BY_TILE(load_scalar, int32_t, tile);
-    case Lane::f64: return code_of(&load_scalar<double, Tile::half>);
-    case Lane::i64: return code_of(&load_scalar<int64_t, Tile::half>);
+    case Lane::f32: return XRT_BY_TILE(LoadScalar, float, tile);
+    case Lane::i32: return XRT_BY_TILE(LoadScalar, int32_t, tile);
+    case Lane::f64: return code_of(&one_step<LoadScalar<double>, Tile::half>);
+    case Lane::i64: return code_of(&one_step<LoadScalar<int64_t>, Tile::half>);
   }
   return nullptr;
 }
 
 Code round_code(Storage to, Tile tile) {
-  if (to == Storage::f16) return XRT_BY_TILE(round_to, HalfFloat, tile);
-  return to == Storage::bf16 ? XRT_BY_TILE(round_to, BrainFloat, tile) : nullptr;
+  if (to == Storage::f16) return XRT_BY_TILE(RoundTo, HalfFloat, tile);
+  return to == Storage::bf16 ? XRT_BY_TILE(RoundTo, BrainFloat, tile) : nullptr;
 }
 
 Code stop_code() { return code_of(&stop); }
