@@ -129,6 +129,7 @@ class Compiler {
     find_last_reads();
     for (int t = 0; t < count(); ++t) emit_step(t);
     finish();
+    machine_.join(code_.data(), static_cast<int>(code_.size()));
     return {code_, n_slots_, tile_ == Tile::full ? machine_.full_tile : machine_.full_tile / 2, conflicts()};
   }
 

@@ -247,6 +247,61 @@ struct RoundTo {
   VecF operator()(VecF r, int) const { return Kind::round(r); }
 };
 
+// ---------------------------------------------------------------- sequences
+
+// The mirrored operator of a lane that the sequence's step of that number stores: it is still in a register.
+template <class Op, int place>
+struct OfStored {
+  OfStored(const Step *step, const Frame *) : op(*step) {}
+  const Op op;
+};
+
+template <class Work>
+VecF apply(const Work &work, VecF r, int i, const VecF *) {
+  return work(r, i);
+}
+template <class Op, int place>
+VecF apply(const OfStored<Op, place> &work, VecF r, int, const VecF *stored) {
+  return work.op(stored[place], r);
+}
+
+// Several steps in a row, done to one register after the other. What they store is stored last: addresses that are alike in
+// their lower bits, as those of large arrays are, make the processor wait with a load for a store before it.
+template <int place, class... Works>
+struct Sequence {
+  Sequence(const Step *, const Frame *) {}
+  VecF operator()(VecF r, int, VecF *) const { return r; }
+};
+template <int place, class First, class... Rest>
+struct Sequence<place, First, Rest...> {
+  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
+  VecF operator()(VecF r, int i, VecF *stored) const { return rest(rounded(apply(first, r, i, stored)), i, stored); }
+  const First first;
+  const Sequence<place + 1, Rest...> rest;
+};
+template <int place, class Kind, class... Rest>
+struct Sequence<place, Store<Kind>, Rest...> {
+  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
+  VecF operator()(VecF r, int i, VecF *stored) const {
+    stored[place] = r;
+    const VecF last = rest(r, i, stored);
+    first(r, i);
+    return last;
+  }
+  const Store<Kind> first;
+  const Sequence<place + 1, Rest...> rest;
+};
+
+template <class... Works>
+void many_steps(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const Sequence<0, Works...> work(step, frame);
+  VecF stored[sizeof...(Works)];
+#define XRT_DO(r, i) r = work(r, i, stored);
+  XRT_EACH(8, XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step + sizeof...(Works) - 1, frame);
+}
+
 // ---------------------------------------------------------------- the table
 
 Code code_of(Run run) { return reinterpret_cast<Code>(run); }
@@ -434,6 +489,90 @@ Code round_code(Storage to, Tile tile) {
 
 Code stop_code() { return code_of(&stop); }
 
+// ---------------------------------------------------------------- known sequences
+
+// How a step of a sequence is done alone, whether it stores, and which step's lane it reads from a register.
+template <class Work>
+struct Alone {
+  static constexpr Run code = &one_step<Work, Tile::full>;
+  static constexpr bool stores = false;
+  static constexpr int reads = -1;
+};
+template <class Kind>
+struct Alone<Store<Kind>> {
+  static constexpr Run code = &one_step<Store<Kind>, Tile::full>;
+  static constexpr bool stores = true;
+  static constexpr int reads = -1;
+};
+template <class Op, int place>
+struct Alone<OfStored<Op, place>> {
+  static constexpr Run code = &one_step<Binary<Op, float, InLane, true>, Tile::full>;
+  static constexpr bool stores = false;
+  static constexpr int reads = place;
+};
+
+struct Known {
+  Run code;
+  int count;
+  const Run *alone;
+  const bool *stores;
+  const int *reads;
+
+  bool begins(const Step *program, int left) const {
+    if (left < count) return false;
+    for (int i = 0; i < count; ++i) {
+      if (program[i].code != code_of(alone[i])) return false;
+      // What is stored late must not be read early.
+      for (int before = 0; before < i; ++before)
+        if (stores[before] && (program[before].a == program[i].a) != (reads[i] == before)) return false;
+    }
+    return true;
+  }
+};
+
+template <class... Works>
+struct Join {
+  static constexpr Run alone[] = {Alone<Works>::code...};
+  static constexpr bool stores[] = {Alone<Works>::stores...};
+  static constexpr int reads[] = {Alone<Works>::reads...};
+  static constexpr Known known = {&many_steps<Works...>, sizeof...(Works), alone, stores, reads};
+};
+
+using Fetch = Load<AsIs<float>>;
+using Put = Store<AsIs<float>>;
+template <class Op>
+using ByLane = Binary<Op, float, InLane, false>;
+template <class Op>
+using OfLane = Binary<Op, float, InLane, true>;
+template <class Op>
+using ByScalar = Binary<Op, float, Scalar, false>;
+template <class Op>
+using ByProduct = WithProduct<Op, float>;
+
+// Adam's two moments and their ratio, and what is left of the update.
+template <class... Rest>
+using Adam = Join<Fetch, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                                        //
+                  Fetch, ByLane<Mul<float>>, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                    //
+                  Unary<Sqrt<float>, float>, ByScalar<Mul<float>>, ByScalar<Add<float>>, OfStored<Div<float>, 3>, Rest...>;
+
+// Longest first.
+constexpr Known kKnown[] = {
+    Adam<ByScalar<Mul<float>>, OfLane<Sub<float>>, Put>::known,
+    Adam<ByScalar<Mul<float>>, ByProduct<ProductSub<float>>, Put>::known,  // with the decay of AdamW
+    Adam<>::known,
+};
+
+void join(Step *program, int count) {
+  for (int i = 0; i < count; ++i) {
+    for (const Known &known : kKnown) {
+      if (!known.begins(program + i, count - i)) continue;
+      program[i].code = code_of(known.code);
+      i += known.count - 1;
+      break;
+    }
+  }
+}
+
 void run(const Step *program, const Frame &frame) {
   const VecF none = {};
   reinterpret_cast<Run>(program->code)(none, none, none, none, none, none, none, none, program, &frame);
@@ -443,7 +582,7 @@ void run(const Step *program, const Frame &frame) {
 
 extern const Machine machine;
 const Machine machine = {
-    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, run};
+    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, join, run};
 
 }  // namespace XRT_ISA
 }  // namespace xrt
