@@ -1,6 +1,6 @@
 // The kernel of `xrt.Elementwise`: a chain of elementwise operators over one shape, evaluated tile by tile.
 //
-// The node's attributes hold the chain (xrt/engines/native/chains.py writes them): `operators`, one name per step;
+// The node's attributes hold the chain (xrt/engines/native/fusion.py writes them): `operators`, one name per step;
 // `arguments`, the numbers of the values that each step reads, one list after the other; `types`, the ONNX type of what
 // each gives; `parameters`, two per step; `results`, the numbers of the values that are outputs.
 #include <algorithm>
