@@ -69,7 +69,7 @@ def test_any_output_may_lie_where_any_input_does(name: str, dtype: DType) -> Non
     with np.errstate(all="ignore"):
         expected = on_python(function, inputs(dtype))
     (node,) = (fused := fuse_elementwise(function)).nodes
-    types = {value.name: value.type for value in function.inputs}
+    types = {value.name: value.type for value in function.inputs if isinstance(value.type, TensorType)}
     tape = NativeTape(
         types, [value.name for value in fused.outputs], [PreparedKernel(kernel_of(node, fused), node, fused)], {}, 1
     )
@@ -117,6 +117,7 @@ class Scaled(training.Adam):
         return super().update(at, parameter, gradient * at.rate_for(parameter), slots)
 
 
+SHAPES = {"w": (SIZE,), "v": (2, SIZE)}
 OPTIMIZERS = (
     training.Adam(),
     training.Adam(weight_decay=0.01),
@@ -132,10 +133,12 @@ OPTIMIZERS = (
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_updates_have_the_bits_of_numpy(optimizer: training.Optimizer) -> None:
-    types = {"w": TensorType(DType.FLOAT32, (SIZE,)), "v": TensorType(DType.FLOAT32, (2, SIZE))}
+    types = {name: TensorType(DType.FLOAT32, shape) for name, shape in SHAPES.items()}
     update = training.update(types, optimizer=optimizer)
     draw = np.random.default_rng(0)
-    gradients = [{f"{name}_gradient": draw.standard_normal(t.shape, "float32") for name, t in types.items()} for _ in range(4)]
+    gradients: list[dict[str, Any]] = [
+        {f"{name}_gradient": draw.standard_normal(SHAPES[name], "float32") for name in SHAPES} for _ in range(4)
+    ]
     states = []
     for engine in ("toy", "toy{native=off}"):
         with xrt.XRTModule(update, engine) as module:
