@@ -23,6 +23,7 @@ from hypothesis import settings
 
 from tools.proofs import SUBJECTS, read_record, renew_record
 from xrt.errors import DeviceError
+from xrt.runtime import available_cores
 from xrt.runtime.devices import device
 
 settings.register_profile("here", deadline=None, print_blob=True)
@@ -138,6 +139,13 @@ def why_no_cuda() -> str:
     except DeviceError as error:
         return f"no CUDA device: {error}"
     return ""
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let modules have two threads where this process may use one core too."""
+    cores = max(2, available_cores())
+    monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: cores)
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from xrt.cli.app import cli
 from xrt.engines import EngineDeclaration, Executable, GraphCompiler
 from xrt.errors import XRTError, XRTWarning
 from xrt.partition import Pin
-from xrt.runtime import threads
 
 name = attrgetter("name")
 TOP = Path(__file__).parents[2]
@@ -55,13 +54,12 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if list_examples(path.read_text(encoding="utf-8"))], ids=name)
 def test_examples_in_documents(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m tools.documents PAGE --write` replaces the outputs of a page that differ."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an environment that is activated
-    cores = max(2, threads.available_cores())  # pages are written on two
-    monkeypatch.setattr(threads, "available_cores", lambda: cores)
     check_page(document)
 
 

@@ -110,7 +110,7 @@ def load_and_run(path: Path, inputs: dict[str, Any], **options: Any) -> tuple[li
         return results, not executable.files  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("all_mapped")
+@pytest.mark.usefixtures("all_mapped", "two_cores")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_bundle_with_packed_weights_gives_the_same_bits(name: str, threads: int, path: Path) -> None:

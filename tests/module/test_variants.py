@@ -203,6 +203,7 @@ def test_the_self_test_does_not_read_what_is_for_other_machines(machine: Machine
 WRONG = [b"", b"[1]", b'[{"suffix": 1}]', b'[{"suffix":"","machine":"","threads":"2","engines":[]}]', b"[" * 100_000]
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("text", WRONG)
 def test_a_list_of_variants_that_is_none_is_an_error(text: bytes, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.module.saving.dump_variants", lambda variants: text)

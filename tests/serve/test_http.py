@@ -362,7 +362,8 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
     ("options", "message"),
     [
         ({"batches": 3}, ("xrt.serve has no option 'batches'; it has: batch, max_wait, instances, max_queue, max_request_bytes, "
-         "body_timeout, max_sessions, session_idle")),
+         "body_timeout, max_sessions, session_idle, explicit_sessions")),
+        ({"explicit_sessions": 1}, "explicit_sessions is True or False; got 1"),
         ({"batch": 0}, "batch is a number of rows from 1 on, or a list of such; got 0"),
         ({"max_wait": -1}, "max_wait is a number of seconds from 0 on; got -1"),
         ({"instances": 0}, "instances must be an integer of at least 1; got 0"),

@@ -100,6 +100,21 @@ def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
     run(application, test)
 
 
+def test_explicit_sessions_begin_with_their_start_alone() -> None:
+    application = app({"total": xrt.XRTModule(total())}, explicit_sessions=True)
+
+    async def test() -> None:
+        early = await step(application, 1, session_id="a")
+        assert (early.status, early.error) == (404, "there is no session 'a'; begin it with session_start")
+        assert first(await step(application, 1, session_id="a", session_start=True)) == 1
+        assert first(await step(application, 1, session_id="a")) == 2
+        alone = await step(application, 1, session_start=True)
+        message = "parameter 'session_start' is about a session, and the request names none; give 'session_id'"
+        assert (alone.status, alone.error) == (400, message)
+
+    run(application, test)
+
+
 def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
     module = xrt.XRTModule(total())
     entered, opened = threading.Event(), threading.Event()

@@ -65,6 +65,7 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.option(
     "--session-idle", type=click.FloatRange(0), metavar="SECONDS", help="When an unused session is forgotten  [default: 300]"
 )
+@click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
 @click.option("--drain", default=30.0, show_default=True, type=click.FloatRange(0), help="Seconds for open requests at the end")
 @isolation_options
 def command(models: tuple[str, ...], **given: Any) -> int:
@@ -91,9 +92,11 @@ def command(models: tuple[str, ...], **given: Any) -> int:
 
 
 def _list_options(given: dict[str, Any]) -> dict[str, Any]:
+    from xrt.serve.options import ServingOptions
+
     names = {"max_request": "max_request_bytes"}
-    kept = ("batch", "max_wait", "instances", "max_queue", "max_request", "body_timeout", "max_sessions", "session_idle")
-    return {names.get(name, name): given[name] for name in kept if given[name] is not None}
+    own = {name for name in given if names.get(name, name) in ServingOptions.names()}
+    return {names.get(name, name): given[name] for name in own if given[name] is not None}
 
 
 def _list_opening(models: dict[str, dict[str, str]], given: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         self._last: Specialization | None = None
         self._lock = threading.RLock()
         self._warned = self._closed = False
-        self._checks = OutputChecks(self._settings.check, self.threads, self._engines.on_host)
+        self._checks = OutputChecks(self._settings.check, self.threads)
         self._everything = partial(listed, replace(self._settings, lock=None))
         self._planning = threading.RLock()  # one plan at a time, while calls of other signatures go on
         self._tiers = self._make_tiers()

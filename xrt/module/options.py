@@ -16,6 +16,7 @@ from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
+from xrt.module.honored_options import check_options, is_from_bundle
 from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
@@ -272,10 +273,11 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
     check_recorded(settings.cuda_graph, context.device)
-    if note := _check_options(engines, context, is_auto=is_auto(asked)):
+    is_permission = is_auto(asked) or is_from_bundle(cache, context)
+    if note := check_options(engines, context, is_permission=is_permission):
         left_out = (*left_out, note)
     engines = _isolated(engines, settings, context.device, devices)
-    implicit = None if settings.strict else _reference(engines, context.in_full_precision() if is_auto(asked) else context)
+    implicit = None if settings.strict else _reference(engines, context.in_full_precision() if is_permission else context)
     if implicit is not None:
         engines.append(implicit)
     made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
@@ -363,27 +365,6 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
-
-
-def _check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_auto: bool) -> str:
-    """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
-
-    A lower precision is allowed to these and not demanded, but for strict types: an engine that computes in full precision is
-    measured like the others. Returns a remark where none computes in the lower one.
-    """
-    reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
-    full = context.in_full_precision()
-    is_lowered = None in reasons.values()
-    if is_auto:
-        reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
-    if is_auto and not is_lowered and (full is context or None not in reasons.values()):
-        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
-        raise OptionError(f"no engine is left for engine='auto': {left_out}")
-    if reason := next(filter(None, reasons.values()), None):
-        raise OptionError(reason)
-    if is_lowered:
-        return ""
-    return f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
 
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:

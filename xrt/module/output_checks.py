@@ -6,22 +6,22 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import ReferenceWarning, XRTError, warn
 from xrt.graph import DType, Function
 from xrt.partition import Launch
 from xrt.runtime import OutputInspector, find_type_mismatch
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
     from xrt.module.fallback import Call
     from xrt.module.options import Check
     from xrt.module.specialization import Specialization
+    from xrt.placement.engine_list import EngineList
     from xrt.placement.reference import Bench
     from xrt.verify import Witnesses
 
@@ -34,8 +34,6 @@ class OutputChecks:
 
     asked: Check
     threads: int
-    engine_of: Callable[[Launch], GraphCompiler | None]
-    """Gives the engine of a launch, to be asked about single nodes on the host; None where it runs on a device."""
     count: int = 0
     """Calls that have been checked, and served."""
     unchecked: dict[str, str] = field(default_factory=dict)
@@ -71,7 +69,8 @@ class OutputChecks:
         """Return the call with what is to be looked at: types always, results where it is due."""
         if not self._is_due(first=not build.checked):
             return replace(call, inspection=OutputInspector(self._wrong_type))
-        return replace(call, inspection=OutputInspector(self._wrong, needs_inputs=True)).keep_inputs(build.function)
+        looks = partial(self._wrong, build.engines)
+        return replace(call, inspection=OutputInspector(looks, needs_inputs=True)).keep_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> None:
         """Count a call that has been checked, and is right."""
@@ -94,7 +93,7 @@ class OutputChecks:
             return None
         return None if _types(results) == _types(expected) else found
 
-    def _wrong(self, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
+    def _wrong(self, engines: EngineList, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
         if (found := self._wrong_type(launch, given, results)) is not None:
             return found
         if self.asked == "nan" and not any(map(_has_nan, results)):
@@ -104,17 +103,20 @@ class OutputChecks:
             return None
         if self.asked == "nan":
             return _strange_nan(launch, given, results, expected)
-        return self._difference(launch, given, results, expected)
+        return self._difference(engines, launch, given, results, expected)
 
-    def _difference(self, launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    def _difference(
+        self, engines: EngineList, launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
+    ) -> str | None:
         """Find what differs, unless it is the reference that alone differs: that is a warning."""
         from xrt.verify import Verdict, judge_outputs
+        from xrt.verify.precision import find_precision
 
-        function = launch.function.replace(aliases=())
-        found = judge_outputs(function, given, results, expected, self._run)
+        function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
+        precision = "fp32" if engine is None else find_precision(engine, engines.context)
+        found = judge_outputs(function, given, results, expected, self._run, precision)
         if found.verdict is not Verdict.DISAGREES:
             return None
-        engine = self.engine_of(launch)
         if engine is not None:
             review = self.witnesses.review(function, given, results, engine, self._run, found)
             if review.judgement.verdict is Verdict.UPHELD:
@@ -142,6 +144,8 @@ class OutputChecks:
         return None
 
     def _run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        from xrt.placement.reference import evaluate
+
         return evaluate(function, inputs, threads=self.threads)
 
     # ------------------------------------------------------------------ reports

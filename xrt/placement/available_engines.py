@@ -30,7 +30,8 @@ def list_available_engines(
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Return the engines that replace "auto" in a list, and one line for each engine that is left out.
 
-    These are the other engines of the list if it names any, else all registered engines. A named engine that is missing or broken
+    These are the other engines of the list if it names any, else all registered engines; where bf16 or fp16 is allowed, one that
+    can compute in it is there in float32 too. A named engine that is missing or broken
     is a PlacementWarning; with ``strict`` it raises EngineUnavailable. Raises EngineUnavailable too if no engine is left.
     ``devices`` maps engines, by name or spec, to the devices requested for them.
     """
@@ -43,7 +44,23 @@ def list_available_engines(
         registry.create(named[0])  # raises what it lacks
     if not found:
         raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
-    return found, tuple(left_out)
+    return _add_precisions(found, context), tuple(left_out)
+
+
+def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
+    """Return the engines, each in the lower precision that is allowed and in float32, as far as it can be had so.
+
+    The precision of options is what an engine may use: one that honors it uses it wherever it can. Strict types demand it.
+    """
+    precision = context.options.precision
+    if precision not in ("bf16", "fp16") or context.options.strict_types:
+        return list(engines)
+    found: list[GraphCompiler] = []
+    for engine in engines:
+        is_lowered = engine.unsupported_options(context) is None
+        forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
+        found += [one for one in forms if one is not None]
+    return list({engine.spec: engine for engine in reversed(found)}.values())[::-1]
 
 
 def _those_of(

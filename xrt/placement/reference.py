@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate, get_reference_engine
+from xrt.engines.toolkit import reference_evaluator
+from xrt.engines.toolkit.reference_evaluator import REFERENCE, get_reference_engine
 from xrt.errors import XRTError
 
 if TYPE_CHECKING:
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from xrt.worker.isolated_engine import IsolatedEngine
 
 __all__ = ["LEAST_PATIENCE", "REFERENCE", "Bench", "evaluate", "is_borrowed"]
+
+
+def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
+    """Return the outputs of a Function from its inputs, both in its order; raises CompileRefused where there is no kernel.
+
+    A product with packed weights (MatMulNBits) is computed as one of floats.
+    """
+    if any(node.op_type == "MatMulNBits" for node in function.nodes):
+        from xrt.passes.quantize.unpacking import unpack_weights  # for those alone who have some
+
+        function = unpack_weights(function)
+    return reference_evaluator.evaluate(function, inputs, threads=threads)
 
 
 def is_borrowed(node: Node, function: Function) -> bool:

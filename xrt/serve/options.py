@@ -36,12 +36,17 @@ class ServingOptions:
     """Sessions that a model keeps at once."""
     session_idle: float = 300.0
     """Seconds after which an unused session is forgotten."""
+    explicit_sessions: bool = False
+    """Whether a session begins with ``session_start`` alone; a request of another one is refused with status 404. It is for
+    several replicas, where a request may come to one that does not have its session."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionError(f"{name} must be an integer of at least {least}; got {value!r}")
+        if not isinstance(self.explicit_sessions, bool):
+            raise OptionError(f"explicit_sessions is True or False; got {self.explicit_sessions!r}")
         for name in ("max_wait", "body_timeout", "session_idle"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):

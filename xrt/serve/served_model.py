@@ -67,7 +67,7 @@ class ServedModel:
         """Why the model gets no requests; empty when it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
         self._scheduler = self._make_scheduler()
-        self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle)
+        self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))

@@ -1,4 +1,4 @@
-"""Sessions by the names that requests give them: made on first use, bounded in number and in idle time, one call at a time."""
+"""Sessions by the names that requests give them: bounded in number and in idle time, one call at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SessionRequest:
 
     name: str
     start: bool | None = None
-    """True: a new state. False: the session must exist. None: it is made where it does not exist."""
+    """True: a new state. False: the session must exist. None: it is made where there is none, unless sessions are explicit."""
     end: bool = False
     """Forget the session after this call."""
 
@@ -38,6 +38,8 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
     """
     kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
     name = parameters.get(f"{kind}_id", header or None)
+    if name is None and (alone := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
+        raise RequestRefusal(f"parameter {alone!r} is about a session, and the request names none; give 'session_id'")
     if name is None or (kind == "sequence" and name in (0, "")):  # how Triton's clients say that there is none
         return None
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
@@ -67,6 +69,8 @@ class SessionTable:
     make: Callable[[], Any]
     most: int
     idle: float
+    explicit: bool = False
+    """Whether no session is made but by ``session_start``."""
     clock: Callable[[], float] = time.monotonic
     _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
     """The one that is longest unused first."""
@@ -109,7 +113,7 @@ class SessionTable:
     def _check_new(self, asked: SessionRequest, *, is_known: bool) -> None:
         if not asked.start and (why := self._forgotten.get(asked.name)) is not None:
             raise RequestRefusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
-        if asked.start is False:
+        if asked.start is False or (self.explicit and not asked.start):
             raise RequestRefusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
         if not is_known and len(self._entries) >= self.most:
             raise RequestRefusal(

@@ -21,6 +21,7 @@ from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import available_cores, on_device
 from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
 from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region, run_alone
+from xrt.verify.precision import find_precision
 from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ class _Search:
     runs: int = 0
     seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._precision = find_precision(self.engine, self.context or CompileContext())
+
     def part(self, nodes: Sequence[Node]) -> Function:
         """Return the nodes as a function whose inputs have the types of what the reference computed."""
         part = find_region(self.function, nodes)
@@ -163,7 +167,7 @@ class _Search:
             return None
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is a difference
             return f"{type(error).__name__}: {error}"
-        judged = judge_outputs(part, given, results, expected, self.reference)
+        judged = judge_outputs(part, given, results, expected, self.reference, self._precision)
         return judged.message if judged.verdict is Verdict.DISAGREES else None
 
     def _run(self, part: Function, given: Sequence[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
 from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.precision import compare_lowered, is_lowered
 from xrt.verify.rounding_error import is_within_rounding_error
 
 if TYPE_CHECKING:
@@ -43,13 +44,22 @@ class CheckVerdict:
 
 
 def judge_outputs(
-    function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run
+    function: Function,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    expected: Sequence[Any],
+    run: Run,
+    precision: str = "fp32",
 ) -> CheckVerdict:
     """Return the verdict on results, compared with the expected ones, which ``run``, the reference, has computed.
 
     Only if they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, and,
-    with disturbed values, for the distance that rounding alone may cause between two right results.
+    with disturbed values, for the distance that rounding alone may cause between two right results. Results of an engine that
+    computes in a lower ``precision`` have its tolerance, and the message says how far they are off.
     """
+    if is_lowered(precision):
+        wrong, loss = compare_lowered(function, results, expected, precision)
+        return CheckVerdict(Verdict.DISAGREES, wrong) if wrong else CheckVerdict(Verdict.AGREES, f"in {precision}, {loss}")
     differing = _differing(function, results, expected, [None] * len(expected))
     if not differing or not _differing(function, results, expected, find_ambiguity(function, inputs, run)):
         return CheckVerdict(Verdict.AGREES)
@@ -87,10 +97,12 @@ def _holds_float(value: Any) -> bool:
 
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+_COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
+"""By its accuracy level, the type as coarse as what MatMulNBits may round the other operand to; level 4 is bytes."""
 
 
 def _types_before(function: Function, output: str) -> set[DType]:
-    """Return the element types of all that the output was computed from, and of all that was cast to on the way."""
+    """Return the element types of all that the output was computed from, and of all that was cast or rounded to on the way."""
     found: set[DType | None] = set()
     seen, left = {""}, [output]
     while left:
@@ -101,5 +113,6 @@ def _types_before(function: Function, output: str) -> set[DType]:
         found.add(getattr(function.get_type(name), "dtype", None))
         if (node := function.producer(name)) is not None:
             found |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
+            found.add(_COARSENESS.get(node.attr("accuracy_level", 0)) if node.op_type == "MatMulNBits" else None)
             left += node.uses
     return {kind for kind in found if kind is not None}

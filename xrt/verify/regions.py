@@ -11,10 +11,12 @@ from xrt.runtime import adapt_to_host, on_device
 from xrt.runtime.failures import to_run_failed
 from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
 from xrt.verify.execution import Run, copy_values, expose_all_values, fit_inputs
+from xrt.verify.precision import find_precision, is_lowered
 from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
+    from xrt.engines.contract.options import Precision
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
     from xrt.verify.witnesses import Witnesses
@@ -111,19 +113,24 @@ def verify(
     that it names to the engine. Every region gets inputs that the reference computed, so an error shows in the region that makes
     it and not in later ones. With ``inner`` each region is compiled once more to return all values that it computes. ``progress``
     is called with the number of regions done and their total. The ``witnesses`` are queried if a region differs. Raises
-    EngineError if a region does not compile or run, DeviceError if a device is unavailable.
+    EngineError if a region does not compile or run, DeviceError if a device is unavailable. Results of an engine that computes in
+    a lower precision, which the context allows or its spec says, are compared at the tolerance of that.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)
     checks = []
+    lowest: Precision = "fp32"
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
         where = on_device(plan.get_device(launch), context)
-        asked = _Asked(engines[launch.engine], where, reference, witnesses if where.device == "cpu" else None)
+        precision = find_precision(engines[launch.engine], where)
+        lowest = precision if is_lowered(precision) else lowest
+        asked = _Asked(engines[launch.engine], where, reference, witnesses if where.device == "cpu" else None, precision)
         checks.append(_region(launch, asked, right, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     names = [value.name for value in function.outputs]
-    whole = judge_outputs(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
+    ends = [actual[name] for name in names], [right[name] for name in names]
+    whole = judge_outputs(function, inputs, *ends, reference, lowest)
     return Verification(tuple(checks), whole)
 
 
@@ -142,10 +149,12 @@ class _Asked:
     reference: Run
     """From the first node on at which the reference was found to differ alone, with the engine's result there."""
     witnesses: Witnesses | None
+    precision: Precision = "fp32"
+    """What the engine computes float32 in."""
 
     def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Return what to think of results; where they differ, others are asked."""
-        found = judge_outputs(function, given, results, expected, self.reference)
+        found = judge_outputs(function, given, results, expected, self.reference, self.precision)
         if self.witnesses is None or found.verdict is not Verdict.DISAGREES:
             return found
         review = self.witnesses.review(function, given, results, self.engine, self.reference, found)
@@ -207,6 +216,6 @@ def _inner(open_: Function, asked: _Asked, given: Sequence[Any], results: Sequen
         maker = open_.producer(value.name)
         if maker is not None:
             alone = open_.replace(outputs=(value,))
-            found = judge_outputs(alone, given, [mine], [theirs], asked.reference)
+            found = judge_outputs(alone, given, [mine], [theirs], asked.reference, asked.precision)
             inner.append(ValueCheck(value.name, maker.name, maker.op, found))
     return tuple(inner)

@@ -16,6 +16,7 @@ from xrt.engines.openvino.lower_precision import HINTS, check_precision, has_pre
 from xrt.engines.openvino.memory import report_memory
 from xrt.engines.openvino.requests import CompiledModel
 from xrt.engines.openvino.serialization import export_model, load_model
+from xrt.engines.openvino.size_log import limit_kernels
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.engines.toolkit.quantized_operands import has_quantized_readers
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenVino"]
 
 DEVICE = "CPU"
-KERNELS_KEPT = 2048
-"""Kernels for sizes of symbolic dims that an executable keeps, some 80 kB each; the library's own limit is 5,000."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,9 @@ class OpenVino(GraphCompiler):
     """``native`` takes what the library computes in place of what ONNX says: float64 in float32, wide integers in int32 without
     a limit, bytes that stop at their ends, quantised numbers that round ties up. ``exact`` declines all that."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What float32 may be computed in. A compile that would have another precision than this is refused."""
+    precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
+    """What float32 is computed in: ``allowed`` is the precision that the module allows, by default float32; the others hold
+    whatever is allowed. A compile that would have another precision is refused."""
 
     float_tolerance: float = 1e-4
     """The largest error that the library's rounding may leave, as a share of the largest element of a result; an operator that
@@ -66,8 +66,8 @@ class OpenVino(GraphCompiler):
         if not isinstance(self.pinning, bool):
             raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
 
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise OptionError(f"precision of engine 'openvino' must be fp32, bf16 or fp16; got {self.precision!r}")
+        if self.precision not in ("allowed", "fp32", "bf16", "fp16"):
+            raise OptionError(f"precision of engine 'openvino' must be allowed, fp32, bf16 or fp16; got {self.precision!r}")
 
         if self.arithmetic not in ("exact", "native"):
             raise OptionError(f"arithmetic of engine 'openvino' must be exact or native; got {self.arithmetic!r}")
@@ -151,10 +151,10 @@ class OpenVino(GraphCompiler):
         """Return which option is not honoured. Strict types are, where precision is not lowered."""
         asked = context.options.unusual()
         wanted = asked.get("precision")
-        is_lowered = self.precision in ("fp32", wanted) and "strict_types" not in asked
+        is_lowered = self.precision in ("allowed", wanted) and "strict_types" not in asked
         if is_lowered and wanted in ("bf16", "fp16") and has_precision(wanted):
             del asked["precision"]
-        if self.precision == "fp32" and "precision" not in asked:
+        if self.precision in ("allowed", "fp32") and "precision" not in asked:
             asked.pop("strict_types", None)
         if not asked:
             return None
@@ -162,20 +162,26 @@ class OpenVino(GraphCompiler):
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return the engine in bf16 or fp16 where the processor has it; for int8 the one that keeps quantized operators."""
+        """Return the engine in bf16 or fp16 where the processor has it, unless it is one of float32 whatever is allowed.
+
+        For fp32 it is that one, and for int8 the one that keeps quantized operators.
+        """
         if precision == "int8":
             return replace(self, arithmetic="native")
-        return replace(self, precision=precision) if precision in ("bf16", "fp16") and has_precision(precision) else None
+        if precision == "fp32":
+            return replace(self, precision="fp32")
+        is_possible = self.precision != "fp32" and has_precision(precision)
+        return replace(self, precision=precision) if is_possible else None
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        return () if self.precision == "fp32" else (f"computes float32 in {self.precision}",)
+        return () if self.precision in ("allowed", "fp32") else (f"computes float32 in {self.precision}",)
 
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
 
     def _choose_precision(self, context: CompileContext) -> str:
         """Return what float32 is computed in: the engine's own precision, or a lower one that the caller has asked for."""
-        return context.options.precision if self.precision == "fp32" else self.precision
+        return context.options.precision if self.precision == "allowed" else self.precision
 
     def _said(self, function: Function) -> Function:
         """Return what the library is handed."""
@@ -213,7 +219,7 @@ class OpenVino(GraphCompiler):
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
-            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT}),
+            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": limit_kernels(len(function.nodes))}),
         }
 
 

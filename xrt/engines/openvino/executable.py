@@ -17,6 +17,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.errors import summarize_error
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.requests import COPY_TO, CompiledModel, RequestFrame, bound_call
+from xrt.engines.openvino.size_log import SizeLog
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
 from xrt.graph import FrozenDict, Function, TensorType, Value
@@ -77,6 +78,9 @@ class OpenVinoExecutable(Executable):
         used = () if compiled is None else compiled.used
         self._sized = [place for place in used if _has_symbol(function.inputs[place])]
         """The inputs with symbolic dims that are read."""
+        self._varying = [place for place in used if not _is_static(function.inputs[place])]
+        """The inputs of open size that are read."""
+        self._met = SizeLog()
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
@@ -106,6 +110,8 @@ class OpenVinoExecutable(Executable):
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
+        if self._varying:
+            self._met.note(tuple([inputs[place].shape for place in self._varying]))
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
@@ -239,6 +245,10 @@ def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
 def _has_symbol(value: Value) -> bool:
     type_ = value.type
     return isinstance(type_, TensorType) and any(isinstance(dim, str) for dim in type_.shape or ())
+
+
+def _is_static(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
 
 
 def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:

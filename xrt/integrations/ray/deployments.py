@@ -37,7 +37,8 @@ def deployment(
     ``model`` and ``engine`` are those of `xrt.serve.app`: paths that every machine of the cluster has. Its other options
     (``batch``, ``max_wait``, ``instances``, ...) are among ``options``; the rest of them are those of `serve.deployment`:
     ``num_replicas``, ``autoscaling_config``, ... The thread budget of each instance is its part of ``num_cpus``. ``sessions``
-    routes all requests with one header ``x-session-id`` to one replica, as models with state need it. A replica takes
+    routes all requests with one header ``x-session-id`` to one replica, as models with state need it, and sets the option
+    ``explicit_sessions``: routes change where replicas come and go, and no request then gets an empty state. A replica takes
     ``max_ongoing_requests``; more than ``max_queued_requests`` that wait for a replica are answered with status 503.
 
     A handle calls ``handle.infer.remote({"x": array}, model="name")``, which returns the outputs by name.
@@ -51,6 +52,8 @@ def deployment(
     of_app = {key: value for key, value in options.items() if key in ServingOptions.names()}
     of_ray = {key: value for key, value in options.items() if key not in of_app}
     _check_names(of_ray, serve.deployment)
+    if sessions:
+        of_app.setdefault("explicit_sessions", True)
     ServingOptions.make(of_app)  # a mistake is known before a replica starts
     ongoing = max_ongoing_requests or of_app.get("max_queue", USUAL_QUEUE)
     queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
@@ -124,14 +127,28 @@ class ModelReplica:
             raise RuntimeError(f"the replica is not ready: {reason}")
 
     async def infer(
-        self, inputs: Mapping[str, Any], *, model: str = "", version: str | None = None, session: str = "", outputs: Any = ()
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        model: str = "",
+        version: str | None = None,
+        session: str = "",
+        session_start: bool | None = None,
+        session_end: bool = False,
+        outputs: Any = (),
     ) -> dict[str, Any]:
-        """Return the outputs by name for inputs by name; the only model needs no name."""
+        """Return the outputs by name for inputs by name; the only model needs no name.
+
+        ``session``, ``session_start`` and ``session_end`` are those of a request. A handle does not route by sessions: let
+        ``handle.options(session_id=...)`` do that.
+        """
         from xrt.serve.protocol import InferRequest
 
         served = self._application.models.find(model or next(iter(self._application.models)).name, version)
-        request = InferRequest(dict(inputs), outputs=dict.fromkeys(outputs, True))
-        response = await served.infer(request, session)
+        about = {"session_id": session or None, "session_start": session_start, "session_end": session_end or None}
+        parameters = {name: value for name, value in about.items() if value is not None}
+        request = InferRequest(dict(inputs), outputs=dict.fromkeys(outputs, True), parameters=parameters)
+        response = await served.infer(request)
         return dict(response.outputs)
 
     async def count_threads(self) -> dict[str, int]:

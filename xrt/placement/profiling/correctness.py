@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from xrt.comparison import Comparison, compare, tolerance_for
-from xrt.graph import DType, Function
 from xrt.verify import Verdict, WitnessedReference, judge_outputs
+from xrt.verify.precision import compare_lowered, is_lowered
 
 if TYPE_CHECKING:
     from xrt.engines import ExecutionOptions
+    from xrt.graph import Function
     from xrt.placement.profiling.activations import Reference
 
 __all__ = ["CheckResult", "check_against_reference"]
-
-_LOWERED = {"fp16": "float16", "bf16": "bfloat16", "int8": "bfloat16"}
-"""The element type whose tolerance holds where a caller allows that precision; int8's calibration is as coarse as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +38,8 @@ def check_against_reference(
     """Return the verdict on results. If the caller allows a lower precision, its tolerance applies, and the error is noted."""
     if len(results) != len(expected):
         return CheckResult(f"there are {len(results)} outputs; {len(expected)} were expected")
-    if options.precision in _LOWERED:
-        return _lowered(function, results, expected, _LOWERED[options.precision])
+    if is_lowered(options.precision):
+        return CheckResult(*compare_lowered(function, results, expected, options.precision))
     plain = function.replace(aliases=())
     found = judge_outputs(plain, inputs, results, expected, reference)
     return _in_doubt(plain, inputs, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")
@@ -60,23 +55,3 @@ def _in_doubt(
         doubt = reference.doubt(function, inputs, results, expected)
         return CheckResult("" if doubt else wrong, doubt)
     return CheckResult(reference.why_doubted(function))
-
-
-def _lowered(function: Function, results: Sequence[Any], expected: Sequence[Any], kind: str) -> CheckResult:
-    found = [
-        compare(mine, theirs, _tolerance(theirs, kind), name=value.name)
-        for value, mine, theirs in zip(function.outputs, results, expected, strict=True)
-    ]
-    wrong = next((one.message for one in found if not one), "")
-    return CheckResult(wrong, "" if wrong else _loss(found))
-
-
-def _tolerance(expected: Any, kind: str) -> Any:
-    is_exact = isinstance(expected, np.ndarray) and not DType.of(expected).is_float
-    return None if is_exact else tolerance_for(DType.parse(kind).numpy, "network")
-
-
-def _loss(found: Sequence[Comparison]) -> str:
-    absolute = max((one.absolute for one in found), default=0.0)
-    relative = max((one.relative for one in found), default=0.0)
-    return f"off by {absolute:.2g} at most ({relative:.2g} of a number)"

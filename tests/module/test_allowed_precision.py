@@ -1,0 +1,149 @@
+"""A lower precision without a budget is a permission: an engine is measured in it and in float32, and the faster form is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_faults import X, chain
+from tests.placement.uneven import Uneven
+from tests.precision.lossy import Lossy
+from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions, create
+from xrt.engines.contract.options import Precision
+from xrt.errors import OptionError
+from xrt.graph import Function
+from xrt.placement import TuningBudget
+from xrt.placement.available_engines import list_available_engines
+from xrt.placement.profiling.runners import LocalRunner
+
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+
+PAIR = chain("Exp", "Cos")
+RIGHT = np.cos(np.exp(X))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process, and calibrate nothing: both are tested elsewhere."""
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
+
+
+class Rounded(Executable):
+    """Another's executable, whose results are rounded to bfloat16."""
+
+    def __init__(self, inner: Executable) -> None:
+        self.inner = inner
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return [value.astype(ml_dtypes.bfloat16).astype(value.dtype) for value in self.inner.run(inputs)]
+
+
+@dataclass(frozen=True)
+class Rounding(Uneven):
+    """Computes in bf16 where that is allowed, and is slow in one of the two."""
+
+    name: ClassVar[str] = "rounding"
+    precision: str = "allowed"
+    slow_in: str = ""
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        wanted = context.options.precision
+        return None if wanted in ("fp32", "bf16") and self.precision in ("allowed", wanted) else f"no {wanted} in {self.spec}"
+
+    def lower_precision(self, precision: Precision) -> Rounding | None:
+        return replace(self, precision=precision) if precision in ("fp32", "bf16") else None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        precision = context.options.precision if self.precision == "allowed" else self.precision
+        seconds = 0.005 if precision == self.slow_in else 0.0
+        made = replace(self, slow="Exp|Cos", seconds=seconds)
+        inner = super(Rounding, made).compile(function, context)
+        return Rounded(inner) if precision == "bf16" else inner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slow_in", "chosen"),
+    [("bf16", "rounding{precision=fp32, slow_in=bf16}"), ("fp32", "rounding{slow_in=fp32}")],
+)
+def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, tmp_path: Path) -> None:
+    engine = Rounding(slow_in=slow_in)
+    options: dict[str, Any] = {"threads": 1, "progress": False, "budget": 30, "precision": "bf16"}
+    with xrt.XRTModule(PAIR, [engine, "auto"], cache=tmp_path / "cache", **options) as m:
+        found = m(X)
+        assert m.engines == (engine.spec, replace(engine, precision="fp32").spec, "toy")
+        assert m.tuned is not None and m.tuned.how == "measured"
+        assert {launch.engine for launch in m.plan.launches} == {chosen}
+        assert "all are placed in fp32" not in str(m.explain())
+    is_exact = slow_in == "bf16"
+    np.testing.assert_allclose(found, RIGHT, rtol=1e-5 if is_exact else 1e-2)
+    assert bool(np.abs(found - RIGHT).max() > 1e-4) is not is_exact
+
+
+def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tmp_path: Path) -> None:
+    engine = Lossy(lowered="0.001")
+    lower = engine.lower_precision("bf16")
+    assert lower is not None
+    with xrt.XRTModule(PAIR, [engine, "auto"], cache=tmp_path, threads=1, precision="bf16", budget=1) as m:
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-2)
+        assert m.engines == (lower.spec, engine.spec, "toy")
+        assert "no engine of the list computes in bf16" not in str(m.explain())
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16", "strict_types": True}], ids=["none", "strict types"])
+def test_one_form_takes_part_where_no_precision_is_allowed_or_one_is_demanded(options: Any, tmp_path: Path) -> None:
+    with xrt.XRTModule(PAIR, [Rounding(), "auto"], cache=tmp_path, threads=1, strict=True, **options) as m:
+        assert m.engines == ("rounding",)
+
+
+def test_openvino_takes_part_in_both() -> None:
+    openvino = create("openvino")
+    context = CompileContext(ExecutionOptions(precision="bf16"), threads=1)
+    found, _ = list_available_engines(["openvino", "toy", "auto"], context, None, strict=False)
+    has_bf16 = openvino.lower_precision("bf16") is not None
+    exact = ["openvino{precision=fp32}"] if has_bf16 else []
+    assert [one.spec for one in found] == ["openvino", *exact, "toy"]
+    named, _ = list_available_engines(["openvino{precision=fp32}", "auto"], context, None, strict=False)
+    assert [one.spec for one in named] == ["openvino{precision=fp32}"]  # who names it so wants it so
+    exact_engine = create("openvino{precision=fp32}")
+    assert exact_engine.lower_precision("bf16") is None
+    assert exact_engine.unsupported_options(CompileContext(ExecutionOptions(strict_types=True))) is None
+
+
+def test_openvino_in_fp32_computes_so_whatever_is_allowed() -> None:
+    rng = np.random.default_rng(0)
+    function = chain("Tanh").replace(name="one")
+    x = rng.standard_normal(X.shape).astype(X.dtype)
+    context = CompileContext(ExecutionOptions(precision="bf16"), threads=1)
+    executable = create("openvino{precision=fp32}").compile(function, context)
+    executable.prepare()
+    np.testing.assert_allclose(executable.run([x])[0], np.tanh(x), rtol=1e-5)
+    executable.close()
+
+
+@pytest.mark.slow
+def test_a_bundle_of_both_forms_loads(tmp_path: Path) -> None:
+    """Its list has engines that do not honor the precision, which it allows and does not demand."""
+    with xrt.XRTModule(PAIR, ["openvino", "toy", "auto"], cache=tmp_path / "cache", threads=1, precision="bf16", budget=1) as m:
+        found = m(X)
+        m.save(tmp_path / "model.xrt")
+    with xrt.load(tmp_path / "model.xrt") as loaded:
+        np.testing.assert_array_equal(loaded(X), found)
+        assert loaded.engines == m.engines
+
+
+def test_a_list_without_auto_demands_it() -> None:
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(PAIR, ["toy"], precision="bf16")
+    assert str(caught.value) == "engine 'toy' does not honour precision='bf16'"
