@@ -113,7 +113,7 @@ def measure_update(a: argparse.Namespace) -> dict[str, Any]:
     import xrt
     from xrt import ops, training
     from xrt.graph import DType, TensorType
-    from xrt.runtime.arena import make_aligned
+    from xrt.graph.aligned_arrays import make_aligned_array
 
     torch.set_num_threads(a.threads)
     parameter = torch.nn.Parameter(torch.zeros(a.elements))
@@ -129,7 +129,7 @@ def measure_update(a: argparse.Namespace) -> dict[str, Any]:
             return {"loss": ops.ReduceSum(x * self.w, keepdims=0)}
 
     update = training.update({"w": TensorType(DType.FLOAT32, (size,))}, optimizer=training.Adam())
-    x, rate, gradient = np.ones(1, "float32"), np.float32(1e-3), make_aligned((size,), np.dtype("float32"))
+    x, rate, gradient = np.ones(1, "float32"), np.float32(1e-3), make_aligned_array((size,), np.dtype("float32"))
     gradient.fill(1)
     calls: dict[str, Callable[[], Any]] = {"PyTorch, fused": optimizer.step}
     copied = {}

@@ -15,7 +15,7 @@ from xrt.engines.toy.update_order import order_updates
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 
-BINARY, UNARY, VIEWS = ("Add", "Mul", "Sub"), ("Neg", "Sqrt", "Tanh"), ("Identity", "Reshape", "Transpose", "MatMul")
+BINARY, UNARY, VIEWS = ("Add", "Mul", "Sub", "Where"), ("Neg", "Sqrt", "Tanh"), ("Identity", "Reshape", "Transpose", "MatMul")
 STATES = ("a", "b", "c")
 
 
@@ -32,12 +32,13 @@ def functions(draw: st.DrawFn) -> Function:
         op = draw(st.sampled_from(BINARY * 3 + UNARY + VIEWS))
         one, other = draw(st.sampled_from([n for n in names if n != "scalar"])), draw(st.sampled_from(names))
         other = "shape" if op == "Reshape" else one if op == "MatMul" and other == "scalar" else other
+        one = f"flag {one}" if op == "Where" else one
         nodes.append(node(op, one if op in (*UNARY, "Identity", "Transpose") else f"{one} {other}", f"v{number}"))
         names.append(f"v{number}")
     made = [name for name in names if name.startswith("v")]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=4, unique=True))
     inputs = (*(Value(name, square) for name in STATES), Value("scalar", TensorType(DType.FLOAT32, ())))
-    constants = {"shape": Constant(np.array([side, side]))}
+    constants = {"shape": Constant(np.array([side, side])), "flag": Constant(np.arange(side) % 2 == 0)}
     aliases = tuple(zip(STATES, outputs, strict=False)) if draw(st.booleans()) else ()
     return infer_shapes(Function(inputs, tuple(map(Value, outputs)), tuple(nodes), constants, {"": 20}).replace(aliases=aliases))
 
@@ -100,6 +101,35 @@ def test_an_update_waits_for_what_else_reads_the_state(engine: Toy) -> None:
     function = adam(node("CumSum", "w axis", "sum"), outputs="m_next v_next w_next sum")
     function = function.replace(constants={**function.constants, "axis": Constant(np.array(0))})
     assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+
+
+def test_an_update_waits_for_what_reads_a_view_of_the_state() -> None:
+    """As a step of a layer does: the gradient of its input reads the weight transposed, after the weight's own is known."""
+    pair = Constant(np.array([2, 500]))
+    function = adam(node("Reshape", "w pair", "view"), node("Neg", "view", "last"), outputs="m_next v_next w_next last")
+    function = infer_shapes(function.replace(constants={**function.constants, "pair": pair}))
+    assert ("w", "w_next") in propose(function, Toy(native="off"))
+    assert {node.name: node.control for node in order_updates(function, {"Reshape"}).nodes}["w_next"] == ("last", "view")
+
+
+@pytest.mark.parametrize("condition", [np.array(True), np.arange(12) % 3 > 0], ids=["scalar", "vector"])
+@pytest.mark.parametrize("state", ["a b", "b a"])
+def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarray[Any, Any]) -> None:
+    """As accumulation keeps parameters in the calls that change nothing."""
+    type_, flag = TensorType(DType.FLOAT32, (12,)), TensorType(DType.BOOL, condition.shape)
+    inputs = (Value("c", flag), Value("a", type_), Value("b", type_))
+    function = infer_shapes(Function(inputs, (Value("x"),), (node("Where", f"c {state}", "x"),), opsets={"": 20}))
+    assert propose(function, Toy(native="off")) == {("a", "x"), ("b", "x")}
+    executable = Toy(native="off").compile(function, CompileContext(threads=1))
+    executable.prepare()
+    a, b = np.arange(12, dtype="float32"), -np.arange(12, dtype="float32")
+    expected = np.where(condition, *((a, b) if state == "a b" else (b, a)))
+    for place in (1, 2, None):
+        given = [condition, a.copy(), b.copy()]
+        out = np.empty_like(a) if place is None else given[place]
+        (found,) = executable.run(given, RunOptions(out=[out]))
+        assert found is out
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_what_reads_the_update_and_the_state_is_no_reason_to_wait() -> None:

@@ -11,7 +11,7 @@ from xrt.engines.contract.op_table import Kernel
 from xrt.engines.toy.interpreter import InterpretedExecutable
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, alone, with_segments
-from xrt.engines.toy.tape import StepKernel, Tape, make_tape
+from xrt.engines.toy.tape import VIEWS, StepKernel, Tape, make_tape
 from xrt.engines.toy.update_order import order_updates
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, is_static
@@ -63,7 +63,7 @@ class Assembly:
     def _played(
         self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
     ) -> InterpretedExecutable:
-        function = order_updates(function)
+        function = order_updates(function, VIEWS)
         return InterpretedExecutable(function, self._tape(function, segment), self._threads, self._choice.has_native)
 
     def _tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from xrt.engines.toy.table import Run
     from xrt.graph import Function, Node
 
-__all__ = ["Overwritten", "StepKernel", "Tape", "TapeStep", "make_tape"]
+__all__ = ["VIEWS", "Overwritten", "StepKernel", "Tape", "TapeStep", "make_tape"]
 
 ABSENT, UNWANTED = 0, 1
 """Slots: of every input that is left out, which holds None; and of every output that is left out."""
+CONDITION = np.dtype(bool)
 SMALLEST_REUSED = 1 << 15
 """Bytes below which a fresh result is as quick as looking whether an argument's buffer can be had."""
 
@@ -252,8 +253,8 @@ ALONE = _holders([np.empty(1)], 0)
 
 
 def _fits(argument: Any, buffer: Any) -> bool:
-    """Whether the argument broadcasts to the buffer's shape and has its dtype."""
-    if type(argument) is not np.ndarray or argument.dtype != buffer.dtype or argument.ndim > buffer.ndim:
+    """Whether the argument broadcasts to the buffer's shape and has its dtype; a condition has that of none."""
+    if type(argument) is not np.ndarray or argument.ndim > buffer.ndim or argument.dtype not in (buffer.dtype, CONDITION):
         return False
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 

@@ -1,4 +1,4 @@
-"""Arithmetic that other engines write otherwise: sums, powers, and products by an equation."""
+"""Arithmetic that other engines write otherwise: sums, powers, choices, and products by an equation."""
 
 from __future__ import annotations
 
@@ -30,6 +30,24 @@ def power(node: Node, env: KernelContext) -> Run:
             base, exponent, dtype = base.astype(np.float64), exponent.astype(np.float64), base.dtype
             return xp.power(base, exponent).astype(dtype)
         return xp.power(base, exponent).astype(base.dtype)
+
+    return run
+
+
+@ops("Where", priority=1, mutable=(1, 2))
+def where(node: Node, env: KernelContext) -> Run:
+    xp = env.xp
+
+    def run(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
+        if out is None:
+            return xp.where(condition, yes, no)
+        if out is yes:
+            xp.copyto(out, no, where=~condition)
+            return out
+        if out is not no:
+            xp.copyto(out, no)
+        xp.copyto(out, yes, where=condition)
+        return out
 
     return run
 

@@ -1,8 +1,9 @@
 // The kernel of `xrt.Elementwise`: a chain of elementwise operators over one shape, evaluated tile by tile.
 //
-// The node's attributes hold the chain (xrt/engines/native/chains.py writes them): `operators`, one name per step;
+// The node's attributes hold the chain (xrt/engines/native/fusion.py writes them): `operators`, one name per step;
 // `arguments`, the numbers of the values that each step reads, one list after the other; `types`, the ONNX type of what
 // each gives; `parameters`, two per step; `results`, the numbers of the values that are outputs.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -128,7 +129,8 @@ class Spread {
 
 struct State {
   Chain chain;
-  Program program;
+  Program prompt;   // stores outputs at once: for calls in which none lies where an input is still to be read
+  Program patient;  // for any call
   Shape shape;
   int64_t size;
   std::vector<Layout> layouts;  // of the inputs
@@ -150,91 +152,88 @@ class Room {
   std::vector<char> more_;
 };
 
-constexpr size_t kAhead = 1024;            // bytes
-constexpr int64_t kFarElements = 1 << 18;  // from which on the inputs are taken to lie beyond the processor's own caches
-
 // What one thread needs for a part of a call's tiles.
 class Part {
  public:
-  Part(const State &state, const xrt_call *call, const uint64_t *scalars)
+  Part(const State &state, const Program &program, const xrt_call *call, const uint64_t *scalars)
       : state_(state),
+        program_(program),
         call_(call),
-        n_inputs_(state.layouts.size()),
-        n_outputs_(state.chain.results.size()),
         pitch_(static_cast<size_t>(variant().machine->full_tile) * 4),
-        room_((n_inputs_ + n_outputs_ + static_cast<size_t>(state.program.slots)) * pitch_),
-        lanes_(n_inputs_ + n_outputs_ + static_cast<size_t>(state.program.slots)),
+        room_((n_inputs() + n_outputs() + static_cast<size_t>(program.slots)) * pitch_),
+        lanes_(n_inputs() + n_outputs() + static_cast<size_t>(program.slots)),
         frame_{lanes_.data(), scalars} {
     for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i] = own(i);
-    spreads_.reserve(n_inputs_);
-    for (size_t i = 0; i < n_inputs_; ++i) {
-      spreads_.emplace_back(state.layouts[i], input_bytes(i), data_of<char>(call->inputs[i]), own(i));
-      spreads_.back().tile = state.program.tile;
-    }
+    for (size_t i = 0; i < n_inputs(); ++i) add_input(i);
+    for (size_t k = 0; k < n_outputs(); ++k)
+      outputs_.push_back({n_inputs() + k, data_of<char>(call->outputs[k]), bytes_of(call->outputs[k].dtype)});
   }
 
   void run(int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t first = index * state_.program.tile, left = state_.size - first;
-      if (left >= state_.program.tile) {
-        run_whole(first);
-      } else {
-        run_rest(first, left);
-      }
-    }
+    const int64_t whole = std::min(end, state_.size / program_.tile);
+    if (begin < whole) run_whole(begin, whole);
+    if (whole < end) run_rest(whole * program_.tile, state_.size - whole * program_.tile);
   }
 
  private:
+  // A tensor whose elements are those of the result, one for one.
+  struct Whole {
+    size_t lane;
+    char *data;
+    size_t bytes;  // of an element
+    char *at(int64_t element) const { return data + static_cast<size_t>(element) * bytes; }
+  };
+  struct Broadcast {
+    size_t lane;
+    Spread spread;
+  };
+
+  size_t n_inputs() const { return state_.layouts.size(); }
+  size_t n_outputs() const { return state_.chain.results.size(); }
   char *own(size_t lane) { return room_.data + lane * pitch_; }
-  size_t input_bytes(size_t i) const { return bytes_of(state_.chain.values[i].storage); }
-  size_t output_bytes(size_t k) const { return bytes_of(call_->outputs[k].dtype); }
-  char *output(size_t k, int64_t first) const {
-    return data_of<char>(call_->outputs[k]) + static_cast<size_t>(first) * output_bytes(k);
+
+  void add_input(size_t i) {
+    const ChainValue &value = state_.chain.values[i];
+    char *const data = data_of<char>(call_->inputs[i]);
+    if (value.is_scalar) return;
+    if (state_.layouts[i].is_whole()) return inputs_.push_back({i, data, bytes_of(value.storage)});
+    broadcasts_.push_back({i, Spread(state_.layouts[i], bytes_of(value.storage), data, own(i))});
+    broadcasts_.back().spread.tile = program_.tile;
   }
 
-  void run_whole(int64_t first) {
-    for (size_t i = 0; i < n_inputs_; ++i) {
-      if (state_.chain.values[i].is_scalar) continue;
-      if (state_.layouts[i].is_whole()) {
-        lanes_[i] = data_of<char>(call_->inputs[i]) + static_cast<size_t>(first) * input_bytes(i);
-        if (state_.size >= kFarElements) fetch(lanes_[i], input_bytes(i) * static_cast<size_t>(state_.program.tile));
-      } else {
-        lanes_[i] = spreads_[i].at(first, state_.program.tile, state_.program.tile);
-      }
+  void run_whole(int64_t begin, int64_t end) {
+    const int64_t tile = program_.tile;
+    std::vector<Whole> moving(inputs_);
+    moving.insert(moving.end(), outputs_.begin(), outputs_.end());
+    for (const Whole &whole : moving) lanes_[whole.lane] = whole.at(begin * tile);
+    for (int64_t index = begin; index < end; ++index) {
+      for (Broadcast &one : broadcasts_) lanes_[one.lane] = one.spread.at(index * tile, tile, tile);
+      variant().machine->run(program_.code.data(), frame_);
+      for (const Whole &whole : moving) lanes_[whole.lane] += static_cast<size_t>(tile) * whole.bytes;
     }
-    for (size_t k = 0; k < n_outputs_; ++k) lanes_[n_inputs_ + k] = output(k, first);
-    variant().machine->run(state_.program.code.data(), frame_);
-  }
-
-  // Asks for the tile some way ahead: the processor's own prefetching ends at each page, and a tile's operators leave it no time.
-  static void fetch(const char *lane, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(lane + kAhead + line);
   }
 
   // The last tile is not full: inputs come from copies, outputs go by way of copies.
   void run_rest(int64_t first, int64_t count) {
-    for (size_t i = 0; i < n_inputs_; ++i) {
-      if (state_.chain.values[i].is_scalar) continue;
-      lanes_[i] = own(i);
-      if (state_.layouts[i].is_whole()) {
-        std::memcpy(own(i), data_of<char>(call_->inputs[i]) + static_cast<size_t>(first) * input_bytes(i),
-                    static_cast<size_t>(count) * input_bytes(i));
-      } else {
-        lanes_[i] = spreads_[i].at(first, count, state_.program.tile);
-      }
+    for (const Whole &input : inputs_) {
+      lanes_[input.lane] = own(input.lane);
+      std::memcpy(own(input.lane), input.at(first), static_cast<size_t>(count) * input.bytes);
     }
-    for (size_t k = 0; k < n_outputs_; ++k) lanes_[n_inputs_ + k] = own(n_inputs_ + k);
-    variant().machine->run(state_.program.code.data(), frame_);
-    for (size_t k = 0; k < n_outputs_; ++k)
-      std::memcpy(output(k, first), own(n_inputs_ + k), static_cast<size_t>(count) * output_bytes(k));
+    for (Broadcast &one : broadcasts_) lanes_[one.lane] = one.spread.at(first, count, program_.tile);
+    for (const Whole &output : outputs_) lanes_[output.lane] = own(output.lane);
+    variant().machine->run(program_.code.data(), frame_);
+    for (const Whole &output : outputs_)
+      std::memcpy(output.at(first), own(output.lane), static_cast<size_t>(count) * output.bytes);
   }
 
   const State &state_;
+  const Program &program_;
   const xrt_call *const call_;
-  const size_t n_inputs_, n_outputs_, pitch_;
+  const size_t pitch_;
   Room room_;
   std::vector<char *> lanes_;
-  std::vector<Spread> spreads_;
+  std::vector<Whole> inputs_, outputs_;
+  std::vector<Broadcast> broadcasts_;
   Frame frame_;
 };
 
@@ -304,7 +303,7 @@ Shape broadcast_shape(const xrt_node &node) {
 int32_t why_not(const xrt_node *node, xrt_text why) {
   return guarded(why, [&] {
     try {
-      compile(chain_of(*node), *variant().machine);
+      compile(chain_of(*node), *variant().machine, Stores::after_reads);
       return static_cast<int32_t>(XRT_OK);
     } catch (const std::invalid_argument &error) {
       return refuse(why, error.what());
@@ -322,7 +321,8 @@ int32_t prepare(const xrt_node *node, xrt_plan *plan, xrt_text why) {
       state->layouts.push_back(layout_of(shape_of(node->inputs[i]), state->shape));
       state->chain.values[static_cast<size_t>(i)].is_scalar = size_of(node->inputs[i]) == 1;
     }
-    state->program = compile(state->chain, *variant().machine);
+    state->prompt = compile(state->chain, *variant().machine, Stores::at_once);
+    state->patient = compile(state->chain, *variant().machine, Stores::after_reads);
     for (size_t k = 0; k < state->chain.results.size(); ++k) {
       const ChainValue &value = state->chain.values[static_cast<size_t>(state->chain.results[k])];
       announce(plan->outputs[k], dtype_of(value.storage), state->shape);
@@ -350,6 +350,18 @@ uint64_t scalar_of(const xrt_tensor &tensor, Storage storage, Lane lane) {
   return bits;
 }
 
+bool overlap(const xrt_tensor &one, const xrt_tensor &other) {
+  const char *const a = data_of<char>(one), *const b = data_of<char>(other);
+  const auto bytes = [](const xrt_tensor &tensor) { return static_cast<size_t>(size_of(tensor)) * bytes_of(tensor.dtype); };
+  return a < b + bytes(other) && b < a + bytes(one);
+}
+
+const Program &choose_program(const State &state, const xrt_call *call) {
+  for (const auto &[output, input] : state.prompt.conflicts)
+    if (overlap(call->outputs[output], call->inputs[input])) return state.patient;
+  return state.prompt;
+}
+
 int32_t run(void *opaque, const xrt_call *call, xrt_text why) {
   return guarded(why, [&] {
     const State &state = *static_cast<const State *>(opaque);
@@ -358,10 +370,11 @@ int32_t run(void *opaque, const xrt_call *call, xrt_text why) {
       const ChainValue &value = state.chain.values[i];
       if (value.is_scalar) scalars[i] = scalar_of(call->inputs[i], value.storage, value.lane());
     }
-    const int64_t tile = state.program.tile, tiles = (state.size + tile - 1) / tile;
-    const int64_t cost = tile * static_cast<int64_t>(state.program.code.size()) / 4;
+    const Program &program = choose_program(state, call);
+    const int64_t tile = program.tile, tiles = (state.size + tile - 1) / tile;
+    const int64_t cost = tile * static_cast<int64_t>(program.code.size()) / 4;
     return each_part(call, tiles, cost, why,
-                     [&](int64_t begin, int64_t end) { Part(state, call, scalars.data()).run(begin, end); });
+                     [&](int64_t begin, int64_t end) { Part(state, program, call, scalars.data()).run(begin, end); });
   });
 }
 

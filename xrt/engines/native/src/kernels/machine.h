@@ -57,6 +57,7 @@ struct Machine {
   Code (*store)(Storage to, Tile tile);
   Code (*round)(Storage to, Tile tile);  // of f32 lanes to what a narrow float holds
   Code (*stop)();
+  void (*join)(Step *program, int count);  // lets one code do the steps of each sequence that is known
   void (*run)(const Step *program, const Frame &frame);
 };
 

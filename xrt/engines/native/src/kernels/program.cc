@@ -37,11 +37,86 @@ Storage own_storage(Lane lane) {
 
 bool is_narrow_float(Storage storage) { return storage == Storage::f16 || storage == Storage::bf16; }
 
+// ---------------------------------------------------------------- products that are summands
+
+// Makes one step of `a + x * s`, `a - x * s` and `x * s - a`, where x lies in memory as it is computed with, and s is a
+// scalar: a product of its own would have to wait in a slot, or make the other summand wait. Each of both operators rounds.
+class ProductMerger {
+ public:
+  explicit ProductMerger(const Chain &chain) : chain_(chain), uses_(chain.values.size()), product_(chain.steps.size(), -1) {
+    for (const ChainStep &step : chain.steps)
+      for (int v : step.arguments) ++uses_[static_cast<size_t>(v)];
+    for (int v : chain.results) ++uses_[static_cast<size_t>(v)];
+  }
+
+  Chain merge() {
+    for (size_t t = 0; t < chain_.steps.size(); ++t) find(t);
+    Chain merged{{chain_.values.begin(), chain_.values.begin() + chain_.n_inputs()}, {}, {}};
+    std::vector<int> number(chain_.values.size(), -1);
+    for (int i = 0; i < chain_.n_inputs(); ++i) number[static_cast<size_t>(i)] = i;
+    for (size_t t = 0; t < chain_.steps.size(); ++t) {
+      if (is_merged(result_of(t))) continue;
+      ChainStep step = product_[t] < 0 ? chain_.steps[t] : sum_of(t);
+      for (int &v : step.arguments) v = number[static_cast<size_t>(v)];
+      number[static_cast<size_t>(result_of(t))] = static_cast<int>(merged.values.size());
+      merged.values.push_back(chain_.values[static_cast<size_t>(result_of(t))]);
+      merged.steps.push_back(step);
+    }
+    for (int v : chain_.results) merged.results.push_back(number[static_cast<size_t>(v)]);
+    return merged;
+  }
+
+ private:
+  int result_of(size_t t) const { return chain_.n_inputs() + static_cast<int>(t); }
+  const ChainValue &value(int v) const { return chain_.values[static_cast<size_t>(v)]; }
+  const ChainStep &step_of(int v) const { return chain_.steps[static_cast<size_t>(v - chain_.n_inputs())]; }
+  bool is_merged(int v) const { return std::find(product_.begin(), product_.end(), v) != product_.end(); }
+
+  // Whether a value lies in memory anyway, as it is computed with.
+  bool is_lane(int v) const {
+    const bool is_kept = v < chain_.n_inputs() ? !value(v).is_scalar : uses_[static_cast<size_t>(v)] > 1;
+    return is_kept && value(v).storage == own_storage(value(v).lane());
+  }
+  bool is_scalar(int v) const { return v < chain_.n_inputs() && value(v).is_scalar; }
+
+  bool is_product(int v) const {
+    if (v < chain_.n_inputs() || uses_[static_cast<size_t>(v)] != 1 || step_of(v).name != "Mul") return false;
+    if (value(v).storage != Storage::f32 && value(v).storage != Storage::f64) return false;
+    const std::vector<int> &factors = step_of(v).arguments;
+    return (is_lane(factors[0]) && is_scalar(factors[1])) || (is_scalar(factors[0]) && is_lane(factors[1]));
+  }
+
+  void find(size_t t) {
+    const ChainStep &step = chain_.steps[t];
+    if (step.name != "Add" && step.name != "Sub") return;
+    for (size_t place : {1, 0}) {
+      if (!is_product(step.arguments[place]) || is_scalar(step.arguments[1 - place])) continue;
+      product_[t] = step.arguments[place];
+      return;
+    }
+  }
+
+  ChainStep sum_of(size_t t) const {
+    const ChainStep &step = chain_.steps[t];
+    const bool is_second = step.arguments[1] == product_[t];
+    const std::vector<int> &factors = step_of(product_[t]).arguments;
+    const bool is_mirrored = is_scalar(factors[0]);
+    const char *const name = step.name == "Add" ? "AddProduct" : is_second ? "SubProduct" : "ProductSub";
+    return {name, {step.arguments[is_second ? 0 : 1], factors[is_mirrored ? 1 : 0], factors[is_mirrored ? 0 : 1]}};
+  }
+
+  const Chain &chain_;
+  std::vector<int> uses_;     // of each value, by steps and as outputs
+  std::vector<int> product_;  // of each step, the product that it adds or subtracts; -1 for none
+};
+
+// ---------------------------------------------------------------- the program
+
 // Lays a chain out as steps over one accumulator, and finds slots for what it cannot hold.
 class Compiler {
  public:
-  Compiler(const Chain &chain, const Machine &machine)
-      : chain_(chain), machine_(machine), n_inputs_(chain.n_inputs()), slot_(chain.values.size(), -1) {
+  Compiler(const Chain &chain, const Machine &machine, Stores stores)
+      : chain_(chain), machine_(machine), stores_(stores), n_inputs_(chain.n_inputs()), lane_(chain.values.size(), -1) {
     const bool wide =
         std::any_of(chain.values.begin(), chain.values.end(), [](const ChainValue &value) { return is_wide(value.lane()); });
     tile_ = wide ? Tile::half : Tile::full;
@@ -51,10 +126,11 @@ class Compiler {
   Program compile() {
     for (int i = 0; i < n_inputs_; ++i)
       if (needs_slot(i)) fill_slot(i);
-    find_last_read();
+    find_last_reads();
     for (int t = 0; t < count(); ++t) emit_step(t);
     finish();
-    return {code_, n_slots_, tile_ == Tile::full ? machine_.full_tile : machine_.full_tile / 2};
+    machine_.join(code_.data(), static_cast<int>(code_.size()));
+    return {code_, n_slots_, tile_ == Tile::full ? machine_.full_tile : machine_.full_tile / 2, conflicts()};
   }
 
  private:
@@ -65,7 +141,10 @@ class Compiler {
   int count() const { return static_cast<int>(chain_.steps.size()); }
   const ChainValue &value(int v) const { return chain_.values[static_cast<size_t>(v)]; }
   const ChainStep &step(int t) const { return chain_.steps[static_cast<size_t>(t)]; }
+  const std::vector<Use> &uses(int v) const { return uses_[static_cast<size_t>(v)]; }
+  int lane(int v) const { return lane_[static_cast<size_t>(v)]; }
   int result_of(int t) const { return n_inputs_ + t; }
+  bool is_own(int v) const { return value(v).storage == own_storage(value(v).lane()); }
 
   void find_uses() {
     uses_.resize(chain_.values.size());
@@ -74,19 +153,29 @@ class Compiler {
         uses_[static_cast<size_t>(step(t).arguments[place])].push_back({t, static_cast<int>(place)});
   }
 
-  // The last step that reads an input where it lies: an output may have the memory of any input, so none is written before.
-  void find_last_read() {
-    for (int i = 0; i < n_inputs_; ++i) {
-      if (value(i).is_scalar || slot_[static_cast<size_t>(i)] >= 0) continue;
-      for (const Use &use : uses_[static_cast<size_t>(i)]) last_read_ = std::max(last_read_, use.step);
-    }
+  // The last step that reads each input where it lies; -1 where none does once the steps begin.
+  void find_last_reads() {
+    last_read_.assign(static_cast<size_t>(n_inputs_), -1);
+    for (int i = 0; i < n_inputs_; ++i)
+      if (!value(i).is_scalar && lane(i) < 0 && !uses(i).empty()) last_read_[static_cast<size_t>(i)] = uses(i).back().step;
   }
 
-  // Whether a value is an output that must wait until the inputs have been read.
+  bool is_result(int v) const { return std::find(chain_.results.begin(), chain_.results.end(), v) != chain_.results.end(); }
+
+  // Whether a value is an output that is not stored as soon as it is known.
   bool waits(int v) const {
-    if (v < n_inputs_) return false;
-    const bool is_result = std::find(chain_.results.begin() + 1, chain_.results.end(), v) != chain_.results.end();
-    return is_result && v - n_inputs_ < last_read_;
+    if (stores_ == Stores::at_once || !is_result(v)) return false;
+    return v == chain_.results[0] || v - n_inputs_ < *std::max_element(last_read_.begin(), last_read_.end());
+  }
+
+  // Pairs of an output and an input that is read where it lies after the output has been stored.
+  std::vector<std::pair<int, int>> conflicts() const {
+    std::vector<std::pair<int, int>> found;
+    if (stores_ == Stores::after_reads) return found;
+    for (size_t k = 0; k < chain_.results.size(); ++k)
+      for (int i = 0; i < n_inputs_; ++i)
+        if (last_read_[static_cast<size_t>(i)] > chain_.results[k] - n_inputs_) found.emplace_back(static_cast<int>(k), i);
+    return found;
   }
 
   // Which argument a step finds in the accumulator: what the step before gave, where it can, else its first.
@@ -98,15 +187,15 @@ class Compiler {
   int primary_value(int t) const { return step(t).arguments[static_cast<size_t>(primary(t))]; }
   bool is_held(int t) const { return t > 0 && primary_value(t) == result_of(t - 1); }
 
-  // Whether a value must lie in memory beside the accumulator.
+  // Whether a value must lie in a slot beside the accumulator.
   bool needs_slot(int v) const {
-    const std::vector<Use> &uses = uses_[static_cast<size_t>(v)];
     if (v < n_inputs_) {
-      if (value(v).is_scalar || value(v).storage == own_storage(value(v).lane())) return false;
-      return uses.size() != 1 || uses[0].place != primary(uses[0].step);
+      if (value(v).is_scalar || is_own(v)) return false;
+      return uses(v).size() != 1 || uses(v)[0].place != primary(uses(v)[0].step);
     }
-    if ((v == chain_.results[0] && v != result_of(count() - 1)) || waits(v)) return true;
-    return std::any_of(uses.begin(), uses.end(),
+    if (waits(v)) return v != chain_.results[0] || v != result_of(count() - 1);
+    if (is_result(v) && is_own(v)) return false;  // it can be read where it has been stored
+    return std::any_of(uses(v).begin(), uses(v).end(),
                        [&](const Use &use) { return result_of(use.step - 1) != v || use.place != primary(use.step); });
   }
 
@@ -115,38 +204,33 @@ class Compiler {
     code_.push_back({code, a, b, p, q});
   }
 
-  int input_lane(int v) const { return v; }
   int output_lane(size_t k) const { return n_inputs_ + static_cast<int>(k); }
-  int slot_lane(int slot) const { return output_lane(chain_.results.size()) + slot; }
+  int first_slot() const { return output_lane(chain_.results.size()); }
 
   // Puts the accumulator into a slot.
   void keep(int v) {
-    int &slot = slot_[static_cast<size_t>(v)];
+    int &lane = lane_[static_cast<size_t>(v)];
     if (free_.empty()) {
-      slot = n_slots_++;
+      lane = first_slot() + n_slots_++;
     } else {
-      slot = free_.back();
+      lane = free_.back();
       free_.pop_back();
     }
-    emit(machine_.store(own_storage(value(v).lane()), tile_), "a store", slot_lane(slot));
+    emit(machine_.store(own_storage(value(v).lane()), tile_), "a store", lane);
   }
 
   void fill_slot(int v) {
-    emit(machine_.load(value(v).storage, tile_), "a load", input_lane(v));
+    emit(machine_.load(value(v).storage, tile_), "a load", v);
     keep(v);
   }
 
   void emit_load(int v) {
     if (value(v).is_scalar) return emit(machine_.load_scalar(value(v).lane(), tile_), "a scalar", v);
-    const int slot = slot_[static_cast<size_t>(v)];
-    if (slot >= 0) return emit(machine_.load(own_storage(value(v).lane()), tile_), "a load", slot_lane(slot));
-    emit(machine_.load(value(v).storage, tile_), "a load", input_lane(v));
+    const Storage storage = lane(v) < 0 ? value(v).storage : own_storage(value(v).lane());
+    emit(machine_.load(storage, tile_), "a load", operand_index(v));
   }
 
-  int operand_index(int v) const {
-    const int slot = slot_[static_cast<size_t>(v)];
-    return value(v).is_scalar || slot < 0 ? v : slot_lane(slot);
-  }
+  int operand_index(int v) const { return value(v).is_scalar || lane(v) < 0 ? v : lane(v); }
 
   void emit_step(int t) {
     if (!is_held(t)) emit_load(primary_value(t));
@@ -155,8 +239,7 @@ class Compiler {
     if (is_narrow_float(value(v).storage)) emit(machine_.round(value(v).storage, tile_), "a rounding");
     release(t);
     if (needs_slot(v)) keep(v);
-    for (size_t k = 1; k < chain_.results.size(); ++k)
-      if (chain_.results[k] == v && !waits(v)) emit_output(k);
+    if (!waits(v)) emit_outputs(v);
   }
 
   void emit_operation(int t) {
@@ -189,42 +272,43 @@ class Compiler {
   // Gives back the slots of values that the step was the last to read.
   void release(int t) {
     for (int v : step(t).arguments) {
-      int &slot = slot_[static_cast<size_t>(v)];
-      if (slot < 0 || uses_[static_cast<size_t>(v)].back().step != t || v == chain_.results[0] || waits(v)) continue;
-      free_.push_back(slot);
-      slot = -1;
+      if (lane(v) < first_slot() || uses(v).back().step != t || waits(v)) continue;
+      free_.push_back(lane(v));
+      lane_[static_cast<size_t>(v)] = -1;
     }
   }
 
-  void emit_output(size_t k) {
-    emit(machine_.store(value(chain_.results[k]).storage, tile_), "a store", output_lane(k));
+  // Stores the accumulator wherever it is an output; whoever reads it later may find it there.
+  void emit_outputs(int v) {
+    for (size_t k = 0; k < chain_.results.size(); ++k) {
+      if (chain_.results[k] != v) continue;
+      emit(machine_.store(value(v).storage, tile_), "a store", output_lane(k));
+      if (lane(v) < 0 && is_own(v)) lane_[static_cast<size_t>(v)] = output_lane(k);
+    }
   }
 
   // What has waited comes last, since the inputs have been read by then; what the accumulator holds comes before it is lost.
   void finish() {
-    const int last = result_of(count() - 1);
-    if (chain_.results[0] == last) emit_output(0);
-    for (size_t k = 1; k < chain_.results.size(); ++k) {
-      if (!waits(chain_.results[k])) continue;
-      emit_load(chain_.results[k]);
-      emit_output(k);
-    }
-    if (chain_.results[0] != last) {
-      emit_load(chain_.results[0]);
-      emit_output(0);
+    const int first = chain_.results[0], last = result_of(count() - 1);
+    if (waits(first) && first == last) emit_outputs(first);
+    for (int v = n_inputs_; v < last; ++v) {
+      if (!waits(v)) continue;
+      emit_load(v);
+      emit_outputs(v);
     }
     emit(machine_.stop(), "a stop");
   }
 
   const Chain &chain_;
   const Machine &machine_;
+  const Stores stores_;
   const int n_inputs_;
   Tile tile_;
   std::vector<std::vector<Use>> uses_;
-  std::vector<int> slot_;  // of each value, -1 for none
-  std::vector<int> free_;
+  std::vector<int> lane_;  // where each value lies that is neither a scalar nor read where the input is; -1 for nowhere
+  std::vector<int> free_;  // slots, by their lanes
   int n_slots_ = 0;
-  int last_read_ = -1;
+  std::vector<int> last_read_;  // of each input
   std::vector<Step> code_;
 };
 
@@ -256,6 +340,8 @@ int arity_of(const std::string &name) {
   return std::find(std::begin(kTwo), std::end(kTwo), name) == std::end(kTwo) ? 1 : 2;
 }
 
-Program compile(const Chain &chain, const Machine &machine) { return Compiler(chain, machine).compile(); }
+Program compile(const Chain &chain, const Machine &machine, Stores stores) {
+  return Compiler(ProductMerger(chain).merge(), machine, stores).compile();
+}
 
 }  // namespace xrt

@@ -3,6 +3,7 @@
 #define XRT_KERNELS_PROGRAM_H
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "machine.h"
@@ -31,11 +32,16 @@ struct Chain {
   int n_inputs() const { return static_cast<int>(values.size() - steps.size()); }
 };
 
+// When a program stores its outputs: in a slot first and to where they go at the end of a tile, so that each may have the
+// memory of any input; or as soon as they are known.
+enum class Stores : uint8_t { after_reads, at_once };
+
 // Lanes are numbered: inputs, outputs, slots. Scalars have the numbers of their inputs.
 struct Program {
   std::vector<Step> code;
   int slots = 0;
   int tile = 0;  // elements
+  std::vector<std::pair<int, int>> conflicts;  // outputs and inputs that must not share memory
 };
 
 // Whether elements of that type can be read and written.
@@ -50,7 +56,7 @@ xrt_dtype dtype_of(Storage storage);
 int arity_of(const std::string &name);
 
 // Throws std::invalid_argument where the machine has no code for a step.
-Program compile(const Chain &chain, const Machine &machine);
+Program compile(const Chain &chain, const Machine &machine, Stores stores);
 
 }  // namespace xrt
 

@@ -85,20 +85,42 @@ VecF booleans(VecF low, VecF high) { return bits<VecF>(narrow<int32_t, int64_t>(
   XRT_NEXT(step, frame)
 #define XRT_BOOLEAN(r, i) r = bits<VecF>(bits<VecI>(r) & 1);
 
-template <class Op, class T, Tile tile, bool is_predicate>
-void unary(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const Op op(*step);
-#define XRT_DO(r, i) r = bits<VecF>(op(bits<Vec<T>>(r)));
-  XRT_EACH((kCount<T, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_FINISH(T, tile, is_predicate, step, frame);
-}
+// What a step does to one register: it is built from the step, and called with the register and its number.
+template <class Op, class T>
+struct Unary {
+  using Held = T;
+  Unary(const Step *step, const Frame *) : op(*step) {}
+  VecF operator()(VecF r, int) const { return bits<VecF>(op(bits<Vec<T>>(r))); }
+  const Op op;
+};
 
-template <class Op, class T, Tile tile, bool is_predicate, template <class> class Operand, bool mirrored>
-void binary(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const Op op(*step);
-  const Operand<T> other(frame, step->a);
-#define XRT_DO(r, i) r = bits<VecF>(mirrored ? op(other(i), bits<Vec<T>>(r)) : op(bits<Vec<T>>(r), other(i)));
+template <class Op, class T, template <class> class Operand, bool mirrored>
+struct Binary {
+  using Held = T;
+  Binary(const Step *step, const Frame *frame) : op(*step), other(frame, step->a) {}
+  VecF operator()(VecF r, int i) const {
+    return bits<VecF>(mirrored ? op(other(i), bits<Vec<T>>(r)) : op(bits<Vec<T>>(r), other(i)));
+  }
+  const Op op;
+  const Operand<T> other;
+};
+
+// With the product of a lane and a scalar.
+template <class Op, class T>
+struct WithProduct {
+  using Held = T;
+  WithProduct(const Step *step, const Frame *frame) : op(*step), factor(frame, step->a), scale(frame, step->b) {}
+  VecF operator()(VecF r, int i) const { return bits<VecF>(op(bits<Vec<T>>(r), factor(i), scale(i))); }
+  const Op op;
+  const InLane<T> factor;
+  const Scalar<T> scale;
+};
+
+template <class Work, Tile tile, bool is_predicate = false>
+void one_step(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  using T = typename Work::Held;
+  const Work work(step, frame);
+#define XRT_DO(r, i) r = bits<VecF>(work(r, i));
   XRT_EACH((kCount<T, tile>), XRT_DO)
 #undef XRT_DO
   XRT_FINISH(T, tile, is_predicate, step, frame);
@@ -191,39 +213,93 @@ struct Narrow {
 using HalfFloat = Narrow<float_of_half, half_of_float>;
 using BrainFloat = Narrow<float_of_bfloat, bfloat_of_float>;
 
-template <class Kind, Tile tile>
-void load_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const char *from = frame->lanes[step->a];
-#define XRT_DO(r, i) r = bits<VecF>(Kind::read(from + i * Kind::bytes));
-  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
+template <class Kind>
+struct Load {
+  using Held = typename Kind::Held;
+  Load(const Step *step, const Frame *frame) : from(frame->lanes[step->a]) {}
+  VecF operator()(VecF, int i) const { return bits<VecF>(Kind::read(from + i * Kind::bytes)); }
+  const char *const from;
+};
+
+template <class Kind>
+struct Store {
+  using Held = typename Kind::Held;
+  Store(const Step *step, const Frame *frame) : to(frame->lanes[step->a]) {}
+  VecF operator()(VecF r, int i) const {
+    Kind::write(to + i * Kind::bytes, bits<Vec<Held>>(r));
+    return r;
+  }
+  char *const to;
+};
+
+template <class T>
+struct LoadScalar {
+  using Held = T;
+  LoadScalar(const Step *step, const Frame *frame) : scalar(frame, step->a) {}
+  VecF operator()(VecF, int i) const { return bits<VecF>(scalar(i)); }
+  const Scalar<T> scalar;
+};
+
+template <class Kind>
+struct RoundTo {
+  using Held = float;
+  RoundTo(const Step *, const Frame *) {}
+  VecF operator()(VecF r, int) const { return Kind::round(r); }
+};
+
+// ---------------------------------------------------------------- sequences
+
+// The mirrored operator of a lane that the sequence's step of that number stores: it is still in a register.
+template <class Op, int place>
+struct OfStored {
+  OfStored(const Step *step, const Frame *) : op(*step) {}
+  const Op op;
+};
+
+template <class Work>
+VecF apply(const Work &work, VecF r, int i, const VecF *) {
+  return work(r, i);
+}
+template <class Op, int place>
+VecF apply(const OfStored<Op, place> &work, VecF r, int, const VecF *stored) {
+  return work.op(stored[place], r);
 }
 
-template <class Kind, Tile tile>
-void store_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  char *to = frame->lanes[step->a];
-#define XRT_DO(r, i) Kind::write(to + i * Kind::bytes, bits<Vec<typename Kind::Held>>(r));
-  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
-}
+// Several steps in a row, done to one register after the other. What they store is stored last: addresses that are alike in
+// their lower bits, as those of large arrays are, make the processor wait with a load for a store before it.
+template <int place, class... Works>
+struct Sequence {
+  Sequence(const Step *, const Frame *) {}
+  VecF operator()(VecF r, int, VecF *) const { return r; }
+};
+template <int place, class First, class... Rest>
+struct Sequence<place, First, Rest...> {
+  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
+  VecF operator()(VecF r, int i, VecF *stored) const { return rest(rounded(apply(first, r, i, stored)), i, stored); }
+  const First first;
+  const Sequence<place + 1, Rest...> rest;
+};
+template <int place, class Kind, class... Rest>
+struct Sequence<place, Store<Kind>, Rest...> {
+  Sequence(const Step *step, const Frame *frame) : first(step, frame), rest(step + 1, frame) {}
+  VecF operator()(VecF r, int i, VecF *stored) const {
+    stored[place] = r;
+    const VecF last = rest(r, i, stored);
+    first(r, i);
+    return last;
+  }
+  const Store<Kind> first;
+  const Sequence<place + 1, Rest...> rest;
+};
 
-template <class T, Tile tile>
-void load_scalar(XRT_REGISTERS, const Step *step, const Frame *frame) {
-  const VecF value = bits<VecF>(Scalar<T>(frame, step->a).value);
-#define XRT_DO(r, i) r = value;
-  XRT_EACH((kCount<T, tile>), XRT_DO)
+template <class... Works>
+void many_steps(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const Sequence<0, Works...> work(step, frame);
+  VecF stored[sizeof...(Works)];
+#define XRT_DO(r, i) r = work(r, i, stored);
+  XRT_EACH(8, XRT_DO)
 #undef XRT_DO
-  XRT_NEXT(step, frame);
-}
-
-template <class Kind, Tile tile>
-void round_to(XRT_REGISTERS, const Step *step, const Frame *frame) {
-#define XRT_DO(r, i) r = Kind::round(r);
-  XRT_EACH((kCount<float, tile>), XRT_DO)
-#undef XRT_DO
-  XRT_NEXT(step, frame);
+  XRT_NEXT(step + sizeof...(Works) - 1, frame);
 }
 
 // ---------------------------------------------------------------- the table
@@ -242,17 +318,17 @@ struct Entry {
 
 template <class Op, class T, bool is_predicate = false>
 constexpr Entry one(const char *name) {
-#define XRT_CODE(tile) &unary<Op, T, tile, is_predicate>
+#define XRT_CODE(tile) &one_step<Unary<Op, T>, tile, is_predicate>
   return {name, LaneOf<T>::value, {XRT_BOTH_TILES(T, XRT_CODE)}};
 #undef XRT_CODE
 }
 
-template <class Op, class T, bool is_predicate = false>
+template <class Op, class T, bool is_predicate = false, bool is_commutative = false>
 constexpr Entry two(const char *name) {
-#define XRT_LANE(tile) &binary<Op, T, tile, is_predicate, InLane, false>
-#define XRT_SCALAR(tile) &binary<Op, T, tile, is_predicate, Scalar, false>
-#define XRT_MIRRORED(tile) &binary<Op, T, tile, is_predicate, InLane, true>
-#define XRT_SCALAR_MIRRORED(tile) &binary<Op, T, tile, is_predicate, Scalar, true>
+#define XRT_LANE(tile) &one_step<Binary<Op, T, InLane, false>, tile, is_predicate>
+#define XRT_SCALAR(tile) &one_step<Binary<Op, T, Scalar, false>, tile, is_predicate>
+#define XRT_MIRRORED(tile) &one_step<Binary<Op, T, InLane, !is_commutative>, tile, is_predicate>
+#define XRT_SCALAR_MIRRORED(tile) &one_step<Binary<Op, T, Scalar, !is_commutative>, tile, is_predicate>
   return {name,
           LaneOf<T>::value,
           {XRT_BOTH_TILES(T, XRT_LANE), XRT_BOTH_TILES(T, XRT_SCALAR), XRT_BOTH_TILES(T, XRT_MIRRORED),
@@ -261,6 +337,13 @@ constexpr Entry two(const char *name) {
 #undef XRT_SCALAR
 #undef XRT_MIRRORED
 #undef XRT_SCALAR_MIRRORED
+}
+
+template <class Op, class T>
+constexpr Entry sum(const char *name) {
+#define XRT_LANE_SCALAR(tile) &one_step<WithProduct<Op, T>, tile>
+  return {name, LaneOf<T>::value, {{nullptr, nullptr}, {nullptr, nullptr}, XRT_BOTH_TILES(T, XRT_LANE_SCALAR)}};
+#undef XRT_LANE_SCALAR
 }
 
 template <class T>
@@ -281,7 +364,7 @@ constexpr Entry choice() {
 
 // What all numbers have, what floats have, and what integers have.
 #define XRT_NUMBERS(T)                                                                                             \
-  two<Add<T>, T>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
+  two<Add<T>, T, false, true>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T, false, true>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
       two<Min<T>, T>("Min"), two<PRelu<T>, T>("PRelu"), two<Equal<T>, T, true>("Equal"),                            \
       two<Less<T>, T, true>("Less"), two<LessOrEqual<T>, T, true>("LessOrEqual"),                                   \
       two<Greater<T>, T, true>("Greater"), two<GreaterOrEqual<T>, T, true>("GreaterOrEqual"),                       \
@@ -293,7 +376,8 @@ constexpr Entry choice() {
       one<DivideBy<T>, T>("DivideBy"), one<LeakyRelu<T>, T>("LeakyRelu"),                                           \
       one<ThresholdedRelu<T>, T>("ThresholdedRelu"), one<HardSigmoid<T>, T>("HardSigmoid"),                         \
       one<HardSwish<T>, T>("HardSwish"), one<Shrink<T>, T>("Shrink"), one<IsNaN<T>, T, true>("IsNaN"),              \
-      one<IsInf<T>, T, true>("IsInf")
+      one<IsInf<T>, T, true>("IsInf"), sum<AddProduct<T>, T>("AddProduct"), sum<SubProduct<T>, T>("SubProduct"),      \
+      sum<ProductSub<T>, T>("ProductSub")
 #define XRT_INTEGERS(T)                                                                           \
   XRT_NUMBERS(T), two<BitwiseAnd<T>, T>("BitwiseAnd"), two<BitwiseOr<T>, T>("BitwiseOr"),          \
       two<BitwiseXor<T>, T>("BitwiseXor"), one<BitwiseNot<T>, T>("BitwiseNot")
@@ -372,8 +456,8 @@ Code cast(Lane from, Lane to, Tile tile) {
   switch (storage) {                                                                  \
     case Storage::f32: return XRT_BY_TILE(TEMPLATE, AsIs<float>, tile);               \
     case Storage::i32: return XRT_BY_TILE(TEMPLATE, AsIs<int32_t>, tile);             \
-    case Storage::f64: return code_of(&TEMPLATE<AsIs<double>, Tile::half>);           \
-    case Storage::i64: return code_of(&TEMPLATE<AsIs<int64_t>, Tile::half>);          \
+    case Storage::f64: return code_of(&one_step<TEMPLATE<AsIs<double>>, Tile::half>); \
+    case Storage::i64: return code_of(&one_step<TEMPLATE<AsIs<int64_t>>, Tile::half>);\
     case Storage::boolean:                                                            \
     case Storage::u8: return XRT_BY_TILE(TEMPLATE, Byte<uint8_t>, tile);              \
     case Storage::i8: return XRT_BY_TILE(TEMPLATE, Byte<int8_t>, tile);               \
@@ -382,28 +466,112 @@ Code cast(Lane from, Lane to, Tile tile) {
   }                                                                                   \
   return nullptr
 #define XRT_BY_TILE(TEMPLATE, KIND, tile) \
-  code_of((tile) == Tile::full ? &TEMPLATE<KIND, Tile::full> : &TEMPLATE<KIND, Tile::half>)
+  code_of((tile) == Tile::full ? &one_step<TEMPLATE<KIND>, Tile::full> : &one_step<TEMPLATE<KIND>, Tile::half>)
 
-Code load_code(Storage from, Tile tile) { XRT_BY_STORAGE(load_lane, from, tile); }
+Code load_code(Storage from, Tile tile) { XRT_BY_STORAGE(Load, from, tile); }
 
-Code store_code(Storage to, Tile tile) { XRT_BY_STORAGE(store_lane, to, tile); }
+Code store_code(Storage to, Tile tile) { XRT_BY_STORAGE(Store, to, tile); }
 
 Code load_scalar_code(Lane lane, Tile tile) {
   switch (lane) {
-    case Lane::f32: return XRT_BY_TILE(load_scalar, float, tile);
-    case Lane::i32: return XRT_BY_TILE(load_scalar, int32_t, tile);
-    case Lane::f64: return code_of(&load_scalar<double, Tile::half>);
-    case Lane::i64: return code_of(&load_scalar<int64_t, Tile::half>);
+    case Lane::f32: return XRT_BY_TILE(LoadScalar, float, tile);
+    case Lane::i32: return XRT_BY_TILE(LoadScalar, int32_t, tile);
+    case Lane::f64: return code_of(&one_step<LoadScalar<double>, Tile::half>);
+    case Lane::i64: return code_of(&one_step<LoadScalar<int64_t>, Tile::half>);
   }
   return nullptr;
 }
 
 Code round_code(Storage to, Tile tile) {
-  if (to == Storage::f16) return XRT_BY_TILE(round_to, HalfFloat, tile);
-  return to == Storage::bf16 ? XRT_BY_TILE(round_to, BrainFloat, tile) : nullptr;
+  if (to == Storage::f16) return XRT_BY_TILE(RoundTo, HalfFloat, tile);
+  return to == Storage::bf16 ? XRT_BY_TILE(RoundTo, BrainFloat, tile) : nullptr;
 }
 
 Code stop_code() { return code_of(&stop); }
+
+// ---------------------------------------------------------------- known sequences
+
+// How a step of a sequence is done alone, whether it stores, and which step's lane it reads from a register.
+template <class Work>
+struct Alone {
+  static constexpr Run code = &one_step<Work, Tile::full>;
+  static constexpr bool stores = false;
+  static constexpr int reads = -1;
+};
+template <class Kind>
+struct Alone<Store<Kind>> {
+  static constexpr Run code = &one_step<Store<Kind>, Tile::full>;
+  static constexpr bool stores = true;
+  static constexpr int reads = -1;
+};
+template <class Op, int place>
+struct Alone<OfStored<Op, place>> {
+  static constexpr Run code = &one_step<Binary<Op, float, InLane, true>, Tile::full>;
+  static constexpr bool stores = false;
+  static constexpr int reads = place;
+};
+
+struct Known {
+  Run code;
+  int count;
+  const Run *alone;
+  const bool *stores;
+  const int *reads;
+
+  bool begins(const Step *program, int left) const {
+    if (left < count) return false;
+    for (int i = 0; i < count; ++i) {
+      if (program[i].code != code_of(alone[i])) return false;
+      // What is stored late must not be read early.
+      for (int before = 0; before < i; ++before)
+        if (stores[before] && (program[before].a == program[i].a) != (reads[i] == before)) return false;
+    }
+    return true;
+  }
+};
+
+template <class... Works>
+struct Join {
+  static constexpr Run alone[] = {Alone<Works>::code...};
+  static constexpr bool stores[] = {Alone<Works>::stores...};
+  static constexpr int reads[] = {Alone<Works>::reads...};
+  static constexpr Known known = {&many_steps<Works...>, sizeof...(Works), alone, stores, reads};
+};
+
+using Fetch = Load<AsIs<float>>;
+using Put = Store<AsIs<float>>;
+template <class Op>
+using ByLane = Binary<Op, float, InLane, false>;
+template <class Op>
+using OfLane = Binary<Op, float, InLane, true>;
+template <class Op>
+using ByScalar = Binary<Op, float, Scalar, false>;
+template <class Op>
+using ByProduct = WithProduct<Op, float>;
+
+// Adam's two moments and their ratio, and what is left of the update.
+template <class... Rest>
+using Adam = Join<Fetch, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                                        //
+                  Fetch, ByLane<Mul<float>>, ByScalar<Mul<float>>, ByProduct<AddProduct<float>>, Put,                    //
+                  Unary<Sqrt<float>, float>, ByScalar<Mul<float>>, ByScalar<Add<float>>, OfStored<Div<float>, 3>, Rest...>;
+
+// Longest first.
+constexpr Known kKnown[] = {
+    Adam<ByScalar<Mul<float>>, OfLane<Sub<float>>, Put>::known,
+    Adam<ByScalar<Mul<float>>, ByProduct<ProductSub<float>>, Put>::known,  // with the decay of AdamW
+    Adam<>::known,
+};
+
+void join(Step *program, int count) {
+  for (int i = 0; i < count; ++i) {
+    for (const Known &known : kKnown) {
+      if (!known.begins(program + i, count - i)) continue;
+      program[i].code = code_of(known.code);
+      i += known.count - 1;
+      break;
+    }
+  }
+}
 
 void run(const Step *program, const Frame &frame) {
   const VecF none = {};
@@ -414,7 +582,7 @@ void run(const Step *program, const Frame &frame) {
 
 extern const Machine machine;
 const Machine machine = {
-    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, run};
+    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, join, run};
 
 }  // namespace XRT_ISA
 }  // namespace xrt

@@ -116,6 +116,26 @@ struct BitwiseXor : Plain {
   Vec<T> operator()(Vec<T> a, Vec<T> b) const { return a ^ b; }
 };
 
+// ---------------------------------------------------------------- sums with a product: both are rounded
+
+template <class T>
+struct AddProduct : Plain {
+  using Plain::Plain;
+  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return a + rounded(x * scale); }
+};
+
+template <class T>
+struct SubProduct : Plain {
+  using Plain::Plain;
+  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return a - rounded(x * scale); }
+};
+
+template <class T>
+struct ProductSub : Plain {
+  using Plain::Plain;
+  Vec<T> operator()(Vec<T> a, Vec<T> x, Vec<T> scale) const { return rounded(x * scale) - a; }
+};
+
 // ---------------------------------------------------------------- comparisons: masks
 
 template <class T>

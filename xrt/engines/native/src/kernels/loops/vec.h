@@ -114,6 +114,19 @@ inline V select(M mask, V yes, V no) {
   return mask ? yes : no;
 }
 
+// The value itself, as one that no later operation is contracted with: what made it has been rounded.
+template <class V>
+inline V rounded(V v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#else
+  asm("" : "+m"(v));
+#endif
+  return v;
+}
+
 // Two registers' worth of a wider type, the lower elements first.
 template <class T>
 struct Pair {
