@@ -64,7 +64,7 @@ def _engine(name: str) -> Subject:
     if name in ("toy", "xla"):
         sources.append("xrt/engines/kernels/*.py")
     if name == "toy":
-        sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/*"]
+        sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/**/*"]
     return Subject(f"engine {name}", tuple(sources), ("onnx", "numpy", *_LIBRARIES[name]))
 
 
@@ -73,9 +73,15 @@ _AREAS = (
     Subject("measurement", ("xrt/placement/**/*.py", "xrt/measure/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
     Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
+    Subject("training", ("xrt/training/*.py", "xrt/passes/gradient/**/*.py"), ("onnx", "torch")),
+    Subject("pytorch", ("xrt/frontends/**/*.py",), ("torch", "transformers")),
+    Subject("ray", ("xrt/integrations/**/*.py",), ("ray",)),
+    Subject("examples", ("examples/**/*.py", "xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/testing/*.py")),
+    Subject("pages", ("xrt/html/*.py", "xrt/html/*.css", "xrt/html/templates/*")),
+    Subject("devices", ("xrt/runtime/devices/*.py", "xrt/runtime/multi_device/*.py", "xrt/placement/**/*.py")),
     Subject("suite", ("xrt/testing/*.py",), ("onnx",)),
     Subject("checks", ("tests/architecture/*.py", "tests/ops/test_ops.py", "tests/formats/test_proto.py")),
-    Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
+    Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/**/*")),
 )
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*map(_engine, _LIBRARIES), *_AREAS)}
 """Every subject, by its name, which the tests' marker `proof` uses."""

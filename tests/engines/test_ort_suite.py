@@ -8,7 +8,7 @@ from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 
-@pytest.mark.proof("engine ort", share=12)
+@pytest.mark.proof("engine ort", share=24)
 class TestOrt(EngineSuite):
     engine = "ort"
     conformance_gaps = (

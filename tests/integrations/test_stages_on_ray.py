@@ -127,6 +127,7 @@ def call_for_ever(piped: StagePipeline, *inputs: Any) -> None:
         piped(*inputs)
 
 
+@pytest.mark.proof("ray", share=2, laws=4)
 class TestOnRay:
     pytestmark = on_ray
 
