@@ -207,6 +207,7 @@ def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path,
         xrt.load(tmp_path / "a.xrt")
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
     x = np.ones((5, 3), "float32")
     for threads, buckets in ((1, (8,)), (2, (16,))):

@@ -190,6 +190,7 @@ def test_an_example_that_is_none_is_an_error(data: bytes) -> None:
         decode_example(memoryview(data))
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_results_of_another_thread_budget_pass(path: Path) -> None:
     weight = Constant(np.random.default_rng(0).standard_normal((512, 64)).astype(np.float32))
     function = Function(
