@@ -245,6 +245,7 @@ def test_requests_at_once_are_answered_with_their_own_rows() -> None:
     run(application, test)
 
 
+@pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 3)])
 def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
     path = tmp_path / "double.onnx"
