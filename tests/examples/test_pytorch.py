@@ -12,7 +12,6 @@ import xrt
 FOLDER = Path(xrt.__file__).parents[1] / "examples" / "pytorch"
 
 
-@pytest.mark.proof("pytorch", share=0)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of PyTorch about itself
 def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "transformer.py"), run_name="__main__")
