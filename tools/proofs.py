@@ -76,7 +76,7 @@ _AREAS = (
     Subject("training", ("xrt/training/*.py", "xrt/passes/gradient/**/*.py"), ("onnx", "torch")),
     Subject("pytorch", ("xrt/frontends/**/*.py",), ("torch", "transformers")),
     Subject("ray", ("xrt/integrations/**/*.py",), ("ray",)),
-    Subject("examples", ("examples/**/*.py", "xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/testing/*.py")),
+    Subject("plugins", ("examples/**/*.py", "xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/testing/*.py")),
     Subject("pages", ("xrt/html/*.py", "xrt/html/*.css", "xrt/html/templates/*")),
     Subject("devices", ("xrt/runtime/devices/*.py", "xrt/runtime/multi_device/*.py", "xrt/placement/**/*.py")),
     Subject("suite", ("xrt/testing/*.py",), ("onnx",)),

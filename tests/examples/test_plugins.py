@@ -12,7 +12,7 @@ import pytest
 
 import xrt
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("examples", share=3)]
+pytestmark = [pytest.mark.slow, pytest.mark.proof("plugins", share=3)]
 
 ROOT = Path(xrt.__file__).parents[1]
 PLUGINS = {"custom_engine": "my_engine", "custom_kernels": "my_kernels"}
