@@ -19,7 +19,6 @@ from tests.cli.locks import BUDGET, NEVER, altered
 from tests.cli.test_cache_and_bundles import call
 from tests.damaging import mutants
 from tests.module.test_faults import chain
-from xrt.cache import default_cache
 from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
@@ -31,6 +30,8 @@ from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
 
+pytestmark = pytest.mark.usefixtures("cache_of_place")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,14 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), folder / "model.onnx")
     (folder / "locks").mkdir()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XRT_CACHE_DIR", str(place / "cache"))
-    default_cache.cache_clear()
-    yield
-    default_cache.cache_clear()
 
 
 @pytest.fixture

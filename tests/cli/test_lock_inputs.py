@@ -11,13 +11,14 @@ import pytest
 
 from tests.cli.locks import BUDGET, NEVER, altered
 from tests.cli.test_cache_and_bundles import call
-from xrt.cache import default_cache
 from xrt.cli import check
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.passes import specialize
+
+pytestmark = pytest.mark.usefixtures("cache_of_place")
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +27,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "locks").mkdir()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XRT_CACHE_DIR", str(place / "cache"))
-    default_cache.cache_clear()
-    yield
-    default_cache.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +78,7 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (Path.unlink, "the values of input 'x', in ../x.npy, are not to be had: there is no input file "),
         (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not to be had: "),
@@ -96,12 +89,12 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
     ],
 )
 def test_values_that_are_not_to_be_had_are_reported_and_drawn(
-    change: Any, told: str, rows: Path, capsys: pytest.CaptureFixture[str]
+    change: Any, message: str, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(rows.parent.parent / "x.npy")
     code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
     assert code == 0
-    assert out.startswith(f"not where it was locked: {told}")
+    assert out.startswith(f"not where it was locked: {message}")
 
 
 def test_a_lock_of_an_earlier_version_is_checked_on_its_shapes(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,7 +153,8 @@ def test_a_session_stays_with_its_replica_or_is_unknown(port, tmp_path):
                     assert (status, document["outputs"][0]["data"]) == (200, [-turn - 1])
                     assert replicas.setdefault(name, headers["xrt-replica"]) == headers["xrt-replica"]
                     turns[name] += 1
-        called = handle.infer.remote({"step": np.ones(1, "float32")}, session="by handle", session_start=True).result()
+        routed = handle.options(session_id="by handle")
+        called = routed.infer.remote({"step": np.ones(1, "float32")}, session="by handle", session_start=True).result()
         assert called["debt"].tolist() == [-1]
 
 

@@ -19,21 +19,12 @@ from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.contract.options import Precision
 from xrt.errors import OptionError
 from xrt.graph import Function
-from xrt.placement import TuningBudget
 from xrt.placement.available_engines import list_available_engines
-from xrt.placement.profiling.runners import LocalRunner
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
 
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in this process, and calibrate nothing: both are tested elsewhere."""
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
 
 
 class Rounded(Executable):

@@ -21,8 +21,6 @@ from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.partition.explicit import map_nodes_to_engines
-from xrt.placement import TuningBudget
-from xrt.placement.profiling.runners import LocalRunner
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
@@ -30,13 +28,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), py
 SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in this process, and calibrate nothing: both are tested elsewhere."""
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
 
 
 def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: Any) -> xrt.XRTModule:

@@ -145,6 +145,12 @@ def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) 
     served.finalize()
 
 
+def test_an_option_that_triton_has_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", max_sessions=2)
+    assert str(caught.value) == "export_triton has no option 'max_sessions'; it has: batch, max_wait, instances, session_idle"
+
+
 @pytest.mark.slow
 def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None:
     model = export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", session_idle=60)

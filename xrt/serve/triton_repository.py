@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_model", "export_triton"]
 
+_OPTIONS = ("batch", "max_wait", "instances", "session_idle")
+"""The serving options that Triton has too."""
+
 _TYPES = {"BYTES": "TYPE_STRING"}
 """Triton's names of datatypes, where they are not the protocol's behind ``TYPE_``."""
 
@@ -42,11 +45,13 @@ def export_triton(
     backend and an environment with XRT and the bundle's engines. A model with state gets its calls by Triton's sequences.
 
     Raises BundleError for what is no bundle, OptionError for a model that Triton's Python backend cannot take and for a version
-    that exists.
+    that exists, and for another option.
     """
     source = Path(bundle)
     if source.exists() and not is_bundle(source):
         raise OptionError(f"{os.fspath(bundle)!r} is no bundle; compile the model first: xrt compile MODEL -o model.xrt")
+    if unknown := [name for name in options if name not in _OPTIONS]:
+        raise OptionError(f"export_triton has no option {unknown[0]!r}; it has: {', '.join(_OPTIONS)}")
     asked = ServingOptions.make(options)
     with load(source) as module:
         chosen, is_wanted = asked.complete(getattr(module, "serving", None)), asked.batch is not None

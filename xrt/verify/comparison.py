@@ -12,7 +12,7 @@ import numpy as np
 from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
 from xrt.verify.discontinuities import find_ambiguity
-from xrt.verify.precision import compare_lowered, is_lowered
+from xrt.verify.precision import compare_at_precision, is_lowered
 from xrt.verify.rounding_error import is_within_rounding_error
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def judge_outputs(
     computes in a lower ``precision`` have its tolerance, and the message says how far they are off.
     """
     if is_lowered(precision):
-        wrong, loss = compare_lowered(function, results, expected, precision)
+        wrong, loss = compare_at_precision(function, results, expected, precision)
         return CheckVerdict(Verdict.DISAGREES, wrong) if wrong else CheckVerdict(Verdict.AGREES, f"in {precision}, {loss}")
     differing = _differing(function, results, expected, [None] * len(expected))
     if not differing or not _differing(function, results, expected, find_ambiguity(function, inputs, run)):

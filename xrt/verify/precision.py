@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.engines.contract.options import Precision
 
-__all__ = ["compare_lowered", "find_precision", "is_lowered"]
+__all__ = ["compare_at_precision", "find_precision", "is_lowered"]
 
 _LOWERED = {"fp16": "float16", "bf16": "bfloat16", "int8": "bfloat16"}
 """The element type whose tolerance holds for that precision; int8's calibration is as coarse as bfloat16."""
@@ -39,7 +39,7 @@ def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
     return allowed if allowed in _BY_SPEC and engine.unsupported_options(context) is None else "fp32"
 
 
-def compare_lowered(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
+def compare_at_precision(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
     """Return what is wrong with results of a lower precision, as a sentence; and if nothing is, how far they are off."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xrt.verify import Verdict, WitnessedReference, judge_outputs
-from xrt.verify.precision import compare_lowered, is_lowered
+from xrt.verify.precision import compare_at_precision, is_lowered
 
 if TYPE_CHECKING:
     from xrt.engines import ExecutionOptions
@@ -39,7 +39,7 @@ def check_against_reference(
     if len(results) != len(expected):
         return CheckResult(f"there are {len(results)} outputs; {len(expected)} were expected")
     if is_lowered(options.precision):
-        return CheckResult(*compare_lowered(function, results, expected, options.precision))
+        return CheckResult(*compare_at_precision(function, results, expected, options.precision))
     plain = function.replace(aliases=())
     found = judge_outputs(plain, inputs, results, expected, reference)
     return _in_doubt(plain, inputs, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")

@@ -187,7 +187,7 @@ class Compiler {
   int primary_value(int t) const { return step(t).arguments[static_cast<size_t>(primary(t))]; }
   bool is_held(int t) const { return t > 0 && primary_value(t) == result_of(t - 1); }
 
-  // Whether a value must lie in a slot beside the accumulator.
+  // Whether a value must lie in a slot, as the accumulator does not hold it.
   bool needs_slot(int v) const {
     if (v < n_inputs_) {
       if (value(v).is_scalar || is_own(v)) return false;
