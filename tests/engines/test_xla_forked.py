@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from tests.engines.test_tvm_forked import status_of
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
+from xrt.engines.xla import client
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
@@ -53,3 +55,75 @@ def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
     program = f"from tests.engines.test_xla_forked import fork; fork({way!r}, {threads})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_start_has_ended_when_all_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a lock sleeps too; then the one that holds it runs, or has run when all are read again."""
+    monkeypatch.setattr(client, "SETTLING", 3600.0)
+    monkeypatch.setattr(client, "_thread_ids", iter([{1}, {1, 2, 3, 4}]).__next__)
+    sleeping, running = "S (sleeping)", "R (running)"
+    rounds = [
+        {2: (sleeping, "1", "0"), 3: (running, "0", "4"), 4: (sleeping, "2", "0")},  # 2 waits for 3
+        {2: (running, "1", "0"), 3: (sleeping, "1", "4"), 4: (sleeping, "2", "0")},
+        {2: (sleeping, "2", "0"), 3: (sleeping, "1", "4"), 4: ()},  # 2 has run since; 4 has ended
+        {2: (sleeping, "2", "0"), 3: (sleeping, "1", "4"), 4: ()},
+    ]
+    read: list[int] = []
+
+    def state(thread: int) -> tuple[str, ...]:
+        read.append(thread)
+        return rounds[(len(read) - 1) // 3][thread]
+
+    monkeypatch.setattr(client, "_read_state", state)
+    with client.ForkGuard().hold():
+        assert not read
+    assert len(read) == 3 * len(rounds)
+
+
+def test_a_thread_that_works_for_long_does_not_hold_up_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SETTLING", 0.05)
+    monkeypatch.setattr(client, "_read_state", lambda _: ("R (running)", "0", "0"))
+    with client.ForkGuard().hold():
+        other = threading.Thread(target=threading.Event().wait, daemon=True)
+        other.start()
+    assert other.is_alive()
+
+
+def test_a_fork_waits_for_the_starts_of_other_threads() -> None:
+    guard, order, inside, leave = client.ForkGuard(), [], threading.Event(), threading.Event()
+
+    def start() -> None:
+        with guard.hold():
+            inside.set()
+            leave.wait()
+            order.append("started")
+
+    def fork() -> None:
+        guard.close()
+        order.append("forked")
+        guard.open()
+
+    threads = [threading.Thread(target=start), threading.Thread(target=fork)]
+    threads[0].start()
+    inside.wait()
+    threads[1].start()
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["started", "forked"]
+
+
+def test_a_thread_that_starts_others_can_fork_itself() -> None:
+    guard = client.ForkGuard()
+    with guard.hold():
+        guard.close()
+        guard.open()
+
+
+def test_the_states_of_threads_are_readable() -> None:
+    """Where there is /proc; elsewhere nothing is known of threads, and nothing waited for."""
+    assert (threading.get_native_id() in client._thread_ids()) == Path("/proc/self/task").is_dir()
+    for thread in client._thread_ids() & {threading.get_native_id()}:
+        state, *switches = client._read_state(thread)
+        assert state.startswith("R"), state
+        assert all(map(str.isdecimal, switches))

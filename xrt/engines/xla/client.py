@@ -1,17 +1,103 @@
-"""JAX as this engine uses it: a client of its own per thread budget, and settings that hold while it traces."""
+"""JAX as this engine uses it: a client of its own per thread budget, forks that it survives, and settings for tracing."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 from jaxlib import xla_client
 
-__all__ = ["clients", "configure_tracing", "get_client_device"]
+__all__ = ["ForkGuard", "clients", "configure_tracing", "fork_guard", "get_client_device"]
+
+
+class ForkGuard:
+    """Keeps forks out of the time in which XLA starts threads.
+
+    A thread of XLA registers its name when it begins, under a lock of the library. A child that is forked just then has the
+    lock held for ever, and the threads of its own clients wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._inside: list[int] = []
+        """The threads in blocks that may start threads."""
+        self._started: set[int] = set()
+        """Threads that were started in these blocks, and have perhaps not begun."""
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let no fork begin in this block, nor before each thread that it started has begun."""
+        with self._condition:
+            self._inside.append(threading.get_ident())
+        before = _thread_ids()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._started |= _thread_ids() - before
+                if len(self._inside) == 1:  # nothing else compiles: the threads soon sleep
+                    _await_sleep(self._started)
+                    self._started.clear()
+                self._inside.remove(threading.get_ident())
+                self._condition.notify_all()
+
+    def close(self) -> None:
+        """Wait until no other thread is in a block, and let none begin one until `open` is called."""
+        own = threading.get_ident()
+        self._condition.acquire()
+        self._condition.wait_for(lambda: all(thread == own for thread in self._inside))
+
+    def open(self) -> None:
+        self._condition.release()
+
+    @staticmethod
+    def enter() -> None:
+        """What a fork does first."""
+        fork_guard.close()
+
+    @staticmethod
+    def leave() -> None:
+        """What a fork does last, in the parent."""
+        fork_guard.open()
+
+
+SETTLING = 1.0
+"""Seconds to wait for threads to sleep. Other threads of the process, started meanwhile, may be busy for longer."""
+
+
+def _await_sleep(threads: set[int]) -> None:
+    """Wait until all of the threads sleep at once: then each has begun, since who waits for a lock waits for one that runs."""
+    end, before = time.monotonic() + SETTLING, None
+    while threads and time.monotonic() < end:
+        states = {thread: state for thread in threads if (state := _read_state(thread))}
+        asleep = all(state[0].startswith("S") for state in states.values())
+        if asleep and states == before:
+            return
+        before = states
+        time.sleep(1e-4)
+
+
+def _thread_ids() -> set[int]:
+    try:
+        return {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
+    except OSError:  # not Linux
+        return set()
+
+
+def _read_state(thread: int) -> tuple[str, ...]:
+    """Return the state of a thread, and how often it has left the processor; nothing if it has ended."""
+    try:
+        text = Path(f"/proc/self/task/{thread}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    return tuple(fields.get(name, "") for name in ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
 
 
 class Clients:
@@ -31,12 +117,14 @@ class Clients:
         """Start with new clients in a forked child; the parent's are kept, since releasing a client waits for its threads."""
         _left_behind.append(clients)
         globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
+        globals()["fork_guard"] = ForkGuard()
 
 
 clients = Clients()
+fork_guard = ForkGuard()
 _left_behind: list[Clients] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Clients.renew)
+    os.register_at_fork(before=ForkGuard.enter, after_in_parent=ForkGuard.leave, after_in_child=Clients.renew)
 
 _POOL = "PJRT_NPROC"
 """Where XLA reads how many threads a client's pool has; there is no other way to tell it."""
@@ -51,7 +139,7 @@ def get_client_device(threads: int) -> Any:
     own = clients
     with own.lock:
         if threads not in own.devices:
-            with _environment(_POOL, str(threads)):
+            with fork_guard.hold(), _environment(_POOL, str(threads)):
                 own.devices[threads] = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
         return own.devices[threads]
 

@@ -81,7 +81,7 @@ def compile_program(function: Function, threads: int) -> XlaProgram:
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = Arguments.of(function, device)
-    with configure_tracing(device):
+    with client.fork_guard.hold(), configure_tracing(device):
         compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
         call = _widely(compiled) if _has_wide(function) else compiled
     return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))

@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
 
+from xrt.engines.xla import client
 from xrt.engines.xla.client import get_client_device
 from xrt.engines.xla.program import Arguments, Call, XlaProgram
 from xrt.graph import Function, TensorType, Value
@@ -29,7 +30,8 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
     """Return the program that `exported` wrote, for an equal Function."""
     device = get_client_device(threads)
     devices = xla_client.DeviceList((device,))
-    code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
+    with client.fork_guard.hold():
+        code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
     return XlaProgram(_call(code, function.inputs, device), device, Arguments.of(function, device), code, bool(function.aliases))
 
 
