@@ -1,11 +1,11 @@
 """How much of the throughput of one process does a batch job on a cluster of Ray keep, and are rows lost when nodes die?
 
 A cluster of four nodes of one processor, in this machine, takes 20,000 rows of small images (MobileNet v2) and of ragged texts.
-In turns: `xrt batch` in one process with as many threads (*process*), the same job as tasks of the cluster (*cluster*), and
-`map_batches` with actors of `xrt.ray.Predictor` (*data*), of ONNX Runtime with one thread as a user would tune it (*tuned*), and
-of ONNX Runtime's defaults (*default*). Figures are rows per second, and ratios within each round: *cluster* and *data* to
-*process*, *data* to *tuned* and to *default*. Ray Data starts its actors again for each turn: the last three are timed from their
-first results on; the start is reported on its own.
+In turns: `xrt batch` in one process with as many threads (*process*), and the same job as tasks of the cluster (*cluster*), whose
+processes have run such a job before. Then, in turns: `map_batches` with actors of `xrt.ray.Predictor` (*data*), of ONNX Runtime
+with one thread as a user would tune it (*tuned*), and of ONNX Runtime's defaults (*default*). Figures are rows per second, and
+ratios within each round. Ray Data starts its actors again for each turn, so these three are timed from the moment at which all
+actors have loaded their model and Ray Data gives them rows; what comes before is reported on its own.
 
 With ``--kills N`` a node is killed in the middle of a job N times, and another takes its place: every row must be there once,
 with equal results.
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,32 @@ from typing import Any
 import numpy as np
 import pyarrow.dataset as ds
 
-from benchmarks.ray_models import make_image_model, make_text_model, start_cluster, write_images, write_model, write_texts
+from benchmarks.ray_models import (
+    make_image_model,
+    make_text_model,
+    split_rows,
+    start_cluster,
+    write_images,
+    write_model,
+    write_texts,
+)
 from xrt.integrations.batch import BatchJob, run_job
 from xrt.measure.interleave import take_turns
 from xrt.ray import Predictor, run_cluster_job
 
 
+class TimedPredictor(Predictor):
+    """An actor of `Predictor` that notes in a folder when it is ready."""
+
+    def __init__(self, folder: str, model: str, **options: Any) -> None:
+        super().__init__(model, **options)
+        _note_ready(folder)
+
+
 class OnnxRuntimeActor:
     """What a user of ONNX Runtime writes for `map_batches`; rows of a text are grouped by their lengths, as in XRT."""
 
-    def __init__(self, path: str, threads: int | None, batch: int | None) -> None:
+    def __init__(self, folder: str, path: str, threads: int | None, batch: int | None) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -47,6 +64,7 @@ class OnnxRuntimeActor:
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         (self._input,) = self._session.get_inputs()
         self._batch = batch
+        _note_ready(folder)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         name = self._input.name
@@ -68,42 +86,61 @@ class OnnxRuntimeActor:
         return {**batch, "result": np.stack(found)}
 
 
-def run_data(starts: list[float], rows: str, nodes: int, batch: int, actor: Any, **options: Any) -> float:
-    """Run a pool of actors over the rows; return the seconds that all rows take, and note those before the first result."""
+def _note_ready(folder: str) -> None:
+    Path(folder, str(os.getpid())).write_text(repr(time.time()), encoding="ascii")
+
+
+def run_data(
+    starts: list[float], rows: str, nodes: int, batch: int, actor: Any, arguments: Sequence[Any], **options: Any
+) -> float:
+    """Run a pool of actors over the rows; return the seconds from when all are ready, and note those before."""
     import ray.data
 
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    pool = ray.data.ActorPoolStrategy(size=max(1, nodes - 1))  # one processor reads the rows
-    data = ray.data.read_parquet(rows)
-    began, first, rest, early = time.perf_counter(), 0.0, 0, 0
-    for bundle in data.map_batches(actor, batch_size=batch, num_cpus=1, compute=pool, **options).iter_internal_ref_bundles():
-        if not first:
-            first, early = time.perf_counter(), bundle.num_rows()
-        else:
-            rest += bundle.num_rows()
-    starts.append(first - began)
-    return (time.perf_counter() - first) * (early + rest) / max(rest, 1)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 600  # no actor gets rows before all are ready
+    size = max(1, nodes - 1)  # one processor reads the rows
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.time()
+        data = ray.data.read_parquet(rows).map_batches(
+            actor,
+            batch_size=batch,
+            num_cpus=1,
+            compute=ray.data.ActorPoolStrategy(size=size),
+            fn_constructor_args=[folder, *arguments],
+            **options,
+        )
+        for _ in data.iter_internal_ref_bundles():
+            pass
+        ended = time.time()
+        ready = [float(path.read_text(encoding="ascii")) for path in Path(folder).iterdir()]
+    if len(ready) != size:
+        raise RuntimeError(f"{len(ready)} actors of {size} were ready")
+    starts.append(max(ready) - began)
+    return ended - max(ready)
 
 
 def compare(model: str, rows: str, count: int, arguments: Any, batch: int | None) -> dict[str, Any]:
     """Return rows per second of each candidate, and their ratios."""
     nodes, folder = arguments.nodes, Path(tempfile.mkdtemp(dir=Path(rows).parent))
-    job = BatchJob(model, (arguments.engine,), part_rows=max(1, count // (nodes * 8)), batch=batch)
+    job = BatchJob(model, (arguments.engine,), batch=batch)
     number = iter(range(10**6))
-    own = {"fn_constructor_args": [model], "fn_constructor_kwargs": {"engine": arguments.engine, "batch": batch}}
+    own = {"engine": arguments.engine, "batch": batch}
     starts: list[float] = []
-    data = partial(run_data, starts, rows, nodes, max(1, min(8 * (batch or 32), count // (4 * nodes))))
-    calls: Mapping[str, Callable[[], float]] = {
+    pieces = split_rows(rows, folder / "pieces", 8 * nodes)
+    data = partial(run_data, starts, pieces, nodes, max(1, min(8 * (batch or 32), count // (4 * nodes))))
+    jobs: Mapping[str, Callable[[], float]] = {
         "process": lambda: _time(partial(run_job, job, [rows], folder / str(next(number)), workers=nodes)),
-        "cluster": lambda: _time(partial(run_cluster_job, job, [rows], folder / str(next(number)), workers=2 * nodes)),
-        "data": lambda: data(Predictor, **own),
-        "tuned": lambda: data(OnnxRuntimeActor, fn_constructor_args=[model, 1, batch]),
-        "default": lambda: data(OnnxRuntimeActor, fn_constructor_args=[model, None, batch]),
+        "cluster": lambda: _time(partial(run_cluster_job, job, [rows], folder / str(next(number)))),
     }
-    calls["cluster"]()  # its processes have imported XRT and loaded the model
-    seconds = take_turns(calls, arguments.rounds)
-    ratios = {"cluster/process": ("cluster", "process"), "data/process": ("data", "process")}
-    ratios |= {"data/tuned": ("data", "tuned"), "data/default": ("data", "default")}
+    pools: Mapping[str, Callable[[], float]] = {
+        "data": lambda: data(TimedPredictor, [model], fn_constructor_kwargs=own),
+        "tuned": lambda: data(OnnxRuntimeActor, [model, 1, batch]),
+        "default": lambda: data(OnnxRuntimeActor, [model, None, batch]),
+    }
+    jobs["cluster"]()  # its processes have imported XRT and loaded the model
+    seconds = {**take_turns(jobs, arguments.rounds), **take_turns(pools, arguments.rounds)}
+    ratios = {"cluster/process": ("cluster", "process"), "data/tuned": ("data", "tuned"), "data/default": ("data", "default")}
     return {
         "rows_per_second": {name: count / statistics.median(taken) for name, taken in seconds.items()},
         "seconds": seconds,

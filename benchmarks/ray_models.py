@@ -20,7 +20,7 @@ from xrt.models.registry import load
 if TYPE_CHECKING:
     from benchmarks.memory_groups import MemoryGroup
 
-__all__ = ["start_cluster", "text_encoder", "write_images", "write_model", "write_texts"]
+__all__ = ["split_rows", "start_cluster", "text_encoder", "write_images", "write_model", "write_texts"]
 
 STORE = 256 << 20
 """Bytes of the object store of a node."""
@@ -90,6 +90,16 @@ def write_texts(path: Path, count: int, longest: int = 64, seed: int = 0) -> str
     rows = [rng.integers(0, VOCABULARY, length) for length in lengths]
     pq.write_table(pa.table({"row": pa.array(range(count)), "ids": pa.array(rows)}), path, row_group_size=2048)
     return str(path)
+
+
+def split_rows(path: str, folder: Path, count: int) -> str:
+    """Write the rows of a file as so many files into a new folder: Ray Data hands a file to one actor."""
+    table = pq.read_table(path)
+    folder.mkdir()
+    size = -(-table.num_rows // count)
+    for number, start in enumerate(range(0, table.num_rows, size)):
+        pq.write_table(table.slice(start, size), folder / f"{number:05d}.parquet")
+    return str(folder)
 
 
 @contextmanager

@@ -79,6 +79,7 @@ _AREAS = (
     Subject("plugins", ("examples/**/*.py", "xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/testing/*.py")),
     Subject("pages", ("xrt/html/*.py", "xrt/html/*.css", "xrt/html/templates/*")),
     Subject("devices", ("xrt/runtime/devices/*.py", "xrt/runtime/multi_device/*.py", "xrt/placement/**/*.py")),
+    Subject("faults", ("xrt/module/*.py", "xrt/runtime/**/*.py", "xrt/worker/*.py", "xrt/testing/fault_injection.py")),
     Subject("suite", ("xrt/testing/*.py",), ("onnx",)),
     Subject("checks", ("tests/architecture/*.py", "tests/ops/test_ops.py", "tests/formats/test_proto.py")),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/**/*")),

@@ -24,7 +24,7 @@ def figures(name: str) -> Any:
 def test_a_batch_job_is_set_against_one_process_and_loses_no_row() -> None:
     found = figures("ray_batch")
     for what in ("images", "texts"):
-        assert set(found[what]["ratios"]) == {"cluster/process", "data/process", "data/tuned", "data/default"}
+        assert set(found[what]["ratios"]) == {"cluster/process", "data/tuned", "data/default"}
         assert all(rate > 0 for rate in found[what]["rows_per_second"].values())
     assert found["kills"]["right"] == found["kills"]["kills"] == 1
 

@@ -21,7 +21,7 @@ from xrt.cli.app import cli
 from xrt.errors import BatchJobError, EngineError, InputError, OptionError
 from xrt.integrations.batch import BatchJob, run_job
 from xrt.integrations.batch.folder import JobFolder
-from xrt.integrations.batch.fragments import list_chunks, list_row_files
+from xrt.integrations.batch.fragments import RowFile, list_chunks, list_row_files
 
 
 def _run(*arguments: str) -> tuple[int, str]:
@@ -52,6 +52,14 @@ def test_rows_of_several_files_come_out_in_order(tmp_path):
     assert found.schema.field("squares").type == pa.list_(pa.float32())
     again = _run(model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--batch", "3")
     assert again == (0, f"{tmp_path / 'out'}: 0 of 32 rows written in 0 parts, 32 were there\n")
+
+
+def test_rows_that_were_written_anew_are_read_anew(tmp_path):
+    job = BatchJob(write_model(tmp_path, TEXT), ("toy",), part_rows=5)
+    for seed, group in enumerate((20, 7, 20)):
+        rows = write_texts(tmp_path / "rows.parquet", 20, seed=seed, group=group)
+        run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / str(seed))
+        _check(tmp_path / str(seed), rows)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "feather"])
@@ -119,6 +127,14 @@ def test_parts_are_as_large_as_their_bytes_allow(tmp_path):
     (file,) = list_row_files([str(tmp_path / "wide.parquet")])
     sizes = {chunk.stop - chunk.start for chunk in list_chunks([file])}
     assert 20 <= max(sizes) <= 32  # rows of 1 MiB
+
+
+@pytest.mark.parametrize(("rows", "size"), [(100, 100), (1000, 256), (64_000, 1000), (10_000_000, 16384)])
+def test_many_processors_have_a_part_of_small_rows(tmp_path, rows, size):
+    (tmp_path / "rows.csv").write_text("x\n1\n")
+    file = RowFile(str(tmp_path / "rows.csv"), rows, bytes=8 * rows, modified=0)
+    parts = [chunk.stop - chunk.start for chunk in list_chunks([file])]
+    assert (max(parts), sum(parts)) == (size, rows)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,19 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xrt
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
 from xrt.errors import EngineError
 from xrt.integrations.batch import BatchJob
+from xrt.integrations.ray.cluster_job import count_next_chunks
 from xrt.ray import Predictor, predict, run_cluster_job
 from xrt.runtime import available_cores
 
@@ -94,6 +99,37 @@ def test_a_task_keeps_its_model(cluster, tmp_path):
         np.testing.assert_array_equal(batch["mean"], [2.5, 12.5])
 
 
+@pytest.mark.proof("ray", share=0)
+def test_a_model_and_rows_that_were_written_anew_are_read_anew(cluster, tmp_path):
+    import ray
+
+    def run(model):
+        return predict({"index": np.array([0, 1, 2])}, model=model, engine="ort")["y"].tolist()
+
+    wrapped, found = ray.remote(run), []
+    for turn, table in enumerate(("1.0, 2.0, 4.0", "1.0, 3.0, 9.0")):
+        model = write_model(tmp_path, LOOKUP.replace("1.0, 2.0, 4.0", table))
+        found.append(ray.get(wrapped.remote(model)))
+        numbers = [turn, 2, 1, 0]
+        pq.write_table(pa.table({"index": pa.array(numbers)}), tmp_path / "rows.parquet", row_group_size=4 - turn)
+        job = BatchJob(model, ("ort",), part_rows=2)
+        run_cluster_job(job, [str(tmp_path / "rows.parquet")], tmp_path / str(turn))
+        made = ds.dataset(str(tmp_path / str(turn)), format="parquet").to_table().column("y").to_pylist()
+        assert made == [found[-1][number] for number in numbers]
+    assert found == [[1, 2, 4], [1, 3, 9]]
+
+
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_tasks_get_smaller_until_all_is_given_away(chunks, workers):
+    given_away = []
+    while sum(given_away) < chunks:
+        given_away.append(count_next_chunks(chunks - sum(given_away), workers))
+    assert sum(given_away) == chunks
+    assert given_away == sorted(given_away, reverse=True)
+    assert max(given_away) <= 8
+    assert given_away[-min(workers, len(given_away)) :] == [1] * min(workers, len(given_away))
+
+
 def _check(folder, rows) -> None:
     found = ds.dataset(str(folder), format="parquet").to_table()
     assert found.column("row").to_pylist() == list(range(len(rows)))
@@ -119,6 +155,7 @@ def test_a_machine_is_lost_in_the_middle_of_a_job(cluster, tmp_path):
 _KILLED = """
 import os, signal, sys
 from xrt.integrations.batch import BatchJob
+from xrt.integrations.ray.cluster_job import count_next_chunks
 from xrt.ray import run_cluster_job
 def stop(report):
     if report.parts == 4:

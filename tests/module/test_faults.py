@@ -17,7 +17,10 @@ from xrt.errors import FallbackWarning, InputError, OptionError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")  # what is tested does not depend on them
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),  # what is tested does not depend on them
+    pytest.mark.proof("faults", share=4),
+]
 
 T = TensorType(DType.FLOAT32, (2, 3))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -31,7 +31,7 @@ from xrt.processes.ipc import SharedBuffer, receive
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("faults", share=3)]
 
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "hang": ({"time_limit": 600}, "it gave no answer within 600 s, and its process was killed"),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from xrt.errors import InputError
+from xrt.graph.memory_map import Stamp, make_stamp
 
 __all__ = ["Chunk", "RowFile", "list_chunks", "list_row_files", "read_chunk"]
 
@@ -23,6 +24,8 @@ USUAL_BYTES = 32 << 20
 """Bytes of rows in a part: what is computed again after a kill, and held in memory by each worker."""
 MOST_ROWS = 16384
 """Rows in a part, where they are small."""
+USUAL_PARTS, FEW_ROWS = 64, 256
+"""Parts of a job, so that many processors have some, unless a part would have fewer rows than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,14 @@ def _open(path: str) -> Any:
 
 
 def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk]:
-    """Return all rows in chunks of at most ``rows``; without it, of `USUAL_BYTES` as far as the files' sizes say."""
+    """Return all rows in chunks of at most ``rows``; without it, by the files' sizes and the number of rows.
+
+    It does not depend on the processors, which may be others when a job is continued.
+    """
     found = []
+    most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
     for number, file in enumerate(files):
-        size = rows or max(1, min(MOST_ROWS, USUAL_BYTES * file.rows // max(_count_bytes(file), 1)))
+        size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(_count_bytes(file), 1)))
         starts = range(0, file.rows, size)
         found += [Chunk(number, file.path, start, min(start + size, file.rows)) for start in starts]
     return found
@@ -106,18 +113,18 @@ def _count_bytes(file: RowFile) -> int:
 
 def read_chunk(chunk: Chunk) -> Any:
     """Return the rows of a chunk as a table; of Parquet the row groups are read that have some."""
-    first = 0
+    first, stamp = 0, make_stamp(Path(chunk.path).stat())
     tables = []
-    for group, rows in _list_groups(chunk.path):
+    for group, rows in _list_groups(chunk.path, stamp):
         begin, end = max(chunk.start - first, 0), min(chunk.stop - first, rows)
         if begin < end:
-            tables.append(_read_group(chunk.path, group).slice(begin, end - begin))
+            tables.append(_read_group(chunk.path, stamp, group).slice(begin, end - begin))
         first += rows
     return pa.concat_tables(tables)
 
 
 @lru_cache(maxsize=64)
-def _list_groups(path: str) -> tuple[tuple[int | None, int], ...]:
+def _list_groups(path: str, stamp: Stamp) -> tuple[tuple[int | None, int], ...]:
     """Return the row groups of a file by number, with their rows; another format is one group."""
     fragment = _open(path)
     groups = getattr(fragment, "row_groups", None)
@@ -125,6 +132,6 @@ def _list_groups(path: str) -> tuple[tuple[int | None, int], ...]:
 
 
 @lru_cache(maxsize=2)  # chunks are taken in order, so that a large group is read once for all of its chunks
-def _read_group(path: str, group: int | None) -> Any:
+def _read_group(path: str, stamp: Stamp, group: int | None) -> Any:
     fragment = _open(path)
     return (fragment if group is None else fragment.subset(row_group_ids=[group])).to_table()

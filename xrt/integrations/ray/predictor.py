@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt.errors import OptionError
+from xrt.graph.memory_map import Stamp, make_stamp
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model
 from xrt.integrations.ray.grant import count_granted_threads
 
@@ -68,14 +70,15 @@ class Predictor:
 def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
     """Return a batch with the model's outputs, in a task of `map_batches`; ``options`` are those of `Predictor`.
 
-    The model is loaded once in each process of Ray, and stays there for further tasks. No task waits for the machine of another,
-    so a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor` need a processor to spare.
+    The model is loaded once in each process of Ray, and stays there for further tasks until its file changes. No task waits for
+    the machine of another, so a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor`
+    need a processor to spare.
     """
-    return _find_predictor(model, _freeze(options), count_granted_threads())(batch)
+    return _find_predictor(model, make_stamp(Path(model).stat()), _freeze(options), count_granted_threads())(batch)
 
 
 @lru_cache(maxsize=2)
-def _find_predictor(model: str, options: Any, threads: int | None) -> Predictor:
+def _find_predictor(model: str, stamp: Stamp, options: Any, threads: int | None) -> Predictor:
     return Predictor(model, **{"threads": threads, **_thaw(options)})
 
 
