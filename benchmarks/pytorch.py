@@ -1,10 +1,11 @@
 """How long does a call of a network of PyTorch take: eager, Inductor, ONNX Runtime, OpenVINO, and XRT?
 
 Each network is in a process of its own, where all ways take turns within rounds with the same number of threads; a ratio is of
-one round. ONNX Runtime gets what ``torch.onnx.export`` writes, OpenVINO what its own converter makes of the module; Inductor is
-measured as it is by default, and frozen, images with channels last. XRT is measured as `XRTModule` and as a backend of
-`torch.compile`, both with ``engine="auto"``. Everything runs a second time with the processor check of PyTorch's MKL answered
-with yes: on processors that are not Intel's, the library takes a slow path otherwise.
+one round. A turn begins when the threads of the turn before sleep, with a call that does not count. ONNX Runtime gets what
+``torch.onnx.export`` writes, OpenVINO what its own converter makes of the module; Inductor is measured as it is by default, and
+frozen, images with channels last. XRT is measured as `XRTModule` and as a backend of `torch.compile`, both with
+``engine="auto"``. Everything runs a second time with the processor check of PyTorch's MKL answered with yes: on processors that
+are not Intel's, the library takes a slow path otherwise.
 
 Then what is not a call: seconds of capturing and lowering against `torch.export` alone; the cost of a call of ``Linear(3, 3)``;
 how many times batches of 4, 5, 6 and 7 compile, and 1,000 calls of threads with other sizes; and the peak of memory of BERT-base
@@ -34,6 +35,7 @@ from typing import Any
 
 from xrt.bench import Timing, interleave, machine, ratio
 from xrt.measure.interleave import take_turns
+from xrt.measure.timing import LONGEST_WAIT
 
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
@@ -140,7 +142,7 @@ def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tup
 
     with torch.no_grad():
         calls = compile_ways(name, threads, budget, ways)
-        timings = interleave(calls, rounds=rounds)
+        timings = interleave(calls, rounds=rounds, idle=LONGEST_WAIT)
     return summarize(timings, OURS)
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.pytorch import compile_override, summarize
 from xrt.bench import interleave, machine
+from xrt.measure.timing import LONGEST_WAIT
 
 SIZES = {"mlp": 4, "resnet": 4, "gpt": 8, "lstm": 8}
 WAYS = ("eager", "inductor", "xrt on ort", "xrt on auto")
@@ -99,7 +100,7 @@ def measure_steps(name: str, a: argparse.Namespace) -> dict[str, Any]:
     for way, loss in losses.items():
         if not abs(loss / first - 1) <= TOLERANCE:
             raise SystemExit(f"{name}, {way}: the loss of the tenth step is {loss}, not {first}")
-    return summarize(interleave(calls, rounds=a.rounds), [way for way in calls if way.startswith("xrt")])
+    return summarize(interleave(calls, rounds=a.rounds, idle=LONGEST_WAIT), [way for way in calls if way.startswith("xrt")])
 
 
 def measure_update(a: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def measure_update(a: argparse.Namespace) -> dict[str, Any]:
         calls[f"xrt on {engine}"]()
         trained(x)
         copied[engine] = sum(one.nbytes for m in (module, trained.module) for one in m.profile().copies)
-    return {**summarize(interleave(calls, rounds=a.rounds)), "copied": copied}
+    return {**summarize(interleave(calls, rounds=a.rounds, idle=LONGEST_WAIT)), "copied": copied}
 
 
 def measure_memory(way: str, a: argparse.Namespace) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from xrt.measure.statistics import Timing
-from xrt.measure.timing import Call, Clock, choose_calls, seconds_per_call
+from xrt.measure.timing import Call, Clock, choose_calls, seconds_per_call, seconds_per_turn
 
 __all__ = ["interleave", "rotate", "take_turns"]
 
@@ -21,14 +21,18 @@ T = TypeVar("T")
 
 
 def interleave(
-    candidates: Mapping[str, Call], *, rounds: int = 30, budget: float = 0.02, clock: Clock = time.perf_counter
+    candidates: Mapping[str, Call], *, rounds: int = 30, budget: float = 0.02, clock: Clock = time.perf_counter, idle: float = 0
 ) -> dict[str, Timing]:
     """Return the timings of the candidates, run in turn; a round repeats a quick one for about ``budget`` seconds.
+
+    Threads of a library may spin after a call, at the cost of the next candidate: with ``idle``, a turn waits so many seconds at
+    most until they sleep, and begins with a call that does not count.
 
     For what runs in one thread and waits for nothing, `time.process_time` is a clock that a busy machine hardly stretches.
     """
     repeats = {name: choose_calls(call, budget, clock) for name, call in candidates.items()}
-    turns = {name: partial(seconds_per_call, call, repeats[name], clock) for name, call in candidates.items()}
+    turn = partial(seconds_per_turn, idle=idle) if idle else seconds_per_call
+    turns = {name: partial(turn, call, repeats[name], clock) for name, call in candidates.items()}
     return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 
 
