@@ -54,7 +54,7 @@ def test_rows_of_several_files_come_out_in_order(tmp_path):
     assert again == (0, f"{tmp_path / 'out'}: 0 of 32 rows written in 0 parts, 32 were there\n")
 
 
-def test_rows_that_were_written_anew_are_read_anew(tmp_path):
+def test_rows_are_read_again_after_a_change(tmp_path):
     job = BatchJob(write_model(tmp_path, TEXT), ("toy",), part_rows=5)
     for seed, group in enumerate((20, 7, 20)):
         rows = write_texts(tmp_path / "rows.parquet", 20, seed=seed, group=group)

@@ -100,7 +100,7 @@ def test_a_task_keeps_its_model(cluster, tmp_path):
 
 
 @pytest.mark.proof("ray", share=0)
-def test_a_model_and_rows_that_were_written_anew_are_read_anew(cluster, tmp_path):
+def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
     import ray
 
     def run(model):
