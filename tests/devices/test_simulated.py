@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextvars import ContextVar, Token
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from xrt.runtime.devices import device
 from xrt.runtime.multi_device.call import DeviceCall
 from xrt.runtime.multi_device.program import MultiDeviceProgram
 from xrt.testing.simulated import simulate_devices
-from xrt.testing.simulated.machine import Order
+from xrt.testing.simulated.machine import Order, WorkItem
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
@@ -110,6 +111,18 @@ def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
             there.upload(np.array(["text"], object))
         with pytest.raises(DeviceError, match="there are 2 simulated ones"):
             device("cuda:2")
+
+
+@pytest.mark.parametrize("order", ["eager", "late", "random"])
+def test_work_sets_no_variable_of_the_context_that_lets_it_run(order: Order) -> None:
+    """A finalizer may let it run while the context is changed, which ends CPython before 3.12 (its issue 148891)."""
+    variable: ContextVar[str] = ContextVar("variable", default="of the caller")
+    with simulate_devices(order=order) as machine:
+        stream, seen = machine.stream("a device"), []
+        machine.put(stream, WorkItem("work", lambda: seen.append(variable.set("of the work").old_value)))
+        machine.wait(machine.event(stream))
+    assert seen == [Token.MISSING]
+    assert variable.get() == "of the caller"
 
 
 def test_there_is_no_device_when_the_simulation_ends() -> None:

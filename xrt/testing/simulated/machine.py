@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -177,7 +178,7 @@ class SimulatedMachine:
         stream = self._chance.choice(ready) if self.order == "random" else ready[-1]
         number, work, _ = stream.queue.popleft()
         if work is not None:
-            work()
+            copy_context().run(work)  # its own: a finalizer may be what does it, within a change of the caller's context
         stream.done = number
         return True
 
