@@ -26,6 +26,7 @@ NO_FIGURES = {
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
     "pytorch_models": "a part of pytorch.py",
+    "pytorch_ways": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
     "sizes_models": "a part of sizes.py",
     "throughput": "prints a table of its own: the tuned configuration over an exhaustive grid",

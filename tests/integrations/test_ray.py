@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import xrt
 from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
-from xrt.errors import EngineError
+from xrt.errors import EngineError, ModelError
 from xrt.integrations.batch import BatchJob
 from xrt.integrations.ray.cluster_job import count_next_chunks
 from xrt.ray import Predictor, predict, run_cluster_job
@@ -119,6 +119,11 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
     assert found == [[1, 2, 4], [1, 3, 9]]
 
 
+def test_a_missing_model_is_named():
+    with pytest.raises(ModelError, match=r"cannot load 'nowhere\.onnx': there is no such file"):
+        predict({"x": np.zeros(1)}, model="nowhere.onnx", engine="ort")
+
+
 @given(st.integers(1, 5000), st.integers(1, 64))
 def test_tasks_get_smaller_until_all_is_given_away(chunks, workers):
     given_away = []
@@ -155,7 +160,6 @@ def test_a_machine_is_lost_in_the_middle_of_a_job(cluster, tmp_path):
 _KILLED = """
 import os, signal, sys
 from xrt.integrations.batch import BatchJob
-from xrt.integrations.ray.cluster_job import count_next_chunks
 from xrt.ray import run_cluster_job
 def stop(report):
     if report.parts == 4:

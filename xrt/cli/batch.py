@@ -52,7 +52,9 @@ def _parse_columns(context: click.Context, option: click.Parameter, given: tuple
     help="A row that cannot be run: stop, or a reason in the column 'error'",
 )
 @click.option("--batch", type=click.IntRange(1), help="Rows of a call [default: what the model is tuned for, or 32]")
-@click.option("--part-rows", type=click.IntRange(1), help="Rows of a file of results [default: 1/64 of all, at most 32 MB]")
+@click.option(
+    "--part-rows", type=click.IntRange(1), help="Rows of a file of results [default: 1/64 of all, from 256 rows to 32 MB]"
+)
 @click.option("--workers", type=click.IntRange(1), help="Parts at a time [default: one for each processor]")
 @click.option("--address", metavar="ADDRESS", help="Run on this cluster of Ray: auto, or HOST:PORT")
 @click.option("--cpus", type=click.IntRange(1), help="With --address: processors, and threads, of each worker [default: 1]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from xrt.errors import EngineError, InputError, OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.graph import Value
+from xrt.graph.memory_map import Stamp, make_stamp
 from xrt.integrations.batch.results import ERROR, ResultRows, add_errors, split_outputs
 from xrt.integrations.batch.rows import RowGroup, find_fixed_batch, gather_rows, match_columns
 from xrt.module import XRTModule, load
 
-__all__ = ["OnError", "RowModel", "choose_batch", "open_model"]
+__all__ = ["OnError", "RowModel", "choose_batch", "open_model", "stamp_model"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 OnError: TypeAlias = Literal["raise", "column"]
@@ -38,6 +40,14 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
             "or write a bundle: xrt compile MODEL -e ort -o model.xrt"
         )
     return XRTModule(os.fspath(path), engine, **given)
+
+
+def stamp_model(path: str | os.PathLike[str]) -> Stamp:
+    """Return what tells a model's file from itself after a change; nothing where it is missing, which `open_model` says."""
+    try:
+        return make_stamp(Path(path).stat())
+    except OSError:
+        return ()
 
 
 def choose_batch(module: XRTModule) -> int:

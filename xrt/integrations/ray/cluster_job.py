@@ -10,15 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from xrt.errors import BatchJobError, XRTError
-from xrt.graph.memory_map import make_stamp
 from xrt.integrations.batch.folder import JobFolder
 from xrt.integrations.batch.fragments import Chunk
 from xrt.integrations.batch.job import BatchJob, ChunkReport, JobReport, run_chunk
-from xrt.integrations.batch.model import RowModel
+from xrt.integrations.batch.model import RowModel, stamp_model
 from xrt.integrations.ray.grant import count_granted_threads, import_ray
 
 __all__ = ["run_cluster_job"]
@@ -26,7 +24,7 @@ __all__ = ["run_cluster_job"]
 AHEAD = 2
 """Tasks that are handed to Ray for each one that can run."""
 SHARE = 2
-"""A task has its share of this part of what is left."""
+"""What is left is divided by this many tasks for each one that can run."""
 MOST_CHUNKS = 8
 """Chunks of a task: what is computed again for a machine that is lost, and reported at once."""
 
@@ -132,7 +130,7 @@ class _Key:
     """A job, and its model's file as it is, as the key of a model: equal ones have one text."""
 
     def __init__(self, job: BatchJob) -> None:
-        self.job, self._text = job, f"{job!r} {make_stamp(Path(job.model).stat())}"
+        self.job, self._text = job, f"{job!r} {stamp_model(job.model)}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and self._text == other._text

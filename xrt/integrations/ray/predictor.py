@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.graph.memory_map import Stamp, make_stamp
-from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model
+from xrt.graph.memory_map import Stamp
+from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model, stamp_model
 from xrt.integrations.ray.grant import count_granted_threads
 
 __all__ = ["Predictor", "predict"]
@@ -74,7 +73,7 @@ def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
     the machine of another, so a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor`
     need a processor to spare.
     """
-    return _find_predictor(model, make_stamp(Path(model).stat()), _freeze(options), count_granted_threads())(batch)
+    return _find_predictor(model, stamp_model(model), _freeze(options), count_granted_threads())(batch)
 
 
 @lru_cache(maxsize=2)

@@ -1,0 +1,102 @@
+"""The ways to call a network of PyTorch: eager, Inductor, ONNX Runtime, OpenVINO, and XRT, each as it is best used."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+__all__ = ["compile_ways"]
+
+TOLERANCE = 2e-3
+"""Of the largest value: what float32 sums in another order may differ by, over 12 layers."""
+
+
+def compile_ways(name: str, threads: int, budget: float, ways: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    """Return a call per way, each compiled and compared with eager."""
+    import torch
+
+    from benchmarks.pytorch_models import MODELS, make_model
+
+    torch.set_num_threads(threads)
+    module, inputs = make_model(name)
+    makers: Mapping[str, Callable[[], Callable[[], Any]]] = {
+        "eager": lambda: partial(module, *inputs),
+        "inductor": lambda: partial(torch.compile(module), *inputs),
+        "inductor frozen": lambda: _inductor_frozen(name, MODELS[name].is_image),
+        "onnxruntime": lambda: _onnxruntime(module, inputs, threads),
+        "openvino": lambda: _openvino(module, inputs, threads),
+        "xrt": lambda: _xrt(module, inputs, threads, budget),
+        "torch.compile": lambda: _backend(module, inputs, threads, budget),
+    }
+    expected = module(*inputs).numpy()
+    calls = {}
+    for way in ways:
+        call = makers[way]()
+        difference = abs(expected - _numpy(call())).max() / abs(expected).max()
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{name}, {way}: differs from eager by {difference:.2g} of the largest value")
+        calls[way] = call
+    return calls
+
+
+def _numpy(result: Any) -> Any:
+    return result.numpy() if hasattr(result, "numpy") else result
+
+
+def _inductor_frozen(name: str, is_image: bool) -> Callable[[], Any]:
+    import torch
+
+    from benchmarks.pytorch_models import make_model
+
+    module, inputs = make_model(name)
+    if is_image:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
+    return partial(torch.compile(module, options={"freezing": True}), *inputs)
+
+
+def _onnxruntime(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import onnxruntime
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="xrt-pytorch-") as folder:
+        path = Path(folder, "model.onnx")
+        torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
+    return lambda: session.run(None, feeds)[0]
+
+
+def _openvino(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
+    import openvino
+    import torch
+    from openvino.frontend import OpConversionFailure
+
+    try:
+        model = openvino.convert_model(module, example_input=inputs)
+    except OpConversionFailure:  # its tracer has no rule for an operator of GPT-2's mask; its reader of exported programs has
+        model = openvino.convert_model(torch.export.export(module, inputs))
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    feeds = [x.numpy() for x in inputs]
+    return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)[0]
+
+
+def _xrt(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
+    import xrt
+
+    return partial(xrt.XRTModule(module, engine="auto", threads=threads, budget=budget), *inputs)
+
+
+def _backend(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
+    import torch
+
+    options = {"engine": "auto", "threads": threads, "budget": budget, "freeze": True}
+    return partial(torch.compile(module, backend="xrt", options=options), *inputs)
