@@ -71,6 +71,11 @@ def _engine(name: str) -> Subject:
 _AREAS = (
     Subject("planner", ("xrt/partition/**/*.py", "xrt/placement/cost_model/*.py", "xrt/placement/search/*.py"), ("networkx",)),
     Subject("measurement", ("xrt/placement/**/*.py", "xrt/measure/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
+    Subject(
+        "placement",
+        ("xrt/placement/**/*.py", "xrt/partition/**/*.py", "xrt/measure/*.py", "xrt/module/*.py", "xrt/precision/*.py"),
+    ),
+    Subject("verification", ("xrt/verify/**/*.py", "xrt/worker/*.py", "xrt/testing/*.py")),
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
     Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
     Subject("training", ("xrt/training/*.py", "xrt/passes/gradient/**/*.py"), ("onnx", "torch")),

@@ -25,7 +25,7 @@ from xrt.placement.request import PlacementRequest
 from xrt.precision.error_check import check_error
 from xrt.precision.examples import read_examples
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 MODEL = load("mlp", features=64, hidden=128, classes=10)
 BATCHES = [sample_inputs(MODEL, seed) for seed in range(12)]

@@ -16,6 +16,8 @@ from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
 from xrt.testing.fault_injection import FaultyEngine
 
+pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

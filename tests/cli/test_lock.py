@@ -30,7 +30,7 @@ from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
 
-pytestmark = pytest.mark.usefixtures("cache_of_place")
+pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.proof("placement", share=3, laws=3)]
 
 
 @pytest.fixture(scope="module")

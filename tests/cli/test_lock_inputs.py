@@ -18,7 +18,7 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.passes import specialize
 
-pytestmark = pytest.mark.usefixtures("cache_of_place")
+pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.proof("placement", share=3, laws=3)]
 
 
 @pytest.fixture(scope="module")

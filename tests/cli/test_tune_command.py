@@ -22,7 +22,7 @@ from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
 from xrt.placement.throughput.result import COLUMNS
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -12,6 +12,8 @@ from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.cli import main
 from xrt.formats import onnx
 
+pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:

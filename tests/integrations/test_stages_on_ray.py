@@ -127,7 +127,7 @@ def call_for_ever(piped: StagePipeline, *inputs: Any) -> None:
         piped(*inputs)
 
 
-@pytest.mark.proof("ray", share=2, laws=4)
+@pytest.mark.proof("ray", share=9, laws=7)
 class TestOnRay:
     pytestmark = on_ray
 

@@ -21,7 +21,11 @@ from xrt.errors import OptionError
 from xrt.graph import Function
 from xrt.placement.available_engines import list_available_engines
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
+    pytest.mark.usefixtures("here"),
+    pytest.mark.proof("placement", share=3, laws=3),
+]
 
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))

@@ -23,7 +23,11 @@ from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.partition.explicit import map_nodes_to_engines
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
+    pytest.mark.usefixtures("here"),
+    pytest.mark.proof("placement", share=3, laws=3),
+]
 
 SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 PAIR = chain("Exp", "Cos")

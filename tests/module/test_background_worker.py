@@ -26,6 +26,8 @@ from xrt.graph import Function, Node
 from xrt.module.options import REFERENCE
 from xrt.worker.background import NICENESS
 
+pytestmark = pytest.mark.proof("placement", share=3, laws=3)
+
 FOLDER = "XRT_TEST_BACKGROUND"
 """Names the folder in which processes leave word."""
 MODEL = relu(("N", 3))

@@ -16,6 +16,8 @@ from xrt.errors import LockError, OptionError, PlacementFileError, PlacementWarn
 from xrt.formats.placement_file import CandidateRecord, PlacementFile, read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 
+pytestmark = pytest.mark.proof("placement", share=3, laws=3)
+
 OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
 ENGINES = ["ort", "toy", "auto"]
 

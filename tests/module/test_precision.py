@@ -18,7 +18,7 @@ from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.placement import TuningResult
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 MODEL = load("mlp", features=64, hidden=128, classes=10)
 BATCHES = [sample_inputs(MODEL, seed) for seed in range(16)]

@@ -24,7 +24,7 @@ from xrt.placement.profiling.runners import LocalRunner
 from xrt.placement.throughput.batch_dim import find_batch_dim
 from xrt.placement.throughput.request import Split
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 

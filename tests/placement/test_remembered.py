@@ -24,7 +24,7 @@ from xrt.placement import CostStore, TuningBudget, decision_store
 from xrt.placement.request import PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 
 @pytest.mark.usefixtures("here")

@@ -29,7 +29,11 @@ from xrt.placement.session import TuningSession
 from xrt.placement.time_limit import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
+    pytest.mark.usefixtures("here"),
+    pytest.mark.proof("placement", share=3, laws=3),
+]
 
 RELEASED = threading.Event()
 """Lets go of the engines that are waiting."""

@@ -31,7 +31,7 @@ from xrt.placement.request import PlacementRequest
 from xrt.placement.session import TuningSession
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
 
 
 # ---------------------------------------------------------------------- who wins
@@ -144,7 +144,7 @@ FAULTS = {
 
 
 HOWS = [
-    how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("measurement", share=0)])
+    how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("placement", share=0)])
     for how in FAULTS
 ]
 
@@ -165,7 +165,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     assert (again.measurements, verdicts(again)) == (0, verdicts(found))
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.proof("placement", share=0)
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_limits_at_hangs(monkeypatch, tmp_path)
@@ -176,7 +176,7 @@ def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch:
     assert found.plan.launches[0].engine == "toy"
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.proof("placement", share=0)
 @pytest.mark.slow
 def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

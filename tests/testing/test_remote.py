@@ -19,6 +19,8 @@ from xrt.testing.fuzz import Fuzzer
 from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
+pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+
 ABORTING = """
 import os
 from dataclasses import dataclass

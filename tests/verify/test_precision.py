@@ -21,6 +21,8 @@ from xrt.placement.reference import REFERENCE, evaluate
 from xrt.verify import Verdict, bisect, verify
 from xrt.verify.precision import find_precision
 
+pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+
 RANDOM = np.random.default_rng(7)
 ROWS, INNER, COLUMNS = 5, 80, 24
 """The last block of 32 has 16 numbers."""

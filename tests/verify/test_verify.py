@@ -15,6 +15,8 @@ from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict
 from xrt.verify.execution import copy_values
 
+pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+
 
 def test_a_right_plan_is_verified() -> None:
     with xrt.XRTModule(long_model(count=20, at=7), engine=["ort", "toy"], pins=["Sin=toy"]) as module:
