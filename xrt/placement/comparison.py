@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from xrt.placement.interleaved import TimedCandidate, run_interleaved
 from xrt.placement.plans import make_partition_key, sum_costs
 from xrt.placement.prepared_plans import PROFILED, PreparedPlan, prepare_plan
 from xrt.placement.profiling.activations import find_first_random_node
-from xrt.placement.profiling.correctness import check_against_reference
+from xrt.placement.profiling.correctness import check_in_time
 from xrt.placement.profiling.profiler import ProfiledRegion, is_refuted
 from xrt.placement.profiling.runners import WorkerRunner
 from xrt.placement.result import CandidateResult, describe_plan
@@ -105,17 +106,22 @@ class Racing(SearchState):
                 way.bound(min(self.budget * self.bounds.limit, left))
         own = {one.spec: one for one in self.engines if isinstance(one, IsolatedEngine)}
         fronts = {spec: own.get(spec, way.compiler) for spec, way in ways.items()}
+        stop = threading.Event()
         try:
             with self._quiet():
-                self._admit(within(left, self._making(plan, fronts), late=PreparedPlan.close))
+                self._admit(within(left, self._making(plan, fronts, stop.is_set), late=PreparedPlan.close))
         except OutOfTime:
             self.late.append(plan)
+        finally:
+            stop.set()
 
-    def _making(self, plan: Plan, engines: Mapping[str, GraphCompiler]) -> Callable[[], PreparedPlan]:
-        """Return the work of making a plan ready on those engines, by spec."""
+    def _making(
+        self, plan: Plan, engines: Mapping[str, GraphCompiler], is_stopped: Callable[[], bool]
+    ) -> Callable[[], PreparedPlan]:
+        """Return the work of making a plan ready on those engines, by spec; it compares nothing more where it ``is_stopped``."""
         request = replace(self.request, engines=tuple(engines.values()))
         reference = self.truth.reference or self.reference
-        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference)
+        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference, is_stopped)
 
     def _admit(self, made: PreparedPlan) -> None:
         """Let a plan that is ready race, or say why it may not."""
@@ -171,7 +177,7 @@ class Racing(SearchState):
         engines = {
             one.spec: one if isinstance(one, IsolatedEngine) else load_engine(one) for one in self.engines if one.spec in used
         }
-        self.begun[make_partition_key(plan)] = begin(self._making(plan, engines))
+        self.begun[make_partition_key(plan)] = begin(self._making(plan, engines, self.has_ended.is_set))
 
     def _next_here(self) -> Plan | None:
         """Return the plan to try next in this process: the list's, or that of one engine."""
@@ -220,9 +226,9 @@ class Racing(SearchState):
         if results is None or self._expected is None or find_first_random_node(function):
             return ""
         reference = self.truth.reference or self.reference
-        work = partial(check_against_reference, function, self.inputs, results, self._expected, reference, self.context.options)
+        given = function, self.inputs, results, self._expected, reference, self.context.options
         try:
-            return within(max(self._left(), LEAST), work).wrong
+            return check_in_time(max(self._left(), LEAST), *given).wrong
         except OutOfTime:
             self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was compared with the reference")
             return ""

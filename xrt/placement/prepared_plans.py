@@ -68,10 +68,11 @@ def prepare_plan(
     inputs: Sequence[Any],
     expected: Sequence[Any] | None,
     reference: Reference,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> PreparedPlan:
     """Compile a plan on the request's engines and call it once on copies of the host inputs; wrong results bar it from running.
 
-    If ``expected`` is None, results are not compared.
+    If ``expected`` is None, results are not compared. Once it ``is_stopped``, the comparison ends.
     """
     function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
     try:
@@ -85,7 +86,9 @@ def prepare_plan(
         results, seconds = time_call(lambda: [copy_values(to_host(value)) for value in made.run(own)])
         is_open = expected is None or find_first_random_node(function)
         found = (
-            SOUND if is_open else check_against_reference(function, inputs, results, expected or (), reference, context.options)
+            SOUND
+            if is_open
+            else check_against_reference(function, inputs, results, expected or (), reference, context.options, is_stopped)
         )
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         made.close()

@@ -65,6 +65,7 @@ class TuningSession(Racing):
             if not self._has_measured:
                 self._measure_here(self.began + self.budget + self.bounds.grace)
         finally:
+            self.has_ended.set()
             self.inquiry.close()
             for runner in self.runners:
                 runner.ready.close()
@@ -82,6 +83,7 @@ class TuningSession(Racing):
             limit=self.budget * self.bounds.limit,
             slice_=min(self.budget * self.bounds.slice, self.bounds.longest),
             clock=self.clock,
+            end=self._end,
         )
         self._tell("starting the engines")
         self._measure_wholes(survey)

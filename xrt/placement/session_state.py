@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -74,6 +75,8 @@ class SearchState:
     inquiry: Inquiry | None = None
     survey: RegionProfiler | None = None
     truth: Truth = field(default_factory=Truth)
+    has_ended: threading.Event = field(default_factory=threading.Event)
+    """Set at the end: what is still being made then is not compared."""
     settled: tuple[CandidateComparison, int] | None = None
     """The last race but the one that is on."""
     is_calibrated: bool = False

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
 from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.execution import Run, Stopped
 from xrt.verify.precision import compare_at_precision, is_lowered
-from xrt.verify.rounding_error import is_within_rounding_error
+from xrt.verify.rounding_error import RoundingTrials
 
-if TYPE_CHECKING:
-    from xrt.verify.execution import Run
-
-__all__ = ["CheckVerdict", "Verdict", "find_output_tolerance", "judge_outputs"]
+__all__ = ["CheckVerdict", "OutputJudge", "Verdict", "find_output_tolerance", "judge_outputs"]
 
 
 class Verdict(StrEnum):
@@ -60,12 +59,49 @@ def judge_outputs(
     if is_lowered(precision):
         wrong, loss = compare_at_precision(function, results, expected, precision)
         return CheckVerdict(Verdict.DISAGREES, wrong) if wrong else CheckVerdict(Verdict.AGREES, f"in {precision}, {loss}")
-    differing = _differing(function, results, expected, [None] * len(expected))
-    if not differing or not _differing(function, results, expected, find_ambiguity(function, inputs, run)):
-        return CheckVerdict(Verdict.AGREES)
-    if is_within_rounding_error(function, inputs, results, expected, run):
-        return CheckVerdict(Verdict.ROUNDING, differing)
-    return CheckVerdict(Verdict.DISAGREES, differing)
+    return OutputJudge(function, inputs, run).judge(results, expected)
+
+
+class OutputJudge:
+    """Judges results of one function on one set of inputs, as `judge_outputs` does; what it computes for that, it keeps."""
+
+    def __init__(
+        self,
+        function: Function,
+        inputs: Sequence[Any],
+        run: Run,
+        is_stopped: Callable[[], bool] = lambda: False,
+        trials: RoundingTrials | None = None,
+    ) -> None:
+        """``run`` is the reference. Once it ``is_stopped``, nothing more is computed, and Stopped is raised.
+
+        ``trials`` are those of another judge of the same function and inputs.
+        """
+        self.function, self.inputs = function, inputs
+        self._reference, self._is_stopped = run, is_stopped
+        self._trials = trials or RoundingTrials(function, inputs)
+
+    def judge(self, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
+        """Return the verdict on results, compared with the expected ones."""
+        differing = _differing(self.function, results, expected, [None] * len(expected))
+        if not differing or not _differing(self.function, results, expected, self._ambiguity):
+            return CheckVerdict(Verdict.AGREES)
+        if self._trials.explain(results, expected, self._run):
+            return CheckVerdict(Verdict.ROUNDING, differing)
+        return CheckVerdict(Verdict.DISAGREES, differing)
+
+    def stop_if_asked(self) -> None:
+        """Raise Stopped where it is stopped."""
+        if self._is_stopped():
+            raise Stopped("nobody waits for the verdict")
+
+    @cached_property
+    def _ambiguity(self) -> list[Ambiguity | None]:
+        return find_ambiguity(self.function, self.inputs, self._run)
+
+    def _run(self, function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
+        self.stop_if_asked()
+        return self._reference(function, inputs)
 
 
 def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:

@@ -14,6 +14,7 @@ from xrt.runtime import adapt_to_host, available_cores
 
 __all__ = [
     "Run",
+    "Stopped",
     "compile_alone",
     "copy_values",
     "expose_all_values",
@@ -21,12 +22,17 @@ __all__ = [
     "find_region",
     "fit_inputs",
     "run_alone",
+    "run_pieces",
     "run_regions",
     "split_regions",
 ]
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
+
+
+class Stopped(Exception):
+    """What the reference was to compute is no longer needed."""
 
 
 def compile_alone(
@@ -84,19 +90,18 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
     No label may be smaller than that of a node before it. This is independent of the partitioner on purpose, so that tests can
     compare the two. Aliases are left out.
     """
-    return tuple(_piece(function, labels, label) for label in sorted(set(labels)))
-
-
-def _piece(function: Function, labels: Sequence[int], label: int) -> Function:
-    nodes = [node for node, own in zip(function.nodes, labels, strict=True) if own == label]
-    return find_region(function, nodes).replace(name=f"piece{label}")
+    pieces: dict[int, list[Node]] = {}
+    for node, label in zip(function.nodes, labels, strict=True):
+        pieces.setdefault(label, []).append(node)
+    return tuple(find_region(function, pieces[label]).replace(name=f"piece{label}") for label in sorted(pieces))
 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     """Return those nodes, listed in the Function's order, as a closed Function: it gives out what is read outside of it."""
     made = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
-    outputs = [name for name in made if _leaves(function, name, nodes)]
+    inside, ends = {node.name for node in nodes}, {value.name for value in function.outputs}
+    outputs = [name for name in made if name in ends or any(use.node.name not in inside for use in function.users(name))]
     return function.replace(
         inputs=tuple(function.value(name) for name in read if name not in function.constants),
         outputs=tuple(function.value(name) for name in sorted(outputs)),
@@ -106,24 +111,32 @@ def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     )
 
 
-def _leaves(function: Function, name: str, nodes: Sequence[Node]) -> bool:
-    """Whether a value is read outside of those nodes, or is an output."""
-    inside = {node.name for node in nodes}
-    return any(use.node.name not in inside for use in function.users(name)) or name in {v.name for v in function.outputs}
-
-
 def _without_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
     inside = {node.name for node in nodes}
     return tuple(replace(node, control=tuple(c for c in node.control if c in inside)) for node in nodes)
 
 
 def run_regions(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:
-    """Run the pieces one after the other and return the Function's outputs."""
+    """Run the regions of those labels one after the other and return the Function's outputs."""
+    return run_pieces(function, split_regions(passes.infer_shapes(function), labels), inputs, run)
+
+
+def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[Any], run: Run) -> list[Any]:
+    """Run what `split_regions` has made of the Function, one piece after the other, and return the Function's outputs.
+
+    A value is let go of after the last piece that reads it.
+    """
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
-    for piece in split_regions(passes.infer_shapes(function), labels):
+    last = {value.name: place for place, piece in enumerate(pieces) for value in piece.inputs}
+    last.update((value.name, len(pieces)) for value in function.outputs)
+    for place, piece in enumerate(pieces):
         results = run(piece, [values[value.name] for value in piece.inputs])
         values.update((value.name, result) for value, result in zip(piece.outputs, results, strict=True))
+        del results
+        for value in (*piece.inputs, *piece.outputs):
+            if last.get(value.name, -1) <= place:
+                values.pop(value.name, None)
     return [values[value.name] for value in function.outputs]
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
-from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
+from xrt.verify.comparison import CheckVerdict, OutputJudge, Verdict, judge_outputs
 from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region, run_regions
+from xrt.verify.rounding_error import RoundingTrials
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
@@ -27,6 +28,8 @@ MOST_NODES = 3
 """Nodes of one region at which the reference may be found to differ alone; with more, the engine is taken to be wrong."""
 MOST_ASKED = 2
 """Times that engines are asked about one function on which several differ from the reference, each in its way."""
+MOST_TRIALS = 2
+"""Functions of which disturbed results are kept."""
 MOST_WITNESSES = 4
 """Engines that are asked about one node."""
 
@@ -117,18 +120,16 @@ class Witnesses:
                     return Review(judged, reference)
                 dissents = (*dissents, found)
 
-    def find_agreeing(
-        self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run
-    ) -> tuple[str, ...]:
+    def find_agreeing(self, judge: OutputJudge, results: Sequence[Any], expected: Sequence[Any]) -> tuple[str, ...]:
         """Return the engines that compute those results, and not what is expected; none unless they are enough.
 
         Who has computed the results is not known, and is most likely among those that are asked: so it takes one more.
         """
-        borrows = any(self.borrows(node, function) for node in function.nodes)
-        if holds_special(given) and not borrows:
+        borrows = any(self.borrows(node, judge.function) for node in judge.function.nodes)
+        if holds_special(judge.inputs) and not borrows:
             return ()
-        suspect = _Suspect(function.replace(aliases=()), tuple(given), tuple(results), tuple(expected))
-        return self._asked(suspect, (self.reference,), 2 if borrows else 3, run)
+        suspect = _Suspect(judge.function, tuple(judge.inputs), tuple(results), tuple(expected), judge)
+        return self._asked(suspect, (self.reference,), 2 if borrows else 3)
 
     def _next(self, function: Function, inputs: Sequence[Any], engine: GraphCompiler, reference: Run) -> Dissent | None:
         """Return the first node on which the two differ, if the reference is alone there."""
@@ -140,32 +141,33 @@ class Witnesses:
             return None
         key = engine.spec, suspect.part.fingerprint
         if key not in self._said:
-            self._said[key] = self._poll(suspect, engine, reference)
+            self._said[key] = self._poll(suspect, engine)
         return self._said[key]
 
-    def _poll(self, suspect: _Suspect, engine: GraphCompiler, reference: Run) -> Dissent | None:
+    def _poll(self, suspect: _Suspect, engine: GraphCompiler) -> Dissent | None:
         """Ask one engine after the other about a node, until enough agree with the engine."""
         (node,) = suspect.part.nodes
         is_borrowed = self.borrows(node, suspect.part)
         if holds_special(suspect.given) and not is_borrowed:
             return None
-        agreeing = self._asked(suspect, (self.reference, engine.name), 1 if is_borrowed else 2, reference)
+        agreeing = self._asked(suspect, (self.reference, engine.name), 1 if is_borrowed else 2)
         return Dissent(node.name, node.op, engine.spec, agreeing) if agreeing else None
 
-    def _asked(self, suspect: _Suspect, without: Sequence[str], needed: int, reference: Run) -> tuple[str, ...]:
+    def _asked(self, suspect: _Suspect, without: Sequence[str], needed: int) -> tuple[str, ...]:
         """Return the engines that agree with the results of a suspect; none unless so many do, and more than do not."""
         agreeing: list[str] = []
         against = 0
         for witness in self.engines():
             if witness.name in without or len(agreeing) + against == MOST_WITNESSES:
                 continue
+            suspect.judge.stop_if_asked()
             try:
                 said = _alone(witness, suspect.part, suspect.given, self.context)
             except Exception:  # noqa: BLE001  # whatever an engine raises: it is no witness then
                 continue
-            if _agrees(suspect, said, suspect.expected, reference):
+            if suspect.judge.judge(said, suspect.expected).verdict is Verdict.AGREES:
                 against += 1
-            elif _agrees(suspect, said, suspect.results, reference):
+            elif suspect.judge.judge(said, suspect.results).verdict is Verdict.AGREES:
                 agreeing.append(witness.spec)
             if len(agreeing) >= needed and len(agreeing) > against:
                 return tuple(agreeing)
@@ -174,16 +176,13 @@ class Witnesses:
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """A node alone, on which an engine and the reference differ."""
+    """A node alone, or a function, on which an engine and the reference differ."""
 
     part: Function
     given: tuple[Any, ...]
     results: tuple[Any, ...]
     expected: tuple[Any, ...]
-
-
-def _agrees(suspect: _Suspect, said: Sequence[Any], expected: Sequence[Any], reference: Run) -> bool:
-    return judge_outputs(suspect.part, suspect.given, said, expected, reference).verdict is Verdict.AGREES
+    judge: OutputJudge
 
 
 def _suspect(
@@ -213,8 +212,9 @@ def _by_itself(
     given = tuple(values[value.name] for value in part.inputs)
     expected = tuple(values[value.name] for value in part.outputs)
     results = tuple(_alone(engine, part, given, context))
-    differs = judge_outputs(part, given, results, expected, reference).verdict is Verdict.DISAGREES
-    return _Suspect(part, given, results, expected) if differs else None
+    judge = OutputJudge(part, given, reference)
+    differs = judge.judge(results, expected).verdict is Verdict.DISAGREES
+    return _Suspect(part, given, results, expected, judge) if differs else None
 
 
 def _type_of(value: Any, declared: Type | None) -> Type | None:
@@ -286,19 +286,34 @@ class WitnessedReference:
     _asked: Counter[str] = field(default_factory=Counter)
     """By fingerprint of a function: how often others were asked about it."""
 
+    _trials: dict[tuple[object, ...], RoundingTrials] = field(default_factory=dict)
+    """Of the functions and inputs that were judged last."""
+
     def __call__(self, function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
         return self.run(function, inputs)
 
-    def doubt(self, function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str:
-        """Return why results that differ are right after all, as a sentence; empty where they are not."""
-        key = function.fingerprint
+    def make_judge(self, function: Function, inputs: Sequence[Any], is_stopped: Callable[[], bool]) -> OutputJudge:
+        """Return a judge of results of a function, with what others have computed for the same function and arrays."""
+        key = function.fingerprint, *map(id, inputs)
+        trials = self._trials.pop(key, None) or RoundingTrials(function, inputs)  # they hold the arrays: no id is of others
+        self._trials[key] = trials
+        if len(self._trials) > MOST_TRIALS:
+            self._trials.pop(next(iter(self._trials)), None)
+        return OutputJudge(function, inputs, self.run, is_stopped, trials)
+
+    def doubt(self, judge: OutputJudge, results: Sequence[Any], expected: Sequence[Any]) -> str:
+        """Return why results that differ are right after all, as a sentence; empty where they are not.
+
+        Raises Stopped where the judge is stopped.
+        """
+        key = judge.function.fingerprint
         if key in self._right:
             reason, right = self._right[key]
-            return reason if judge_outputs(function, inputs, results, right, self.run).verdict is Verdict.AGREES else ""
+            return reason if judge.judge(results, right).verdict is Verdict.AGREES else ""
         if self._asked[key] == MOST_ASKED:
             return ""
         self._asked[key] += 1
-        names = self.witnesses.find_agreeing(function, inputs, results, expected, self.run)
+        names = self.witnesses.find_agreeing(judge, results, expected)
         if not names:
             return ""
         said = f"the reference alone differs: {', '.join(names[:-1])} and {names[-1]} agree"

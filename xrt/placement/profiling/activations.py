@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from xrt.graph import Function, TensorType, Value, is_deterministic
 from xrt.partition.subgraph import extract_subgraph
+from xrt.verify.execution import Stopped
 
 __all__ = ["Reference", "Stopped", "capture_activations", "find_first_random_node", "select_values"]
 
@@ -16,11 +17,6 @@ Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 
 STRETCH = 32
 """Nodes that the reference computes at a time where it may be stopped."""
-
-
-class Stopped(Exception):
-    """The reference was stopped: its results are no longer needed."""
-
 
 MOST_BYTES = 1 << 30
 """What captured values may take of memory; beyond it, those of later nodes are left out, and what needs them is not measured."""

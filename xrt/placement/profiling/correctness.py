@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from xrt.verify import Verdict, WitnessedReference, judge_outputs
+from xrt.placement.time_limit import within
+from xrt.verify import Verdict, WitnessedReference
+from xrt.verify.comparison import OutputJudge
 from xrt.verify.precision import compare_at_precision, is_lowered
 
 if TYPE_CHECKING:
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement.profiling.activations import Reference
 
-__all__ = ["CheckResult", "check_against_reference"]
+__all__ = ["CheckResult", "check_against_reference", "check_in_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +38,51 @@ def check_against_reference(
     expected: Sequence[Any],
     reference: Reference,
     options: ExecutionOptions,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> CheckResult:
-    """Return the verdict on results. If the caller allows a lower precision, its tolerance applies, and the error is noted."""
+    """Return the verdict on results. If the caller allows a lower precision, its tolerance applies, and the error is noted.
+
+    Raises Stopped where it ``is_stopped`` before there is one.
+    """
     if len(results) != len(expected):
         return CheckResult(f"there are {len(results)} outputs; {len(expected)} were expected")
     if is_lowered(options.precision):
         return CheckResult(*compare_at_precision(function, results, expected, options.precision))
     plain = function.replace(aliases=())
-    found = judge_outputs(plain, inputs, results, expected, reference)
-    return _in_doubt(plain, inputs, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")
+    if isinstance(reference, WitnessedReference):
+        judge = reference.make_judge(plain, inputs, is_stopped)
+    else:
+        judge = OutputJudge(plain, inputs, reference, is_stopped)
+    found = judge.judge(results, expected)
+    return _in_doubt(judge, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")
+
+
+def check_in_time(
+    seconds: float,
+    function: Function,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    expected: Sequence[Any],
+    reference: Reference,
+    options: ExecutionOptions,
+) -> CheckResult:
+    """Return what `check_against_reference` does; raises OutOfTime where that takes longer, and the check then ends early."""
+    stop = threading.Event()
+    try:
+        return within(
+            seconds, partial(check_against_reference, function, inputs, results, expected, reference, options, stop.is_set)
+        )
+    finally:
+        stop.set()
 
 
 def _in_doubt(
-    function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], reference: Reference, wrong: str
+    judge: OutputJudge, results: Sequence[Any], expected: Sequence[Any], reference: Reference, wrong: str
 ) -> CheckResult:
     """Return what is wrong, unless the reference alone differs: who agrees with it is wrong then, and who does not is right."""
     if not isinstance(reference, WitnessedReference):
         return CheckResult(wrong)
     if wrong:
-        doubt = reference.doubt(function, inputs, results, expected)
+        doubt = reference.doubt(judge, results, expected)
         return CheckResult("" if doubt else wrong, doubt)
-    return CheckResult(reference.why_doubted(function))
+    return CheckResult(reference.why_doubted(judge.function))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,9 @@ from xrt.graph import Function
 from xrt.measure.timing import Clock, median_interval
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.placement.profiling.activations import Reference, find_first_random_node, select_values
-from xrt.placement.profiling.correctness import check_against_reference
+from xrt.placement.profiling.correctness import check_in_time
 from xrt.placement.profiling.runners import NotStarted, Runner, TrialLimits, TrialResult
+from xrt.placement.time_limit import OutOfTime
 
 if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
@@ -87,9 +90,11 @@ class RegionProfiler:
         limit: float,
         slice_: float,
         clock: Clock,
+        end: float = math.inf,
     ) -> None:
         """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
 
+        Results are compared with the reference's until the clock shows ``end``: what was not compared does not count.
         What makes an output of the request's Function makes memory for it; what makes none computes into memory that is there.
         """
         self.table = table
@@ -105,7 +110,7 @@ class RegionProfiler:
         self._reference = reference
         self._limit = limit
         self._slice = slice_
-        self._clock = clock
+        self._clock, self._end = clock, end
         self._skipped: set[tuple[str, str]] = set()
         self._tried: Counter[tuple[str, str]] = Counter()
         self._hung: dict[str, list[int]] = {}
@@ -163,7 +168,12 @@ class RegionProfiler:
         except (EngineError, InputError) as error:
             self._failed(subject, error, by_budget=limit < self._limit)
             return
-        self._learn(subject, self._cost(function, given, trial, expected))
+        try:
+            self._learn(subject, self._cost(function, given, trial, expected))
+        except OutOfTime:
+            said = "the budget ended before its results were compared with the reference"
+            self._skip(subject, said)
+            self.cut_off[subject.key, subject.spec] = said
 
     def _is_hopeless(self, subject: ProfilingTarget) -> bool:
         """Whether the engine has hung on what is no larger, or too often."""
@@ -189,11 +199,14 @@ class RegionProfiler:
         self._learn(subject, f"{what}: {' '.join(str(error).split())}", counted=False)
 
     def _cost(self, function: Function, given: Sequence[Any], trial: TrialResult, expected: Sequence[Any]) -> RegionCost:
-        """Return the cost of a trial, after its results are compared with the reference's, where these are deterministic."""
+        """Return the cost of a trial, after its results are compared with the reference's, where these are deterministic.
+
+        Raises OutOfTime where the budget ends first.
+        """
         if not find_first_random_node(function):
-            found = check_against_reference(
-                function, given, trial.results, expected, self._reference, self._request.context.options
-            )
+            left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
+            options = self._request.context.options
+            found = check_in_time(left, function, given, trial.results, expected, self._reference, options)
             if found.wrong:
                 return f"wrong: {found.wrong}"
         return MeasuredCost(*median_interval(trial.samples))
