@@ -119,7 +119,7 @@ def test_judges_of_one_function_and_its_arrays_share_what_they_have_computed() -
     assert run.runs == 2 * TRIALS * len(SQUARES.nodes) + 1
 
 
-def test_a_comparison_that_takes_too_long_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     has_ended = threading.Event()
 
     def compare_for_ever(*given: Any) -> CheckResult:
