@@ -20,7 +20,6 @@ from xrt.testing.fuzz import Fuzzer, make_sample
 from xrt.testing.shrink import Sample, shrink
 from xrt.verify import Verdict
 from xrt.verify.execution import run_alone
-from xrt.verify.rounding_error import RoundingTrials
 
 
 def on_toy(function, inputs):
@@ -101,22 +100,6 @@ def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
     fuzzer = Fuzzer(["ort"], reference=FaultyEngine())
     fuzzer.run([1])
     assert [found.way for found in fuzzer.findings] == ["the reference"]
-
-
-def test_rounding_explains_cancellation_and_nothing_more():
-    function = graph(
-        {"x": "float32[2]", "y": "float32[2]"},
-        {"z": "float32[2]"},
-        node("Mul", "x x", "a"),
-        node("Mul", "y y", "b"),
-        node("Sub", "a b", "z"),
-    )
-    inputs = [f32(1000.1, 3), f32(1000.1, 3)]
-    expected = on_toy(function, inputs)
-    trials = RoundingTrials(function, inputs)
-    assert trials.explain([f32(0.0625, 0)], expected, on_toy), "one rounding of a million"
-    for other in (f32(50, 0), f32(np.nan, 0), f32([0])):
-        assert not trials.explain([other], expected, on_toy)
 
 
 def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):

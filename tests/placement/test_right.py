@@ -12,9 +12,10 @@ from tests.module.test_faults import X, chain
 from xrt.engines import ExecutionOptions
 from xrt.graph import Function
 from xrt.passes import infer_shapes
-from xrt.placement.profiling.activations import STRETCH, Stopped, capture_activations, find_first_random_node
+from xrt.placement.profiling.activations import STRETCH, capture_activations, find_first_random_node
 from xrt.placement.profiling.correctness import CheckResult, check_against_reference
 from xrt.placement.reference import evaluate
+from xrt.verify.execution import Stopped
 
 PAIR = infer_shapes(chain("Exp", "Cos"))
 RIGHT = evaluate(PAIR, [X])
@@ -58,13 +59,13 @@ def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between
         asked.append(len(part.nodes))
         return evaluate(part, inputs)
 
-    parts = capture_activations(function, [X], stretch, stop=stop)
+    parts = capture_activations(function, [X], stretch, is_stopped=stop.is_set)
     assert asked == [STRETCH, len(function.nodes) - STRETCH]
     assert {name: value.tobytes() for name, value in parts.items()} == {name: value.tobytes() for name, value in whole.items()}
-    assert set(capture_activations(function, [X], evaluate, most=0, stop=stop)) == {"x", function.outputs[0].name}
+    assert set(capture_activations(function, [X], evaluate, most=0, is_stopped=stop.is_set)) == {"x", function.outputs[0].name}
     stop.set()
     with pytest.raises(Stopped, match=r"^after 0 of 60 nodes$"):
-        capture_activations(function, [X], evaluate, stop=stop)
+        capture_activations(function, [X], evaluate, is_stopped=stop.is_set)
 
 
 def test_what_is_drawn_cannot_be_compared_with_anything() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, ExecutionOptions
+from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.graph import Function
-from xrt.placement.profiling import correctness
-from xrt.placement.profiling.correctness import CheckResult, check_in_time
-from xrt.placement.time_limit import OutOfTime
+from xrt.placement.time_limit import OutOfTime, within_or_stopped
 from xrt.testing.corpus.entry import graph, node
 from xrt.verify import Verdict, WitnessedReference, Witnesses
 from xrt.verify.comparison import OutputJudge
@@ -45,6 +43,24 @@ class Counted:
         return run_alone(registry.create("toy{native=off}"), function, inputs)
 
 
+def test_rounding_explains_cancellation_and_nothing_more() -> None:
+    run, trials = Counted(), RoundingTrials(SQUARES, INPUTS)
+    expected = run(SQUARES, INPUTS)
+    assert trials.explain(NEAR, expected, run), "one rounding of a million"
+    for other in ([50, 0], [np.nan, 0], [0]):
+        assert not trials.explain([np.array(other, np.float32)], expected, run)
+
+
+def test_an_agreement_takes_no_disturbed_run() -> None:
+    run = Counted()
+    expected, judge = run(SQUARES, INPUTS), OutputJudge(SQUARES, INPUTS, run)
+    run.runs = 0
+    assert judge.agrees(expected, expected)
+    assert not judge.agrees(NEAR, expected), "rounding would explain it"
+    assert not judge.agrees(FAR, expected)
+    assert run.runs == 0
+
+
 def test_there_are_as_few_disturbed_runs_as_explain_it() -> None:
     run = Counted()
     expected, judge = run(SQUARES, INPUTS), OutputJudge(SQUARES, INPUTS, run)
@@ -62,7 +78,7 @@ def test_what_has_no_negative_element_gets_none() -> None:
     given = [np.array([1e-4, 1000], np.float32)]
     run = Counted()
     trials = RoundingTrials(roots, given)
-    assert trials.explain([np.array([0.1, 1000], np.float32)], run(roots, given), run), "a root of what lies beside zero"
+    assert trials.explain([np.array([0.1, 1000], np.float32)], run(roots, given), run), "a root of what is nearly zero"
     assert not trials.explain([np.array([50, 1000], np.float32)], run(roots, given), run)
 
 
@@ -119,19 +135,17 @@ def test_judges_of_one_function_and_its_arrays_share_what_they_have_computed() -
     assert run.runs == 2 * TRIALS * len(SQUARES.nodes) + 1
 
 
-def test_a_comparison_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_takes_too_long_is_stopped() -> None:
     has_ended = threading.Event()
 
-    def compare_for_ever(*given: Any) -> CheckResult:
-        *_, is_stopped = given
+    def compare_for_ever(is_stopped: Callable[[], bool]) -> None:
         while not is_stopped():
             has_ended.wait(0.001)
         has_ended.set()
         raise Stopped
 
-    monkeypatch.setattr(correctness, "check_against_reference", compare_for_ever)
     with pytest.raises(OutOfTime):
-        check_in_time(0.01, SQUARES, INPUTS, FAR, FAR, Counted(), ExecutionOptions())
+        within_or_stopped(0.01, compare_for_ever)
     assert has_ended.wait(60)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +16,13 @@ from xrt.placement.interleaved import TimedCandidate, run_interleaved
 from xrt.placement.plans import make_partition_key, sum_costs
 from xrt.placement.prepared_plans import PROFILED, PreparedPlan, prepare_plan
 from xrt.placement.profiling.activations import find_first_random_node
-from xrt.placement.profiling.correctness import check_in_time
+from xrt.placement.profiling.correctness import check_against_reference
 from xrt.placement.profiling.profiler import ProfiledRegion, is_refuted
 from xrt.placement.profiling.runners import WorkerRunner
 from xrt.placement.result import CandidateResult, describe_plan
 from xrt.placement.selection import RankedPlan, select_winner
 from xrt.placement.session_state import LEAST, SearchState
-from xrt.placement.time_limit import OutOfTime, begin, within
+from xrt.placement.time_limit import OutOfTime, begin, within_or_stopped
 from xrt.worker.isolated_engine import IsolatedEngine
 
 if TYPE_CHECKING:
@@ -106,22 +105,17 @@ class Racing(SearchState):
                 way.bound(min(self.budget * self.bounds.limit, left))
         own = {one.spec: one for one in self.engines if isinstance(one, IsolatedEngine)}
         fronts = {spec: own.get(spec, way.compiler) for spec, way in ways.items()}
-        stop = threading.Event()
         try:
             with self._quiet():
-                self._admit(within(left, self._making(plan, fronts, stop.is_set), late=PreparedPlan.close))
+                self._admit(within_or_stopped(left, self._making(plan, fronts), late=PreparedPlan.close))
         except OutOfTime:
             self.late.append(plan)
-        finally:
-            stop.set()
 
-    def _making(
-        self, plan: Plan, engines: Mapping[str, GraphCompiler], is_stopped: Callable[[], bool]
-    ) -> Callable[[], PreparedPlan]:
-        """Return the work of making a plan ready on those engines, by spec; it compares nothing more where it ``is_stopped``."""
+    def _making(self, plan: Plan, engines: Mapping[str, GraphCompiler]) -> Callable[[Callable[[], bool]], PreparedPlan]:
+        """Return the work of making a plan ready on those engines, by spec; it takes what says that it is stopped."""
         request = replace(self.request, engines=tuple(engines.values()))
         reference = self.truth.reference or self.reference
-        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference, is_stopped)
+        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference)
 
     def _admit(self, made: PreparedPlan) -> None:
         """Let a plan that is ready race, or say why it may not."""
@@ -177,7 +171,7 @@ class Racing(SearchState):
         engines = {
             one.spec: one if isinstance(one, IsolatedEngine) else load_engine(one) for one in self.engines if one.spec in used
         }
-        self.begun[make_partition_key(plan)] = begin(self._making(plan, engines, self.has_ended.is_set))
+        self.begun[make_partition_key(plan)] = begin(partial(self._making(plan, engines), self.has_ended.is_set))
 
     def _next_here(self) -> Plan | None:
         """Return the plan to try next in this process: the list's, or that of one engine."""
@@ -226,9 +220,9 @@ class Racing(SearchState):
         if results is None or self._expected is None or find_first_random_node(function):
             return ""
         reference = self.truth.reference or self.reference
-        given = function, self.inputs, results, self._expected, reference, self.context.options
+        work = partial(check_against_reference, function, self.inputs, results, self._expected, reference, self.context.options)
         try:
-            return check_in_time(max(self._left(), LEAST), *given).wrong
+            return within_or_stopped(max(self._left(), LEAST), work).wrong
         except OutOfTime:
             self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was compared with the reference")
             return ""

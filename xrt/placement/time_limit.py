@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-__all__ = ["OutOfTime", "begin", "within"]
+__all__ = ["OutOfTime", "begin", "within", "within_or_stopped"]
 
 AT_EXIT = 60.0
 """Seconds for which the end of the process waits for abandoned work: a library that comes back to an interpreter which is no more
@@ -52,6 +53,15 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
         if isinstance(error, TimeoutError):
             raise OutOfTime(f"it took longer than {seconds:.3g} s") from None
         raise
+
+
+def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
+    """Do what `within` does. The work takes a function that says whether nobody waits any more, and then ends early."""
+    stop = threading.Event()
+    try:
+        return within(seconds, partial(work, stop.is_set), late=late)
+    finally:
+        stop.set()
 
 
 def _do(work: Callable[[], Any], outcome: Future[Any]) -> None:

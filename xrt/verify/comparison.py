@@ -83,12 +83,21 @@ class OutputJudge:
 
     def judge(self, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Return the verdict on results, compared with the expected ones."""
-        differing = _differing(self.function, results, expected, [None] * len(expected))
-        if not differing or not _differing(self.function, results, expected, self._ambiguity):
+        differing = self._find_difference(results, expected)
+        if not differing:
             return CheckVerdict(Verdict.AGREES)
         if self._trials.explain(results, expected, self._run):
             return CheckVerdict(Verdict.ROUNDING, differing)
         return CheckVerdict(Verdict.DISAGREES, differing)
+
+    def agrees(self, results: Sequence[Any], expected: Sequence[Any]) -> bool:
+        """Return whether results agree with the expected ones; what rounding explains does not."""
+        return not self._find_difference(results, expected)
+
+    def _find_difference(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
+        """Return the first difference as a sentence; empty where there is none but at ties."""
+        differing = _differing(self.function, results, expected, [None] * len(expected))
+        return differing if differing and _differing(self.function, results, expected, self._ambiguity) else ""
 
     def stop_if_asked(self) -> None:
         """Raise Stopped where it is stopped."""

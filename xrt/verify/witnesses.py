@@ -128,7 +128,7 @@ class Witnesses:
         borrows = any(self.borrows(node, judge.function) for node in judge.function.nodes)
         if holds_special(judge.inputs) and not borrows:
             return ()
-        suspect = _Suspect(judge.function, tuple(judge.inputs), tuple(results), tuple(expected), judge)
+        suspect = _Suspect(judge, tuple(results), tuple(expected))
         return self._asked(suspect, (self.reference,), 2 if borrows else 3)
 
     def _next(self, function: Function, inputs: Sequence[Any], engine: GraphCompiler, reference: Run) -> Dissent | None:
@@ -139,35 +139,36 @@ class Witnesses:
             return None
         if suspect is None:
             return None
-        key = engine.spec, suspect.part.fingerprint
+        key = engine.spec, suspect.judge.function.fingerprint
         if key not in self._said:
             self._said[key] = self._poll(suspect, engine)
         return self._said[key]
 
     def _poll(self, suspect: _Suspect, engine: GraphCompiler) -> Dissent | None:
         """Ask one engine after the other about a node, until enough agree with the engine."""
-        (node,) = suspect.part.nodes
-        is_borrowed = self.borrows(node, suspect.part)
-        if holds_special(suspect.given) and not is_borrowed:
+        part = suspect.judge.function
+        (node,) = part.nodes
+        is_borrowed = self.borrows(node, part)
+        if holds_special(suspect.judge.inputs) and not is_borrowed:
             return None
         agreeing = self._asked(suspect, (self.reference, engine.name), 1 if is_borrowed else 2)
         return Dissent(node.name, node.op, engine.spec, agreeing) if agreeing else None
 
     def _asked(self, suspect: _Suspect, without: Sequence[str], needed: int) -> tuple[str, ...]:
         """Return the engines that agree with the results of a suspect; none unless so many do, and more than do not."""
+        judge, against = suspect.judge, 0
         agreeing: list[str] = []
-        against = 0
         for witness in self.engines():
             if witness.name in without or len(agreeing) + against == MOST_WITNESSES:
                 continue
-            suspect.judge.stop_if_asked()
+            judge.stop_if_asked()
             try:
-                said = _alone(witness, suspect.part, suspect.given, self.context)
+                said = _alone(witness, judge.function, judge.inputs, self.context)
             except Exception:  # noqa: BLE001  # whatever an engine raises: it is no witness then
                 continue
-            if suspect.judge.judge(said, suspect.expected).verdict is Verdict.AGREES:
+            if judge.agrees(said, suspect.expected):
                 against += 1
-            elif suspect.judge.judge(said, suspect.results).verdict is Verdict.AGREES:
+            elif judge.agrees(said, suspect.results):
                 agreeing.append(witness.spec)
             if len(agreeing) >= needed and len(agreeing) > against:
                 return tuple(agreeing)
@@ -178,11 +179,9 @@ class Witnesses:
 class _Suspect:
     """A node alone, or a function, on which an engine and the reference differ."""
 
-    part: Function
-    given: tuple[Any, ...]
+    judge: OutputJudge
     results: tuple[Any, ...]
     expected: tuple[Any, ...]
-    judge: OutputJudge
 
 
 def _suspect(
@@ -214,7 +213,7 @@ def _by_itself(
     results = tuple(_alone(engine, part, given, context))
     judge = OutputJudge(part, given, reference)
     differs = judge.judge(results, expected).verdict is Verdict.DISAGREES
-    return _Suspect(part, given, results, expected, judge) if differs else None
+    return _Suspect(judge, results, expected) if differs else None
 
 
 def _type_of(value: Any, declared: Type | None) -> Type | None:
@@ -309,7 +308,7 @@ class WitnessedReference:
         key = judge.function.fingerprint
         if key in self._right:
             reason, right = self._right[key]
-            return reason if judge.judge(results, right).verdict is Verdict.AGREES else ""
+            return reason if judge.agrees(results, right) else ""
         if self._asked[key] == MOST_ASKED:
             return ""
         self._asked[key] += 1

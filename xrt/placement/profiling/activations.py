@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +9,7 @@ from xrt.graph import Function, TensorType, Value, is_deterministic
 from xrt.partition.subgraph import extract_subgraph
 from xrt.verify.execution import Stopped
 
-__all__ = ["Reference", "Stopped", "capture_activations", "find_first_random_node", "select_values"]
+__all__ = ["Reference", "capture_activations", "find_first_random_node", "select_values"]
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Computes a Function's outputs, rightly."""
@@ -28,32 +27,32 @@ def capture_activations(
     reference: Reference,
     most: int = MOST_BYTES,
     *,
-    stop: threading.Event | None = None,
+    is_stopped: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Return inputs, constants and what the nodes compute, by name, from one run of the reference.
 
-    Outputs are always there, inner values in their order as long as they take no more than so many bytes. With ``stop`` the
-    reference runs in stretches of `STRETCH` nodes, and Stopped is raised between two of them once it is set.
+    Outputs are always there, inner values in their order as long as they take no more than so many bytes. With
+    ``is_stopped`` the reference runs in stretches of `STRETCH` nodes, and Stopped is raised between two of them once it is true.
     """
     names = _within(function, most)
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
-    if stop is not None and len(function.nodes) > STRETCH:
-        return _in_stretches(function, values, frozenset(names), reference, stop)
+    if is_stopped is not None and len(function.nodes) > STRETCH:
+        return _in_stretches(function, values, frozenset(names), reference, is_stopped)
     open_ = function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
     results = reference(open_, list(inputs)) if names else ()
     return values | dict(zip(names, results, strict=True))
 
 
 def _in_stretches(
-    function: Function, values: dict[str, Any], names: frozenset[str], reference: Reference, stop: threading.Event
+    function: Function, values: dict[str, Any], names: frozenset[str], reference: Reference, is_stopped: Callable[[], bool]
 ) -> dict[str, Any]:
     """Compute the function in stretches of nodes; values outside ``names`` are kept only while a later stretch reads them."""
     whole, count = function.replace(aliases=()), len(function.nodes)
     last = {name: place for place, node in enumerate(function.nodes) for name in node.uses}
     kept = names | set(values)
     for start in range(0, count, STRETCH):
-        if stop.is_set():
+        if is_stopped():
             raise Stopped(f"after {start} of {count} nodes")
         end = min(start + STRETCH, count)
         part = extract_subgraph(whole, range(start, end))

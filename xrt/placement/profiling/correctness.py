@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from xrt.placement.time_limit import within
 from xrt.verify import Verdict, WitnessedReference
 from xrt.verify.comparison import OutputJudge
 from xrt.verify.precision import compare_at_precision, is_lowered
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement.profiling.activations import Reference
 
-__all__ = ["CheckResult", "check_against_reference", "check_in_time"]
+__all__ = ["CheckResult", "check_against_reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +52,6 @@ def check_against_reference(
         judge = OutputJudge(plain, inputs, reference, is_stopped)
     found = judge.judge(results, expected)
     return _in_doubt(judge, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")
-
-
-def check_in_time(
-    seconds: float,
-    function: Function,
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    expected: Sequence[Any],
-    reference: Reference,
-    options: ExecutionOptions,
-) -> CheckResult:
-    """Return what `check_against_reference` does; raises OutOfTime where that takes longer, and the check then ends early."""
-    stop = threading.Event()
-    try:
-        return within(
-            seconds, partial(check_against_reference, function, inputs, results, expected, reference, options, stop.is_set)
-        )
-    finally:
-        stop.set()
 
 
 def _in_doubt(

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
@@ -16,9 +17,9 @@ from xrt.graph import Function
 from xrt.measure.timing import Clock, median_interval
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.placement.profiling.activations import Reference, find_first_random_node, select_values
-from xrt.placement.profiling.correctness import check_in_time
+from xrt.placement.profiling.correctness import check_against_reference
 from xrt.placement.profiling.runners import NotStarted, Runner, TrialLimits, TrialResult
-from xrt.placement.time_limit import OutOfTime
+from xrt.placement.time_limit import OutOfTime, within_or_stopped
 
 if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
@@ -205,8 +206,8 @@ class RegionProfiler:
         """
         if not find_first_random_node(function):
             left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
-            options = self._request.context.options
-            found = check_in_time(left, function, given, trial.results, expected, self._reference, options)
+            terms = self._reference, self._request.context.options
+            found = within_or_stopped(left, partial(check_against_reference, function, given, trial.results, expected, *terms))
             if found.wrong:
                 return f"wrong: {found.wrong}"
         return MeasuredCost(*median_interval(trial.samples))

@@ -5,7 +5,6 @@ A stand-in proves nothing: engines are then compared with each other, and the re
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from xrt.engines.contract.proxy import load_engine
 from xrt.errors import RunFailed, XRTError
 from xrt.partition import partition
 from xrt.placement.profiling.activations import Reference, capture_activations
-from xrt.placement.time_limit import OutOfTime, within
+from xrt.placement.time_limit import OutOfTime, within, within_or_stopped
 from xrt.runtime import Program, compile_plan, to_host
 from xrt.verify.execution import copy_values
 
@@ -69,15 +68,14 @@ def compute_truth(
     function: Function, inputs: Sequence[Any], reference: Reference, stand_in: Reference, name: str, seconds: float
 ) -> Truth:
     """Return the truth, within about so many seconds; the stand-in, of that name, is asked where the reference fails."""
-    stop = threading.Event()
     try:
-        return Truth(within(seconds * SHARE, partial(capture_activations, function, inputs, reference, stop=stop)), reference)
+        given = function, inputs, reference
+        values = within_or_stopped(seconds * SHARE, lambda is_stopped: capture_activations(*given, is_stopped=is_stopped))
+        return Truth(values, reference)
     except (OutOfTime, XRTError) as error:
         why = _line(error)
     except Exception as error:  # noqa: BLE001  # whatever a kernel raises
         why = f"{type(error).__name__}: {_line(error)}"
-    finally:
-        stop.set()
     found = _stood_in(function, inputs, stand_in, seconds * (1 - SHARE))
     held = f"results were held against those of {name}" if found else "results were held against nothing"
     remark = f"not checked against the reference: {why}; {held}"
