@@ -56,7 +56,7 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
 
 
 def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
-    """Do what `within` does. The work takes a function that says whether nobody waits any more, and then ends early."""
+    """Do what `within` does. The work takes a function that says whether its result is no longer awaited, and then ends early."""
     stop = threading.Event()
     try:
         return within(seconds, partial(work, stop.is_set), late=late)
