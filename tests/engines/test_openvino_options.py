@@ -81,6 +81,7 @@ def test_the_thread_budget_is_the_librarys(threads: int) -> None:
     assert model.get_property("INFERENCE_NUM_THREADS") == streams
     assert model.get_property("NUM_STREAMS") == streams
     assert executable.idle_threads == (streams + 1 if streams else 0)
+    assert executable.concurrent_runs == max(1, streams)
     assert not model.get_property("ENABLE_CPU_PINNING")
 
 

@@ -14,6 +14,7 @@ import pytest
 import xrt
 from tests.placement.uneven import Uneven
 from xrt.cli import main
+from xrt.engines.ort.executable import OrtExecutable
 from xrt.errors import BundleError, OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -223,11 +224,23 @@ def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
 def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
         bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(2, 1), Split(2, 2)), (1, 4), 1.0)
-        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, 1, Batching(4))]
+        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, (1,), Batching(4))]
         assert [len(one(0, 3)) for one in instances] == [3] * 4
         (shared,), (first, second) = bench._modules[1], bench._modules[2]
         executables = [one._current().program().executables[0] for one in (shared, first, second)]
         assert len({id(one) for one in executables}) == 3
+        bench.close()
+
+
+@pytest.mark.parametrize(("bound", "count"), [(None, 1), (1, 4), (3, 2), (9, 1)])
+def test_instances_whose_calls_would_wait_have_modules_of_their_own(bound: int | None, count: int, tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
+        bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(4, 1),), (1, 4), 1.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OrtExecutable, "concurrent_runs", bound)
+            assert len(bench._prepare(Split(4, 1), (1, 4), Batching(4))) == 4
+            assert len(bench._modules[1]) == count
+            assert (bench.measure_memory(Split(4, 1), (1, 4)) or 0) > 0
         bench.close()
 
 

@@ -252,10 +252,10 @@ def test_instances_of_several_threads_have_modules_of_their_own(threads: int, co
     onnx.save(double(), path)
     application = app({"double": path}, engine="ort", threads=threads, instances=3)
     (model,) = application.models
-    assert len(set(model._modules)) == count and model._free.qsize() == 3
 
     async def test() -> None:
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", X)]}) for _ in range(9)))
         assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
+        assert len(set(model._modules)) == count and model._free.qsize() == 3
 
     run(application, test)

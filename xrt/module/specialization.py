@@ -352,6 +352,12 @@ class Specialization:
     def is_compiled(self) -> bool:
         return self._program is not None
 
+    @property
+    def concurrent_calls(self) -> int | None:
+        """How many calls compute at the same time; None where nothing bounds them, or is compiled yet."""
+        executables = () if self._program is None else self._program.executables
+        return min((one.concurrent_runs for one in executables if one.concurrent_runs is not None), default=None)
+
     def is_served_by(self, program: Program) -> bool:
         """Whether it is the program of the plan: that of a plan that was given up is not."""
         return self._program is program

@@ -1,7 +1,8 @@
 """A module tuned for throughput: instances of it, each with a plan per batch size, timed and put under load.
 
 An instance is a thread of this process that calls a module: engines compute outside of the interpreter lock. Instances of several
-threads are modules of their own, whose executables have threads of their own. The record docs/design/0039 has the measurements.
+threads are modules of their own, whose executables have threads of their own; so are those whose calls would wait for each other.
+The record docs/design/0039 has the measurements.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from xrt.graph.sample_inputs import sample_inputs
 from xrt.measure.open_loop import Instance, run_open_loop, sample_busy_instances
 from xrt.measure.queueing import Batching
 from xrt.measure.timing import sample_call_times
+from xrt.module.concurrency import count_modules
 from xrt.placement.result import describe_plan
 from xrt.placement.size_ranges import list_open_axes, resize_values
 from xrt.placement.throughput.batch_dim import find_batch_dim
@@ -210,19 +212,26 @@ class ModuleBench:
             options["execution"] = replace(execution, threads=threads)
         return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module._cache.disk), **options)
 
-    def _prepare(self, split: Split, size: int, batching: Batching) -> list[Instance]:
-        """Return the instances, ready for calls of that size: placed alike, compiled and called once."""
-        modules = self._get_modules(split.threads, self._count_modules(split))
-        for number, one in enumerate(modules):
-            if (key := (split.threads, number, size)) not in self._is_ready:
-                self._specialize(one, split.threads, size)
-                one(*self._pool.join(0, size))
-                self._is_ready.add(key)
+    def _prepare(self, split: Split, sizes: Sequence[int], batching: Batching) -> list[Instance]:
+        """Return the instances, ready for calls of these sizes: placed alike, compiled and called once."""
+        modules = self._get_modules(split.threads, self._count_modules(split, sizes))
+        for number in range(len(modules)):
+            self._make_ready(split.threads, number, sizes)
         return [partial(self._serve, modules[number % len(modules)], batching) for number in range(split.instances)]
 
-    def _count_modules(self, split: Split) -> int:
-        """Return how many modules the instances are: one with one thread, whose calls compute in the threads that make them."""
-        return split.instances if split.threads > 1 else 1
+    def _make_ready(self, threads: int, number: int, sizes: Sequence[int]) -> None:
+        one = self._get_modules(threads, number + 1)[number]
+        for size in sizes:
+            if (key := (threads, number, size)) not in self._is_ready:
+                self._specialize(one, threads, size)
+                one(*self._pool.join(0, size))
+                self._is_ready.add(key)
+
+    def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
+        """Return how many modules the instances are, as `count_modules` says."""
+        if split.threads == 1:
+            self._make_ready(1, 0, sizes)
+        return count_modules(self.find_module(split.threads), split.instances)
 
     def _serve(self, module: XRTModule, batching: Batching, first: int, count: int) -> list[Any]:
         return self._pool.split(module(*self._pool.join(first, count, batching.find_size(count))), count)
@@ -283,13 +292,12 @@ class ModuleBench:
 
     def sample_calls(self, split: Split, size: int) -> Sequence[float]:
         """Return seconds of calls of so many requests, while all instances are busy."""
-        return sample_busy_instances(self._prepare(split, size, Batching(size)), size, TIMED)
+        return sample_busy_instances(self._prepare(split, (size,), Batching(size)), size, TIMED)
 
     def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
         """Return when each request was done."""
-        for size in batching.sizes or (1, batching.most):
-            self._prepare(split, size, batching)
-        return run_open_loop(self._prepare(split, batching.most, batching), arrivals, batching, most_late=most_late)
+        sizes = batching.sizes or tuple({1, batching.most})
+        return run_open_loop(self._prepare(split, sizes, batching), arrivals, batching, most_late=most_late)
 
     def describe_plan(self, split: Split, size: int) -> str:
         """Return the engines of the plan for so many requests."""
@@ -303,7 +311,7 @@ class ModuleBench:
             found = build.memory()
             own += found.held - found.weights - found.unused
             weights = max(weights, found.weights + found.unused)
-        return weights + self._count_modules(split) * own
+        return weights + self._count_modules(split, sizes) * own
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
         """Return the first instance with that many threads, and the inputs of a call of so many requests."""

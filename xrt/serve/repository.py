@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,9 @@ class Repository:
                 raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: name:2=path")
             modules = self._open(model, opening)
             chosen = options.complete(getattr(modules[0], "serving", None))
-            if (
-                isinstance(model, str | os.PathLike) and modules[0].threads > 1
-            ):  # with one thread a call computes where it is made
-                modules += [self._open(model, opening)[0] for _ in range(1, chosen.instances or 1)]
+            again = partial(self._open_again, model, opening) if isinstance(model, str | os.PathLike) else None
             self._models[name][version] = ServedModel(
-                name, version, modules, chosen, metrics, is_wanted=options.batch is not None
+                name, version, modules, chosen, metrics, is_wanted=options.batch is not None, open_again=again
             )
         if not self._models:
             raise OptionError("there is no model to serve; give at least one")
@@ -77,6 +75,9 @@ class Repository:
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(model).__name__}")
         self._opened.append(open_module(model, opening))
         return self._opened[-1:]
+
+    def _open_again(self, model: Any, opening: Mapping[str, Any]) -> XRTModule:
+        return self._open(model, opening)[0]
 
     def __iter__(self) -> Iterator[ServedModel]:
         for versions in self._models.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, OptionError, XRTError
 from xrt.graph import TensorType, Value
+from xrt.module.concurrency import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.batches import explain_mixed_rows, find_reason_against_batches
 from xrt.serve.metrics import Metrics, ModelMetrics
@@ -34,11 +35,11 @@ STARTING = "it is being prepared"
 
 
 class ServedModel:
-    """A model under a name and a version: one module for each instance, or one that all share.
+    """A model under a name and a version: one module for each instance, or one that all share where its calls compute at once.
 
     It is used on the thread of one event loop; its calls run in threads of its own. ``is_wanted`` says whether the operator
-    asked for the batch of the options. Raises OptionError for a module that the
-    protocol cannot describe, and for a batch that its shapes do not admit.
+    asked for the batch of the options; ``open_again`` opens a module for another instance. Raises OptionError for a module that
+    the protocol cannot describe, and for a batch that its shapes do not admit.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class ServedModel:
         metrics: Metrics,
         *,
         is_wanted: bool = True,
+        open_again: Callable[[], XRTModule] | None = None,
     ) -> None:
-        self.name, self.version, self._modules = name, version, modules
+        self.name, self.version, self._modules = name, version, list(modules)
+        self._open_again = open_again
         self.module = module = modules[0]
-        self._free: SimpleQueue[XRTModule] = SimpleQueue()
         self._stateful = _find_state(module)
         self.inputs = self._stateful.others if self._stateful else module.inputs
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
@@ -61,8 +63,7 @@ class ServedModel:
         _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
         self.options = self._settle_batches(options, is_wanted=is_wanted)
-        for place in range(self.options.instances or 1):
-            self._free.put(modules[place % len(modules)])
+        self._free = self._list_instances()
         self.why_not_ready = STARTING
         """Why the model gets no requests; empty when it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
@@ -109,20 +110,38 @@ class ServedModel:
 
     def _test(self) -> str:
         """Return why the model must not be in service; empty where nothing speaks against it."""
-        for module in self._modules:
-            test = getattr(module, "run_self_test", None)
-            try:
-                if test is not None:
-                    test()
-            except XRTError as error:
-                return f"its self-test failed: {error}"
-            try:
-                module.compile()
-            except InputError:
-                _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
-        if self.options.sizes:
-            return explain_mixed_rows(self._call, self.inputs, self.options.sizes, rounds_up=self.options.rounds_up)
+        if reason := self._test_module(self.module):
+            return reason
+        if self._open_again is not None and not self._stateful:
+            for _ in range(len(self._modules), count_modules(self.module, self.options.instances or 1)):
+                self._modules.append(self._open_again())
+                if reason := self._test_module(self._modules[-1]):
+                    return reason
+            self._free = self._list_instances()
         return ""
+
+    def _test_module(self, module: XRTModule) -> str:
+        test = getattr(module, "run_self_test", None)
+        try:
+            if test is not None:
+                test()
+        except XRTError as error:
+            return f"its self-test failed: {error}"
+        try:
+            module.compile()
+        except InputError:
+            _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
+        if self.options.sizes:
+            rounds_up = self.options.rounds_up
+            return explain_mixed_rows(partial(_call_module, module), self.inputs, self.options.sizes, rounds_up=rounds_up)
+        return ""
+
+    def _list_instances(self) -> SimpleQueue[XRTModule]:
+        """Return the module of each instance."""
+        free: SimpleQueue[XRTModule] = SimpleQueue()
+        for place in range(self.options.instances or 1):
+            free.put(self._modules[place % len(self._modules)])
+        return free
 
     def _count_fallbacks(self) -> float:
         return 0.0 if self.why_not_ready else float(len(self.module.plan.reasons))
@@ -206,10 +225,9 @@ class ServedModel:
     def _call(self, *values: Array) -> tuple[Array, ...]:
         module = self._free.get()
         try:
-            results = module(*values)
+            return _call_module(module, *values)
         finally:
             self._free.put(module)
-        return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
         """Make a step of a session; without one, the first step of a new state that is dropped."""
@@ -235,6 +253,11 @@ class ServedModel:
         self.why_not_ready = "it is closed"
         self.sessions.close()
         self._scheduler.close()
+
+
+def _call_module(module: XRTModule, *values: Array) -> tuple[Array, ...]:
+    results = module(*values)
+    return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
 
 
 def _find_state(module: XRTModule) -> Any:

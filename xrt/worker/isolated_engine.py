@@ -188,6 +188,7 @@ class RemoteExecutable(Executable):
     """An executable in a worker. If the worker died because of another region, it is made again in the next one."""
 
     updates_inputs: ClassVar[bool] = False
+    concurrent_runs = 1  # a worker answers one question after the other
 
     def __init__(self, home: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
         """Compile there, or load what is ``saved``."""

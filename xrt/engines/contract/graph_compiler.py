@@ -38,6 +38,9 @@ class Executable(abc.ABC):
     idle_threads: int = 0
     """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
 
+    concurrent_runs: int | None = None
+    """How many runs compute at the same time, where it is bounded: a further one waits. None: as many as threads make."""
+
     def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Allocate, bind and choose kernels; called once before the first run."""
 

@@ -65,6 +65,7 @@ class OpenVinoExecutable(Executable):
         self.limits = limits
         self._limits = tuple(limits.items())
         self.idle_threads = 0 if compiled is None else compiled.idle_threads
+        self.concurrent_runs = None if compiled is None else compiled.concurrent_runs
         self.function = function
         self.compiled = compiled
         self.saved: memoryview | None = None

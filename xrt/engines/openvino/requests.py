@@ -56,6 +56,11 @@ class CompiledModel:
         return streams + 1 if streams else 0
 
     @property
+    def concurrent_runs(self) -> int:
+        """How many requests compute at the same time: each stream has a graph under a lock, and without streams there is one."""
+        return max(1, int(self.model.get_property("NUM_STREAMS")))
+
+    @property
     def is_fixed(self) -> bool:
         """Whether tensors may be set once and for all on both sides."""
         return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))
