@@ -23,11 +23,14 @@ from xrt.passes import infer_shapes
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.interleaved import TimedCandidate
 from xrt.placement.prepared_plans import PreparedPlan
+from xrt.placement.profiling.correctness import CheckResult
+from xrt.placement.profiling.profiler import RegionProfiler
 from xrt.placement.result import CandidateResult, TuningResult, more_than
 from xrt.placement.selection import RankedPlan, select_winner
 from xrt.placement.session import TuningSession
 from xrt.placement.time_limit import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.verify.execution import Stopped
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
@@ -92,14 +95,58 @@ def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> Non
 def test_engines_race_before_mixtures_are_looked_for(bounds: TuningBudget, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ran first had won where the planner used up the rest of a budget."""
 
-    def endless(*given: Any, **options: Any) -> Any:
-        raise OutOfTime
-
     monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
     found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0, bounds=bounds)
     assert found.race.winner is not None
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
     assert found.notes == ("the budget ended while the planner was looking for mixtures",)
+
+
+def endless(*given: Any, **options: Any) -> Any:
+    """A planner that does not end before the budget does."""
+    raise OutOfTime
+
+
+def test_where_the_first_engine_takes_long_others_are_measured_before_mixtures_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of training on the first engine took a quarter of a budget: the second, twice as quick, was never measured."""
+    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0, bounds=TuningBudget(calm=1.0, start=0.0))
+    assert found.race.winner is not None
+    assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
+
+
+def test_an_engine_that_is_ready_late_races_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
+        self._ask(self._end, lambda: len(self._fresh_wholes(survey)) == 2)
+        survey.measure(self._fresh_wholes(survey)[:1], self._end, self._report_on(survey))
+        self.table, self.is_hurried = survey.table, True
+
+    monkeypatch.setattr(TuningSession, "_measure_wholes", measure_first)
+    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0)
+    assert found.race.winner is not None
+    assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
+
+
+def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = itertools.count()
+
+    def compare(*given: Any) -> CheckResult:
+        if next(compared) == 1:
+            while not given[-1]():
+                RELEASED.wait(0.01)
+            raise Stopped
+        return CheckResult()
+
+    monkeypatch.setattr("xrt.placement.profiling.profiler.check_against_reference", compare)
+    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    found = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
+    assert found.race.winner is not None
+    assert found.race.winner.title == "toy"
+    said = f"the whole was not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
+    assert said in str(found)
 
 
 def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,11 @@ class TuningSession(Racing):
         """Measure the whole on each engine that is ready, and ask the others meanwhile, as long as that may take."""
         until = self.began + self.budget * self.bounds.first
         self._ask(until, lambda: bool(self._fresh_wholes(survey)))
+        is_first = True
         while survey.measure(self._fresh_wholes(survey), until, self._report_on(survey)):
-            self.table = survey.table
-            share = self.bounds.start if self._has_measured else self.bounds.first
+            self.is_hurried |= is_first and self._left() < self.budget * self.bounds.calm
+            is_first, self.table = False, survey.table
+            share = self.bounds.start if self._has_measured and not self.is_hurried else self.bounds.first
             if not self._ask(self.began + self.budget * share, lambda: bool(self._fresh_wholes(survey))):
                 break
         self.table = survey.table
@@ -129,6 +131,10 @@ class TuningSession(Racing):
         """Survey for a part of the time that is left, and let what is then proposed and new race; tell whether to go on."""
         began, left, count = self.clock(), self._left(), survey.count
         self._ask(began + left * self.bounds.ask, lambda: False)
+        if self.is_hurried and (late := self._fresh_wholes(survey)):
+            survey.measure(late, began + left * self.bounds.survey, self._report_on(survey))
+            self.table = survey.table
+            self._race_wholes()
         try:
             is_known = self._survey(survey, began + left * self.bounds.survey)
             if self._left() <= self.planning:

@@ -79,6 +79,8 @@ class SearchState:
     """Set at the end: what is still being made then is not compared."""
     settled: tuple[CandidateComparison, int] | None = None
     """The last race but the one that is on."""
+    is_hurried: bool = False
+    """Whether the first engine took so long that there is time for the whole on some others, and little more."""
     is_calibrated: bool = False
     planning: float = 0.0
     """Seconds that proposing plans took the last time."""

@@ -157,6 +157,9 @@ def indexing() -> Iterator[Case]:
     yield Case("Gather", lambda x: ops.Gather(x, i([[0, 2], [2, -1]]), axis=1), (x,))
     yield Case("Gather rows", lambda x: ops.Gather(x, i([1, 1, 0]).astype("int32")), (x,))
     yield Case("Gather one", lambda x: ops.Gather(x, np.asarray(1), axis=-1), (x,))
+    yield Case("Gather in another order", lambda x: ops.Gather(x, i([2, -3, 1]), axis=0), (f(3, 4),))
+    yield Case("Gather a row of one", lambda x: ops.Gather(x, i([-2]), axis=1), (f(3, 4),))
+    yield Case("Gather all of one", lambda x: ops.Gather(x, np.asarray(0), axis=1), (f(3, 1, 2),))
     yield Case("GatherElements", lambda x: ops.GatherElements(x, i([[0, 2], [2, 2]]), axis=0), (f(3, 4),))
     yield Case("GatherND", lambda x: ops.GatherND(x, i([[0, 1], [0, 1], [2, 3]])), (x,))
     yield Case("GatherND batch", lambda x: ops.GatherND(x, i([[1], [1], [0]]), batch_dims=1), (x,))
@@ -351,17 +354,22 @@ def others() -> Iterator[Case]:
 
 def recurrent() -> Iterator[Case]:
     t, n, size, h = 3, 2, 3, 2
-    for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+    reset_last = {"linear_before_reset": 1}
+    kinds = (("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, reset_last), ("LSTM", 4, {}))
+    for op, gates, options in kinds:
         for direction in ("forward", "reverse", "bidirectional"):
             ways = 2 if direction == "bidirectional" else 1
             weights = (f(ways, gates * h, size), f(ways, gates * h, h), f(ways, 2 * gates * h))
             states = (f(ways, n, h),) * (2 if op == "LSTM" else 1)
             count = 1 + len(states)
 
-            def layer(x: Any, w: Any, r: Any, b: Any, *s: Any, op: str = op, d: str = direction, k: int = count) -> Any:
-                return getattr(ops, op)(x, w, r, b, None, *s, hidden_size=h, direction=d, outputs=k)
+            def layer(
+                x: Any, w: Any, r: Any, b: Any, *s: Any, op: str = op, d: str = direction, k: int = count, o: Any = options
+            ) -> Any:
+                return getattr(ops, op)(x, w, r, b, None, *s, hidden_size=h, direction=d, outputs=k, **o)
 
-            yield Case(f"{op} {direction}", layer, (f(t, n, size), *weights, *states), direction == "forward")
+            name = f"{op} {direction}{', reset last' if options else ''}"
+            yield Case(name, layer, (f(t, n, size), *weights, *states), direction == "forward")
     one = (f(1, 4 * h, size), f(1, 4 * h, h), f(1, 8 * h), f(1, n, h), f(1, n, h), f(1, 3 * h))
     lengths = np.asarray([2, 3], np.int32)
 
@@ -374,6 +382,23 @@ def recurrent() -> Iterator[Case]:
         return ops.GRU(x, w, r, b, hidden_size=h, linear_before_reset=1, layout=1, outputs=2)
 
     yield Case("GRU of batches, reset last", reset, (f(n, t, size), f(1, 3 * h, size), f(1, 3 * h, h), f(1, 6 * h)))
+
+    def ends(x: Any, w: Any, r: Any, h0: Any, c0: Any) -> Any:
+        found = ops.LSTM(x, w, r, None, None, h0, c0, hidden_size=h, direction="bidirectional", layout=1, outputs=3)
+        return found[1:]
+
+    both = (f(n, t, size), f(2, 4 * h, size), f(2, 4 * h, h), f(n, 2, h), f(n, 2, h))
+    yield Case("LSTM of batches, its last states", ends, both, False)
+
+    def rectified(x: Any, w: Any, r: Any) -> Any:
+        return ops.RNN(x, w, r, hidden_size=h, activations=["Relu"], outputs=1)[0]
+
+    yield Case("RNN with Relu", rectified, (f(t, n, size), f(1, h, size), f(1, h, h)))
+
+    def short(x: Any, w: Any, r: Any) -> Any:
+        return ops.RNN(x, w, r, None, lengths, hidden_size=h, outputs=2)
+
+    yield Case("RNN with lengths", short, (f(t, n, size), f(1, h, size), f(1, h, h)))
     functions = ["Sigmoid", "Relu", "Softsign"]
 
     def chosen(x: Any, w: Any, r: Any) -> Any:

@@ -10,7 +10,7 @@ from xrt.engines.torch.engine import Torch
 
 DECLARATION = EngineDeclaration(
     "torch",
-    rank=35,
+    rank=25,
     color="yellow",
     description="PyTorch, operator by operator",
     libraries=("torch",),

@@ -11,6 +11,7 @@ from xrt.graph import Function
 from xrt.graph.gc_pause import pause_gc
 from xrt.passes.dead_code_elimination import drop_dead_nodes
 from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
+from xrt.passes.gradient.expansions import read_before_expansion
 from xrt.passes.gradient.preparation import prepare
 from xrt.passes.gradient.recording import continue_function
 from xrt.passes.gradient.sweep import Sweep, find_active
@@ -93,6 +94,7 @@ def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence
                 total = zeros_like(tensors[name]) if found is None else found
             builder.output(total, _free_name(builder, f"{name}_gradient"))
     result = builder.function()
+    result = read_before_expansion(result)
     return drop_dead_nodes(result.replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
 
 

@@ -15,7 +15,7 @@ from xrt.passes.dead_code_elimination import drop_dead_nodes
 from xrt.passes.gradient.definitions import DEFINITIONS, define
 from xrt.passes.gradient.reasons import MISSING, WITHOUT_GRADIENT
 from xrt.passes.gradient.recording import lift_constants, list_names
-from xrt.passes.gradient.table import RULES, may_have_gradient
+from xrt.passes.gradient.table import find_rule, may_have_gradient
 from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.shape_inference import infer_shapes
 
@@ -93,7 +93,7 @@ def _expanded(function: Function, chosen: Collection[str]) -> Function:
 
 def _find_definition(node: Node, function: Function) -> Function | None:
     """Return a node in other operators; None where it has a rule, or no definition."""
-    if node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
+    if find_rule(node) or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
     alone = _alone(node, function)
     if node.op in DEFINITIONS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xrt.graph import Node, is_deterministic
 from xrt.passes.gradient.reasons import WITHOUT_GRADIENT, describe_missing
-from xrt.passes.gradient.table import RULES, RuleContext, may_have_gradient, refuse
+from xrt.passes.gradient.table import RuleContext, find_rule, may_have_gradient, refuse
 from xrt.passes.gradient.tensors import add_up
 
 if TYPE_CHECKING:
@@ -69,12 +69,13 @@ class Sweep:
     def _visit(self, node: Node) -> None:
         if node.op in WITHOUT_GRADIENT:
             return
-        if node.op not in RULES:
+        found = find_rule(node)
+        if found is None:
             refuse(node, describe_missing(node))
         gradients = [self.sum(name) if name else None for name in node.outputs]
         at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
         with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
-            results = RULES[node.op](at)
+            results = found(at)
         for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
             if result is not None and name in self.active:
                 self.add(name, result)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["RULES", "Rule", "RuleContext", "may_have_gradient", "refuse", "rule"]
+__all__ = ["RULES", "Rule", "RuleContext", "find_rule", "may_have_gradient", "refuse", "rule"]
 
 Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
 """Returns the gradient of each input in its place; None, or a missing place at the end, where there is none."""
@@ -24,18 +24,29 @@ Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
 RULES: dict[str, Rule] = {}
 """The rule of each operator, by its name with the domain as in `Node.op`."""
 
+_CONDITIONS: dict[str, Callable[[Node], bool]] = {}
+"""Of a rule that is not for every node of its operator: whether it is for a node. Others have a definition."""
+
 _Rule = TypeVar("_Rule", bound=Rule)
 
 
-def rule(*operators: str) -> Callable[[_Rule], _Rule]:
-    """Register a function as the rule of those operators."""
+def rule(*operators: str, when: Callable[[Node], bool] | None = None) -> Callable[[_Rule], _Rule]:
+    """Register a function as the rule of those operators; with ``when``, of the nodes for which that is true."""
 
     def register(function: _Rule) -> _Rule:
         for operator in operators:
             RULES[operator] = function
+            if when is not None:
+                _CONDITIONS[operator] = when
         return function
 
     return register
+
+
+def find_rule(node: Node) -> Rule | None:
+    """Return the rule for a node, None where there is none."""
+    condition = _CONDITIONS.get(node.op)
+    return RULES.get(node.op) if condition is None or condition(node) else None
 
 
 def may_have_gradient(type_: Type | None) -> bool:

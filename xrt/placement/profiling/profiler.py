@@ -95,7 +95,8 @@ class RegionProfiler:
     ) -> None:
         """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
 
-        Results are compared with the reference's until the clock shows ``end``: what was not compared does not count.
+        Results are compared with the reference's until the clock shows ``end``, and for ``limit`` seconds where another engine
+        has been right: what was not compared does not count.
         What makes an output of the request's Function makes memory for it; what makes none computes into memory that is there.
         """
         self.table = table
@@ -169,10 +170,14 @@ class RegionProfiler:
         except (EngineError, InputError) as error:
             self._failed(subject, error, by_budget=limit < self._limit)
             return
+        left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
+        limit = min(left, self._limit) if self._find_best(subject) is not None else left
         try:
-            self._learn(subject, self._cost(function, given, trial, expected))
+            self._learn(subject, self._cost(function, given, trial, expected, limit))
         except OutOfTime:
             said = "the budget ended before its results were compared with the reference"
+            if limit < left:
+                said = f"comparing its results with the reference took longer than {limit:.3g} s"
             self._skip(subject, said)
             self.cut_off[subject.key, subject.spec] = said
 
@@ -183,9 +188,13 @@ class RegionProfiler:
 
     def _patience(self, subject: ProfilingTarget) -> float:
         """Return for how many seconds a run of a piece is awaited: who is far slower than another has lost."""
+        best = self._find_best(subject)
+        return float("inf") if best is None else GRACE + FAR * best
+
+    def _find_best(self, subject: ProfilingTarget) -> float | None:
+        """Return what a piece takes on the quickest engine; None where it was measured on none."""
         costs = (self.table.region(subject.key, spec) for spec in self.ways)
-        best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=float("inf"))
-        return GRACE + FAR * best
+        return min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
 
     def _failed(self, subject: ProfilingTarget, error: EngineError | InputError, *, by_budget: bool) -> None:
         """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
@@ -199,15 +208,16 @@ class RegionProfiler:
         what = "refused" if isinstance(error, CompileRefused) else "failed"
         self._learn(subject, f"{what}: {' '.join(str(error).split())}", counted=False)
 
-    def _cost(self, function: Function, given: Sequence[Any], trial: TrialResult, expected: Sequence[Any]) -> RegionCost:
+    def _cost(
+        self, function: Function, given: Sequence[Any], trial: TrialResult, expected: Sequence[Any], limit: float
+    ) -> RegionCost:
         """Return the cost of a trial, after its results are compared with the reference's, where these are deterministic.
 
-        Raises OutOfTime where the budget ends first.
+        Raises OutOfTime where that takes longer than ``limit`` seconds.
         """
         if not find_first_random_node(function):
-            left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
             terms = self._reference, self._request.context.options
-            found = within_or_stopped(left, partial(check_against_reference, function, given, trial.results, expected, *terms))
+            found = within_or_stopped(limit, partial(check_against_reference, function, given, trial.results, expected, *terms))
             if found.wrong:
                 return f"wrong: {found.wrong}"
         return MeasuredCost(*median_interval(trial.samples))

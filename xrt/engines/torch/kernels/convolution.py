@@ -49,10 +49,43 @@ def around(place: Placement, x: Tensor, fill: float) -> Tensor:
 def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = None) -> Tensor:
     """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own type."""
     place = window.over(x.shape[2:])
+    if group == 1 and bias is None and _is_gradient(x, place):
+        return _convolve_as_gradient(x, w, place)
     even = place.begins == place.ends and all(n >= 0 for n in place.begins)
     pads = place.begins if even else (0,) * len(place.begins)
     source = x if even else around(place, x, 0)
     return CONVOLVE[x.ndim - 2](source, w, bias, window.strides, pads, window.dilations, group)
+
+
+def _is_gradient(x: Tensor, place: Placement) -> bool:
+    """Whether there are fewer results than the window has elements, as where the gradient of a convolution's weights is written.
+
+    PyTorch's own function for that gradient is quicker then. It has one padding for both ends, by which it must read as much.
+    """
+    window = place.window
+    usual = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
+    if not usual or not 0 < prod(place.positions) < window.size or any(n < 0 for n in place.begins):
+        return False
+    rests = (
+        begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
+        for begin, extent, kernel, dilation, count, stride in zip(
+            place.begins, place.extents, window.kernel, window.dilations, place.positions, window.strides, strict=True
+        )
+    )
+    return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
+
+
+def _convolve_as_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
+    """Return the convolution as the gradient of the weights (M, N, *positions) of one by which W is the gradient of the result.
+
+    Batch and channels are exchanged for it, and strides and dilations.
+    """
+    window, source, arriving = place.window, x.transpose(0, 1), w.transpose(0, 1)
+    weights = source.new_empty((arriving.shape[1], source.shape[1], *place.positions))
+    lengths = (list(window.dilations), list(place.begins), list(window.strides))
+    zeros, wanted = [0] * len(place.positions), [False, True, False]
+    found = torch.ops.aten.convolution_backward(arriving, source, weights, None, *lengths, False, zeros, 1, wanted)
+    return found[1].transpose(0, 1)
 
 
 @ops("Conv", why_not=why_not_rank(0))
@@ -67,11 +100,17 @@ def conv_transpose(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
 
     def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        window = make_window(at.node, w.shape[2:])
-        transpose = TRANSPOSE[x.ndim - 2]
-        whole = transpose(x, w, None, window.strides, 0, 0, group, window.dilations)
-        trims = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
-        y = apply_padding(whole, trims, "constant", 0, range(2, x.ndim))
+        window, count = make_window(at.node, w.shape[2:]), x.ndim - 2
+        lengths = zip(x.shape[2:], window.strides, window.spans, strict=True)
+        trims = compute_padding_trims(at.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
+        pads = [-begin for begin in trims[:count]]
+        more = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
+        limits = zip(pads, more, window.strides, window.dilations, strict=True)
+        if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
+            y = TRANSPOSE[count](x, w, None, window.strides, pads, more, group, window.dilations)
+        else:
+            whole = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
+            y = apply_padding(whole, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
     once = round_once(compute)

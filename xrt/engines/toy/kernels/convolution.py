@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,17 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     x = around(xp, place, x, 0)
     if group == x.shape[1] and w.shape[1] == 1:
         return _per_channel(xp, x, w, place)
+    if group == 1 and 0 < prod(place.positions) < window.size:
+        return _per_position(xp, x, w, place)
     weights = w.reshape(group, w.shape[0] // group, -1)
     y = xp.empty((len(x), *weights.shape[:2], *place.positions), dtype=x.dtype)
     for image, out in zip(x, y, strict=True):
         parts = image.reshape(group, -1, *image.shape[1:])
         for rows in _blocks(place, image.shape[0] * x.itemsize):
             columns = _columns(xp, parts, place, rows)
-            product = multiply(xp, weights, columns)
+            found = multiply(xp, weights, columns)
             target = out if rows is None else out[:, :, rows]
-            target[...] = product.reshape(target.shape)
+            target[...] = found.reshape(target.shape)
     return y.reshape(len(x), -1, *place.positions)
 
 
@@ -53,6 +56,20 @@ def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
         factor = weights[(slice(None), slice(None), *offset)]
         y += x[picked][:, :, None] * factor.reshape(1, *factor.shape, *each)
     return y.reshape(len(x), -1, *place.positions)
+
+
+def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
+    """Multiply all that the window sees at one position with the weights, one position after the other.
+
+    The weights of a gradient are found so: the window is as large as an image then, and there are few positions.
+    """
+    window, weights = place.window, w.reshape(len(w), -1).T
+    y = xp.empty((len(x), len(w), *place.positions), dtype=x.dtype)
+    for position in product(*map(range, place.positions)):
+        starts = (p * s for p, s in zip(position, window.strides, strict=True))
+        seen = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
+        y[(..., *position)] = multiply(xp, x[(..., *seen)].reshape(len(x), -1), weights)
+    return y
 
 
 def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:

@@ -200,10 +200,9 @@ def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     centered = emit("Sub", x, mean)
     spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
     deviation = emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
-    y = emit("Mul", centered, deviation)
     channels = ints(1, -1, *([1] * (x.ndim - 2)))
-    if weight is not None:
-        y = emit("Mul", y, emit("Reshape", weight, channels))
+    scale = deviation if weight is None else emit("Mul", deviation, emit("Reshape", weight, channels))
+    y = emit("Mul", centered, scale)
     if bias is not None:
         y = emit("Add", y, emit("Reshape", bias, channels))
     return y, *(emit("Reshape", one, ints(-1)) for one in (mean, deviation, spread))

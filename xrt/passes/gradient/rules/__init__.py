@@ -3,6 +3,7 @@
 from xrt.passes.gradient.rules import (
     activations,
     arithmetic,
+    backpropagation_through_time,
     control_flow,
     convolutions,
     indexing,
@@ -18,6 +19,7 @@ from xrt.passes.gradient.rules import (
 __all__ = [
     "activations",
     "arithmetic",
+    "backpropagation_through_time",
     "control_flow",
     "convolutions",
     "indexing",

@@ -10,7 +10,7 @@ import numpy as np
 from xrt.builder.record_op import emit
 from xrt.passes.gradient.rules.shapes import list_places, sum_at_places
 from xrt.passes.gradient.table import RuleContext, rule
-from xrt.passes.gradient.tensors import add_axes, get_shape, reduce_sum, transpose, zeros, zeros_like
+from xrt.passes.gradient.tensors import add_axes, get_shape, integers, reduce_sum, transpose, zeros, zeros_like
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
@@ -20,9 +20,15 @@ Gradients = Sequence["Tensor | None"]
 
 @rule("Gather")
 def gather(at: RuleContext) -> Gradients:
-    """The gradient of each row that was read is added to that row; the axis that is read is brought to the front for it."""
+    """The gradient of each row that was read is added to that row; the axis that is read is brought to the front for it.
+
+    Where the rows are known, those of a permutation are put back in order, and one row gets zeros around it.
+    """
     rank, axes = at.rank(at.x), at.rank(at.input(1))
     axis = at.attr("axis", 0) % rank
+    known = _put_back(at, axis)
+    if known is not None:
+        return (known,)
     rows = transpose(at.g, [*range(axis, axis + axes), *range(axis), *range(axis + axes, axes + rank - 1)])
     order = [axis, *(other for other in range(rank) if other != axis)]
     shape = get_shape(at.x)
@@ -30,6 +36,23 @@ def gather(at: RuleContext) -> Gradients:
     base = zeros(moved, at.x.dtype)
     found = emit("ScatterND", base, add_axes(at.input(1).astype("int64"), axes), rows, reduction="add")
     return (transpose(found, np.argsort(order).tolist()),)
+
+
+def _put_back(at: RuleContext, axis: int) -> Tensor | None:
+    """Return the gradient of rows that are known to be one row, or each row once; None for others."""
+    rows, shape = at.constant(1), at.x.tensor_type.shape
+    size = None if shape is None else shape[axis]
+    if rows is None or not isinstance(size, int) or size == 0 or rows.ndim > 1:
+        return None
+    places = rows.reshape(-1) % size
+    if len(places) == size and np.array_equal(np.sort(places), np.arange(size)):
+        back = integers(*np.argsort(places).tolist())
+        return emit("Gather", at.g, back, axis=axis) if rows.ndim else add_axes(at.g, axis)
+    if len(places) != 1:
+        return None
+    first = int(places[0])
+    ends = integers(first, size - 1 - first)
+    return emit("Pad", at.g if rows.ndim else add_axes(at.g, axis), ends, None, integers(axis))
 
 
 @rule("GatherElements")
