@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from xrt.engines.iree.decompositions import decompose
 from xrt.engines.iree.function_bodies import expand_bodies
+from xrt.engines.toolkit.convolution_products import write_convolutions_as_products
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_rewrite import rewrite_nodes
 from xrt.engines.toolkit.reference_evaluator import evaluate
@@ -21,7 +22,7 @@ OPSET = 18
 
 def preprocess(function: Function) -> Function:
     """Return the Function as it is written: Constant nodes and the Shape of a static value are constants, all types are known,
-    and what IREE gets wrong is spelled otherwise.
+    what IREE gets wrong is spelled otherwise, and so are convolutions that take it longer than products.
 
     What depends on constants alone is computed here: of exp(-(1 / c) * c) with a constant c, IREE makes exp(-1), also for c = 0.
 
@@ -33,7 +34,8 @@ def preprocess(function: Function) -> Function:
     )  # nothing here has effects to order
     said = rewrite_nodes(infer_shapes(free), find_learned_definition)
     whole = expand_bodies(infer_shapes(upgrade_opset(infer_shapes(said), OPSET)))
-    return infer_shapes(decompose(infer_shapes(fold_constants(infer_shapes(whole), evaluate))))
+    folded = write_convolutions_as_products(infer_shapes(fold_constants(infer_shapes(whole), evaluate)))
+    return infer_shapes(decompose(infer_shapes(folded)))
 
 
 def why_not_sized(function: Function) -> str | None:

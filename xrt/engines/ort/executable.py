@@ -47,10 +47,10 @@ def list_computed_outputs(function: Function) -> tuple[Value, ...]:
 
 def session_function(function: Function) -> Function:
     """Return the Function with just the outputs that its session computes, in words that the library takes as ONNX means them."""
-    from xrt.engines.ort.convolutions import write_convolutions_as_products
     from xrt.engines.ort.decompositions import add_clip_bounds, write_vectors_as_columns
     from xrt.engines.ort.normalization import decompose_normalization
     from xrt.engines.ort.reductions import write_sums_as_products
+    from xrt.engines.toolkit.convolution_products import write_convolutions_as_products
     from xrt.engines.toolkit.scan_unrolling import unroll_scans
 
     computed = list_computed_outputs(function)
