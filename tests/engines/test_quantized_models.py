@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 RNG = np.random.default_rng(0)
 
 
-def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul") -> Function:
-    """Return a product, or a convolution, of dequantized operands; what is last reads its result."""
-    shape = (4, 8) if op == "MatMul" else (8, 4, 1, 1)
-    x, y = ("float32[3,4]", "float32[3,8]") if op == "MatMul" else ("float32[1,4,2,2]", "float32[1,8,2,2]")
+SHAPES = {
+    "Add": ("float32[3,4]", (4,), "float32[3,4]"),
+    "Conv": ("float32[1,4,2,2]", (8, 4, 1, 1), "float32[1,8,2,2]"),
+    "MatMul": ("float32[3,4]", (4, 8), "float32[3,8]"),
+    "Mul": ("float32[3,4]", (), "float32[3,4]"),
+}
+
+
+def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul", move: bool = False) -> Function:
+    """Return an operator on dequantized operands, of which the first may be moved; what is last reads its result."""
+    x, shape, y = SHAPES[op]
     to_bytes = [node("QuantizeLinear", "r sy zx", "qy"), node("DequantizeLinear", "qy sy zx", "y")]
     return graph(
         {"x": x},
@@ -29,7 +36,8 @@ def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str 
         node("QuantizeLinear", "x sx zx", "qx"),
         node("DequantizeLinear", "qx sx zx", "dx"),
         node("DequantizeLinear", "w sw zw" if zero else "w sw", "dw"),
-        node(op, "dx dw", "p"),
+        *([node("Transpose", "dx", "tx", perm=[1, 0]), node("Reshape", "tx shape", "mx")] if move else []),
+        node(op, f"{'mx' if move else 'dx'} dw", "p"),
         node("Relu", "p", "r"),
         *(to_bytes if last == "QuantizeLinear" else [node(last, "r", "y")]),
         constants={
@@ -39,6 +47,7 @@ def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str 
             "sy": np.float32(2),
             "zx": np.uint8(128),
             "zw": np.int8(0),
+            **({"shape": np.asarray([3, 4])} if move else {}),
         },
         opset=21,
     )
@@ -63,6 +72,13 @@ def x_of(function: Function) -> Any:
         ({"op": "Conv"}, "ort", True),
         ({"op": "Conv", "last": "Sigmoid"}, "ort", False),
         ({"last": "Sigmoid"}, "ort", True),
+        ({"op": "Add"}, "ort", True),
+        ({"op": "Mul"}, "ort", True),
+        ({"op": "Add", "last": "Sigmoid"}, "ort", False),
+        ({"op": "Add"}, "openvino{arithmetic=native}", False),
+        ({"op": "Conv", "last": "Sigmoid"}, "openvino{arithmetic=native}", True),
+        ({"move": True}, "ort", True),
+        ({"move": True}, "openvino{arithmetic=native}", True),
         ({"zero": False}, "ort", False),
         ({}, "openvino", False),
         ({}, "openvino{arithmetic=native}", True),
@@ -75,6 +91,13 @@ def x_of(function: Function) -> Any:
         "convolution",
         "convolution_to_floats",
         "product_to_floats",
+        "sum",
+        "elements",
+        "sum_to_floats",
+        "native_sum",
+        "native_convolution_to_floats",
+        "moved",
+        "native_moved",
         "declined",
         "exact",
         "native",

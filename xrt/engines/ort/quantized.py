@@ -12,6 +12,8 @@ from xrt.graph import DType, Function, Node, TensorType
 
 __all__ = ["is_fused"]
 
+QUANTIZING = frozenset({"Add", "Conv", "Mul"})
+"""Operators that the library computes in integers only if their results are quantized: QLinearAdd, QLinearConv, QLinearMul."""
 NIBBLES = frozenset({DType.INT4, DType.UINT4})
 SMALLEST_BLOCK = 16
 """Of the blocks of the library's product with weights of 4 bits; a larger one is a power of two."""
@@ -21,10 +23,10 @@ def is_fused(node: Node, function: Function) -> bool:
     """Whether the library fuses a DequantizeLinear of constants with each operator that reads it.
 
     It does so with weights of bytes, and with biases, where the other operand is quantized too, and with weights of 4 bits
-    in blocks, in a product.
+    in blocks, in a product. An operand of Add or Mul is one where the result is quantized again.
     """
     if not node.attr("block_size", 0):
-        return sums_bytes_exactly() and has_quantized_readers(node, function)
+        return sums_bytes_exactly() and has_quantized_readers(node, function, quantizing=QUANTIZING)
     weights, readers = node.outputs[0], list_readers(node, function)
     are_products = all(one.op == "MatMul" and one.inputs[1] == weights != one.inputs[0] for one in readers)
     return bool(readers) and are_products and _has_blocks(node, function)

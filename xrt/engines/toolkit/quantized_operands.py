@@ -9,8 +9,11 @@ from xrt.graph import DType, Function, Node, TensorType
 __all__ = ["has_quantized_readers", "list_readers"]
 
 BYTES = frozenset({DType.INT8, DType.UINT8})
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _BOUNDS = frozenset({"Clip", "Relu"})
 """What a library takes into the quantization behind it."""
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""What libraries exchange with a dequantization before it."""
 
 
 def list_readers(node: Node, function: Function) -> list[Node]:
@@ -20,25 +23,38 @@ def list_readers(node: Node, function: Function) -> list[Node]:
     return [use.node for use in function.users(node.outputs[0])]
 
 
-def has_quantized_readers(node: Node, function: Function) -> bool:
+def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
     """Whether all that reads the result of a DequantizeLinear are products, and convolutions, whose first operand is dequantized.
 
-    That operand is no constant, and was of bytes. The result of a convolution is quantized again, maybe after Relu or Clip.
+    That operand is no constant, and was of bytes. Where ``quantizing`` names the operator, its result is quantized again, maybe
+    after Relu or Clip; and it names further ones by element, whose other operand is such. Of what reads a single number some are
+    enough: tools give one to all that read the same.
     """
-    readers = list_readers(node, function)
-    return bool(readers) and all(_has_quantized_operand(reader, function) for reader in readers)
+    found = [_has_quantized_operand(one, node.outputs[0], function, quantizing) for one in list_readers(node, function)]
+    constant = function.constants.get(node.inputs[0])
+    is_number = constant is not None and constant.array.size == 1
+    return any(found) if is_number else bool(found) and all(found)
 
 
-def _has_quantized_operand(reader: Node, function: Function) -> bool:
-    if reader.op not in {"Conv", "Gemm", "MatMul"}:
+def _has_quantized_operand(reader: Node, constant: str, function: Function, quantizing: frozenset[str]) -> bool:
+    is_product = reader.op in _PRODUCTS
+    if not is_product and reader.op not in quantizing:
         return False
-    producer = function.producer(reader.inputs[0])
+    others = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
+    if len(others) != 1 or not _is_dequantized(others[0], function):
+        return False
+    return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+
+
+def _is_dequantized(name: str, function: Function) -> bool:
+    """Whether a value is dequantized from bytes that are computed, maybe moved since."""
+    producer = function.producer(name)
+    while producer is not None and producer.op in _MOVES:
+        producer = function.producer(producer.inputs[0])
     if producer is None or producer.op != "DequantizeLinear" or producer.inputs[0] in function.constants:
         return False
     type_ = function.get_type(producer.inputs[0])
-    if not isinstance(type_, TensorType) or type_.dtype not in BYTES:
-        return False
-    return reader.op != "Conv" or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+    return isinstance(type_, TensorType) and type_.dtype in BYTES
 
 
 def _iter_ends(node: Node, function: Function) -> Iterator[Node]:

@@ -124,13 +124,16 @@ def softsign(at: RuleContext) -> Gradients:
 
 @rule("Gelu")
 def gelu(at: RuleContext) -> Gradients:
-    """The function x P(x) with the normal distribution P, or its form by tanh; Hendrycks and Gimpel, arXiv:1606.08415."""
+    """The function x P(x) with the normal distribution P, or its form by tanh; Hendrycks and Gimpel, arXiv:1606.08415.
+
+    That form is x s(2 v) with the sigmoid s, since tanh v = 2 s(2 v) - 1.
+    """
     x, square = at.x, at.x * at.x
     if at.attr("approximate", "none") == "tanh":
-        scale = math.sqrt(2 / math.pi)
-        t = emit("Tanh", (x * (square * 0.044715 + 1)) * scale)
-        inner = (square * (3 * 0.044715) + 1) * scale
-        slope = (t + 1) * 0.5 + x * (1 - t * t) * inner * 0.5
+        scale = 2 * math.sqrt(2 / math.pi)
+        cubic = scale * 0.044715
+        s = emit("Sigmoid", x * (square * cubic + scale))
+        slope = s * (x * (1 - s) * (square * (3 * cubic) + scale) + 1)
     else:
         distribution = (emit("Erf", x * math.sqrt(0.5)) + 1) * 0.5
         slope = distribution + x * emit("Exp", square * -0.5) * (1 / math.sqrt(2 * math.pi))
