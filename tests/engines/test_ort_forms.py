@@ -1,4 +1,4 @@
-"""Forms that ONNX Runtime computes quicker: steps in place of a Scan, products in place of convolutions with few results."""
+"""Forms that ONNX Runtime computes quicker: products in place of convolutions with few results, and of sums."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from tests.engines.ort_running import CONTEXT
 from tests.engines.toy_running import ready
 from xrt import ops
-from xrt.builder.record_op import apply
 from xrt.builder.tracing import trace
 from xrt.engines.ort import Ort
-from xrt.engines.ort.executable import MOST_UNROLLED, session_function
+from xrt.engines.ort.executable import session_function
 from xrt.formats.onnx.node_inference import node_types
-from xrt.graph import DType, Function, TensorType
+from xrt.graph import Function
 from xrt.passes import infer_shapes
 
 DRAW = np.random.default_rng(5)
@@ -39,83 +38,6 @@ def assert_as_toy(function: Function, *inputs: Array) -> None:
     own = Ort().compile(function, CONTEXT).run(list(inputs))
     for mine, wanted in zip(own, ready(function).run(inputs), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
-
-
-# ---------------------------------------------------------------------- Scan
-
-
-def scan(body: Callable[..., list[Any]], *inputs: Any, rows: int = 1, outputs: int = 2, **options: Any) -> Any:
-    return apply("Scan", inputs, {"body": body, "num_scan_inputs": rows, **options}, outputs=outputs)
-
-
-def accumulate(state: Any, row: Any) -> list[Any]:
-    return [state + row, state * row]
-
-
-def only_state(x: Any, start: Any) -> Any:
-    return scan(lambda s, row: [s * 0.5 + row], start, x, outputs=1)
-
-
-def backward(x: Any, start: Any) -> Any:
-    return scan(accumulate, start, x, scan_input_directions=[1], scan_output_directions=[1])
-
-
-def other_axis(x: Any, start: Any) -> Any:
-    return scan(accumulate, start, ops.Transpose(x, perm=[1, 2, 0]), scan_input_axes=[-1])
-
-
-def captured(x: Any, start: Any) -> Any:
-    factor = ops.Relu(start)
-    return scan(lambda s, row: [s + row * factor, ops.Identity(row)], start, x)
-
-
-def passed_on(x: Any, start: Any) -> Any:
-    """What is carried and stacked is what comes in."""
-    return scan(lambda s, row: [ops.Identity(s), ops.Identity(s) + row], start, x)
-
-
-def numbers(x: Any, start: Any) -> Any:
-    """A stack of scalars, of two inputs."""
-    first = ops.ReduceSum(start, keepdims=0)
-    means = ops.ReduceMean(x, np.asarray([1, 2]), keepdims=0)
-    return scan(lambda s, a, b: [s + a, s * b], first, means, means * 2, rows=2)
-
-
-@pytest.mark.parametrize("build", [only_state, backward, other_axis, captured, passed_on, numbers])
-@pytest.mark.parametrize("steps", [1, 4])
-def test_the_steps_of_a_scan_are_written_out(build: Callable[..., Any], steps: int) -> None:
-    x, start = f(steps, 2, 3), f(2, 3)
-    function = make(build, x, start)
-    assert "Scan" in [node.op for node in function.nodes]
-    assert "Scan" not in list_operators(function)
-    assert_as_toy(function, x, start)
-
-
-def branching(x: Any, start: Any) -> Any:
-    def body(state: Any, row: Any) -> list[Any]:
-        flag = ops.ReduceSum(row, keepdims=0) > 0
-        return [apply("If", (flag,), {"then_branch": lambda: [state + row], "else_branch": lambda: [state - row]}, outputs=1)[0]]
-
-    return scan(body, start, x, outputs=1)
-
-
-def other_stack(x: Any, start: Any) -> Any:
-    return scan(accumulate, start, x, scan_output_axes=[1])
-
-
-@pytest.mark.parametrize(
-    ("build", "steps"), [(branching, 3), (other_stack, 3), (backward, MOST_UNROLLED // 3 + 1)], ids=["bodies", "axis", "long"]
-)
-def test_other_scans_stay(build: Callable[..., Any], steps: int) -> None:
-    x, start = f(steps, 2, 3), f(2, 3)
-    function = make(build, x, start)
-    assert "Scan" in list_operators(function)
-    assert_as_toy(function, x, start)
-
-
-def test_a_scan_of_open_length_stays() -> None:
-    function = make(backward, TensorType(DType.FLOAT32, ("T", 2, 3)), f(2, 3))
-    assert "Scan" in list_operators(function)
 
 
 # ---------------------------------------------------------------------- convolutions
@@ -161,6 +83,13 @@ def test_a_convolution_with_constant_weights_stays() -> None:
     function = make(lambda a: ops.Conv(a, w), x)
     assert list_operators(function) == ["Conv"]
     assert_as_toy(function, x)
+
+
+def test_a_convolution_with_dequantized_weights_stays() -> None:
+    """In a convolution of bytes it took 276 us as a product, and 23 us as it was."""
+    x, w = f(1, 2, 6, 6), DRAW.integers(-9, 9, (3, 2, 5, 5)).astype("int8")
+    function = make(lambda a, b: ops.Conv(a, ops.DequantizeLinear(b, np.float32(0.5))), x, w)
+    assert list_operators(function) == ["DequantizeLinear", "Conv"]
 
 
 # ---------------------------------------------------------------------- sums

@@ -26,7 +26,9 @@ SHAPES = {
 }
 
 
-def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul", move: bool = False) -> Function:
+def quantized_model(
+    *, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul", move: bool = False, scales: int = 0
+) -> Function:
     """Return an operator on dequantized operands, of which the first may be moved; what is last reads its result."""
     x, shape, y = SHAPES[op]
     to_bytes = [node("QuantizeLinear", "r sy zx", "qy"), node("DequantizeLinear", "qy sy zx", "y")]
@@ -35,7 +37,7 @@ def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str 
         {"y": y},
         node("QuantizeLinear", "x sx zx", "qx"),
         node("DequantizeLinear", "qx sx zx", "dx"),
-        node("DequantizeLinear", "w sw zw" if zero else "w sw", "dw"),
+        node("DequantizeLinear", "w sw zw" if zero else "w sw", "dw", **({"axis": 0} if scales else {})),
         *([node("Transpose", "dx", "tx", perm=[1, 0]), node("Reshape", "tx shape", "mx")] if move else []),
         node(op, f"{'mx' if move else 'dx'} dw", "p"),
         node("Relu", "p", "r"),
@@ -43,10 +45,10 @@ def quantized_model(*, last: str = "QuantizeLinear", zero: bool = True, op: str 
         constants={
             "w": RNG.integers(-127, 128, shape).astype(np.int8),
             "sx": np.float32(1 / 8),
-            "sw": np.float32(1 / 64),
+            "sw": np.full((scales,) if scales else (), 1 / 64, np.float32),
             "sy": np.float32(2),
             "zx": np.uint8(128),
-            "zw": np.int8(0),
+            "zw": np.zeros((scales,) if scales else (), np.int8),
             **({"shape": np.asarray([3, 4])} if move else {}),
         },
         opset=21,
@@ -75,6 +77,7 @@ def x_of(function: Function) -> Any:
         ({"op": "Add"}, "ort", True),
         ({"op": "Mul"}, "ort", True),
         ({"op": "Add", "last": "Sigmoid"}, "ort", False),
+        ({"op": "Add", "scales": 4}, "ort", False),
         ({"op": "Add"}, "openvino{arithmetic=native}", False),
         ({"op": "Conv", "last": "Sigmoid"}, "openvino{arithmetic=native}", True),
         ({"move": True}, "ort", True),
@@ -94,6 +97,7 @@ def x_of(function: Function) -> Any:
         "sum",
         "elements",
         "sum_to_floats",
+        "sum_by_channel",
         "native_sum",
         "native_convolution_to_floats",
         "moved",

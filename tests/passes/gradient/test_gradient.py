@@ -267,3 +267,19 @@ def test_a_gradient_node_reads_other_values_than_those_it_names() -> None:
     np.testing.assert_allclose(y, np.sin(x) ** 2)
     np.testing.assert_allclose(dx, 2 * at)
     assert list_floats(function) == ["x", "at"]
+
+
+def test_gradients_in_half_precision_do_not_overflow_on_the_way() -> None:
+    x = np.asarray([-200, -70, -1, 0, 70], np.float16)
+    function = xrt.gradient(make_function(lambda x: ops.Gelu(x, approximate="tanh"), (x,)))
+    np.testing.assert_allclose(run(function, [x])[1], [0, 0, -0.083, 0.5, 1], atol=1e-3)
+    square = xrt.gradient(make_function(lambda x: x * x, (x,)), seeds=True)
+    assert run(square, [np.full(5, 0.1, np.float16), np.full(5, 4e4, np.float16)])[1].tolist() == [8000] * 5
+
+
+@pytest.mark.parametrize("recurrent", [(1, 8, "H"), (1, "G", "H"), (None, None, None)])
+def test_the_hidden_size_of_a_layer_may_be_known_from_its_attribute_alone(recurrent: Any) -> None:
+    types = [TensorType(DType.FLOAT64, shape) for shape in ((3, 2, 4), (1, 8, 4), recurrent)]
+    function = make_function(lambda x, w, r: ops.LSTM(x, w, r, hidden_size=2, outputs=1)[0], types)
+    found = xrt.gradient(function, with_respect_to=function.inputs[0].name)
+    assert "LSTM" in [node.op for node in found.nodes]

@@ -35,10 +35,6 @@ COPY_TO = 4 * 1024
 """Bytes to which copying a value to or from a prebound buffer (0.2 to 0.3 us) is quicker than passing it to a call (0.6 us)."""
 
 
-MOST_UNROLLED = 1024
-"""Nodes up to which the steps of a Scan are written one after the other: a turn of the library's own loop costs 25 to 30 us."""
-
-
 def list_computed_outputs(function: Function) -> tuple[Value, ...]:
     """Return the outputs that a node produces, each once: what a session is asked for."""
     produced = (value for value in function.outputs if function.computes(value.name))
@@ -51,10 +47,9 @@ def session_function(function: Function) -> Function:
     from xrt.engines.ort.normalization import decompose_normalization
     from xrt.engines.ort.reductions import write_sums_as_products
     from xrt.engines.toolkit.convolution_products import write_convolutions_as_products
-    from xrt.engines.toolkit.scan_unrolling import unroll_scans
 
     computed = list_computed_outputs(function)
-    function = write_sums_as_products(write_convolutions_as_products(unroll_scans(function, MOST_UNROLLED)))
+    function = write_sums_as_products(write_convolutions_as_products(function))
     function = write_vectors_as_columns(decompose_normalization(add_clip_bounds(function)))
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 

@@ -15,8 +15,8 @@ from xrt.graph import Constant, DType, Function, Node, TensorType
 
 __all__ = ["write_sums_as_products"]
 
-LEAST = 16
-"""Rows from which the product is quicker."""
+LEAST, MOST = 16, 1 << 16
+"""Rows from which the product is quicker, and up to which a row of ones is made for it."""
 
 
 def write_sums_as_products(function: Function) -> Function:
@@ -43,7 +43,7 @@ def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] |
         return None
     shape = tuple(size for size in type_.shape or () if isinstance(size, int))
     count = axes.array.size
-    if len(shape) != type_.rank or not 0 < count < len(shape) or 0 in shape or math.prod(shape[:count]) < LEAST:
+    if len(shape) != type_.rank or not 0 < count < len(shape) or 0 in shape or not LEAST <= math.prod(shape[:count]) <= MOST:
         return None
     chosen = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1))
     return (shape, count) if chosen == list(range(count)) else None
@@ -51,7 +51,9 @@ def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] |
 
 def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> None:
     rows, rest = math.prod(shape[:count]), shape[count:]
-    ones = writer.constant(np.ones(rows, writer.dtype(writer.x).numpy))
+    dtype = writer.dtype(writer.x)
+    ones = f"xrt/sum/{dtype}/{rows}"  # one for all sums of so many rows
+    writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
     source = writer.x
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.constant(np.asarray([rows, -1], np.int64)))

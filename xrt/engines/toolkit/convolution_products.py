@@ -26,7 +26,10 @@ MOST_BYTES = 1 << 26
 
 
 def write_convolutions_as_products(function: Function) -> Function:
-    """Return the Function with each such Conv of computed weights as a Gemm; itself where there is none."""
+    """Return the Function with each such Conv of computed weights as a Gemm; itself where there is none.
+
+    Weights that are dequantized stay with their Conv, which libraries compute in integers.
+    """
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
     for node in function.nodes:
@@ -48,7 +51,7 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
     """Return the shapes of the input, the weights and the result of a Conv that is to be a product; None for other nodes."""
     if node.op != "Conv" or len(node.inputs) > 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
-    if node.inputs[1] in function.constants or function.opset() < SINCE:
+    if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
         return None
     shapes, size = list[Sizes](), 0
     for name in (*node.inputs, node.outputs[0]):
@@ -63,6 +66,12 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
     places, elements = math.prod(y[2:]), math.prod(w[2:])
     is_small = places * math.prod(x[:2]) * elements * size <= MOST_BYTES
     return (x, w, y) if places <= MOST_PLACES and places < elements and is_small else None
+
+
+def _is_computed(name: str, function: Function) -> bool:
+    """Whether weights are neither constant nor dequantized."""
+    producer = function.producer(name)
+    return name not in function.constants and (producer is None or producer.op != "DequantizeLinear")
 
 
 def _write_product(writer: NodeWriter, x: Sizes, w: Sizes, y: Sizes) -> None:

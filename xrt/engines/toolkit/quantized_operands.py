@@ -27,8 +27,8 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
     """Whether all that reads the result of a DequantizeLinear are products, and convolutions, whose first operand is dequantized.
 
     That operand is no constant, and was of bytes. Where ``quantizing`` names the operator, its result is quantized again, maybe
-    after Relu or Clip; and it names further ones by element, whose other operand is such. Of what reads a single number some are
-    enough: tools give one to all that read the same.
+    after Relu or Clip; and it names further ones by element, whose other operand is such, where the constant has one scale. Of
+    what reads a single number some are enough: tools give one to all that read the same.
     """
     found = [_has_quantized_operand(one, node.outputs[0], function, quantizing) for one in list_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
@@ -43,7 +43,16 @@ def _has_quantized_operand(reader: Node, constant: str, function: Function, quan
     others = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
     if len(others) != 1 or not _is_dequantized(others[0], function):
         return False
+    if not is_product and not _has_one_scale(constant, function):
+        return False
     return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+
+
+def _has_one_scale(name: str, function: Function) -> bool:
+    """Whether a value is dequantized by one scale, and not one per channel."""
+    producer = function.producer(name)
+    scale = None if producer is None else function.constants.get(producer.inputs[1])
+    return scale is not None and scale.array.size == 1
 
 
 def _is_dequantized(name: str, function: Function) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from xrt.engines.toolkit.array_ops.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.engines.torch.kernel_context import find_known
 from xrt.engines.torch.kernels.layout import apply_padding
 from xrt.engines.torch.kernels.precision import round_once
 from xrt.engines.torch.table import Run, Tensor, ops
@@ -46,10 +47,13 @@ def around(place: Placement, x: Tensor, fill: float) -> Tensor:
     return functional.pad(x, [n for both in reversed(place.pads) for n in both], value=fill)
 
 
-def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = None) -> Tensor:
-    """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own type."""
+def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = None, *, is_computed: bool = False) -> Tensor:
+    """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own type.
+
+    ``is_computed`` says that the weights are no constant: they may be the gradient of another convolution's result.
+    """
     place = window.over(x.shape[2:])
-    if group == 1 and bias is None and _is_gradient(x, place):
+    if group == 1 and bias is None and is_computed and _is_gradient(x, place):
         return _convolve_as_gradient(x, w, place)
     even = place.begins == place.ends and all(n >= 0 for n in place.begins)
     pads = place.begins if even else (0,) * len(place.begins)
@@ -58,13 +62,13 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = No
 
 
 def _is_gradient(x: Tensor, place: Placement) -> bool:
-    """Whether there are fewer results than the window has elements, as where the gradient of a convolution's weights is written.
+    """Whether the window has four times as many elements as there are results: so the gradient of weights is written.
 
     PyTorch's own function for that gradient is quicker then. It has one padding for both ends, by which it must read as much.
     """
     window = place.window
     usual = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
-    if not usual or not 0 < prod(place.positions) < window.size or any(n < 0 for n in place.begins):
+    if not usual or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
         return False
     rests = (
         begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
@@ -91,7 +95,10 @@ def _convolve_as_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
 @ops("Conv", why_not=why_not_rank(0))
 def conv(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
-    compute = round_once(lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias))
+    is_computed = find_known(at.node, at.function, 1) is None
+    compute = round_once(
+        lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed=is_computed)
+    )
     return lambda x, w, bias=None: compute(x, w, bias)
 
 

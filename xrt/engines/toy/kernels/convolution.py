@@ -68,7 +68,7 @@ def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
     for position in product(*map(range, place.positions)):
         starts = (p * s for p, s in zip(position, window.strides, strict=True))
         seen = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
-        y[(..., *position)] = multiply(xp, x[(..., *seen)].reshape(len(x), -1), weights)
+        y[(..., *position)] = multiply(xp, x[(..., *seen)].reshape(len(x), len(weights)), weights)
     return y
 
 

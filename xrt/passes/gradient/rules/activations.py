@@ -133,7 +133,7 @@ def gelu(at: RuleContext) -> Gradients:
         scale = 2 * math.sqrt(2 / math.pi)
         cubic = scale * 0.044715
         s = emit("Sigmoid", x * (square * cubic + scale))
-        slope = s * (x * (1 - s) * (square * (3 * cubic) + scale) + 1)
+        slope = s + x * (s * (1 - s)) * (square * (3 * cubic) + scale)
     else:
         distribution = (emit("Erf", x * math.sqrt(0.5)) + 1) * 0.5
         slope = distribution + x * emit("Exp", square * -0.5) * (1 / math.sqrt(2 * math.pi))

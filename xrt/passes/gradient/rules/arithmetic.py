@@ -95,7 +95,7 @@ def multiply(at: RuleContext) -> Gradients:
     """d(a b) = b da + a db; d(a a) = 2 a da."""
     a, b = at.input(0), at.input(1)
     if a.name == b.name:
-        return ((at.g * 2) * a,)
+        return (at.g * a * 2,)
     return sum_to(at.g * b, a) if at.wants(0) else None, sum_to(at.g * a, b) if at.wants(1) else None
 
 

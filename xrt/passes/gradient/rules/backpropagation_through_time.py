@@ -68,6 +68,8 @@ class _Layer:
     """(G * H, H)."""
     biases: Sequence[Tensor]
     """Of the product with the inputs and of that with the states, (G * H); none where the layer has none."""
+    size: int
+    """H."""
     way: int
     """0 forward, 1 backward."""
     function: str
@@ -118,7 +120,7 @@ def differentiate_lstm(at: RuleContext) -> Gradients:
 
 
 def _go_back_lstm(layer: _Layer) -> Found:
-    gates, size = add_up(layer.multiply()), _size(layer)
+    gates, size = add_up(layer.multiply()), layer.size
     gates = gates + (layer.biases[0] + layer.biases[1]) if layer.biases else gates
     inner, outer = split(gates, integers(3 * size, size), -1, 2)
     opened, g = emit("Sigmoid", inner), emit("Tanh", outer)
@@ -150,7 +152,7 @@ def differentiate_gru(at: RuleContext) -> Gradients:
 
 
 def _go_back_gru(layer: _Layer) -> Found:
-    products, size = layer.multiply(), _size(layer)
+    products, size = layer.multiply(), layer.size
     of_inputs, of_states = (x + bias for x, bias in zip(products, layer.biases, strict=True)) if layer.biases else products
     sizes = integers(2 * size, size)
     (first, last), (inner, reset) = (split(x, sizes, -1, 2) for x in (of_inputs, of_states))
@@ -188,18 +190,12 @@ def _go_back_rnn(layer: _Layer) -> Found:
     return found, found, [start]
 
 
-def _size(layer: _Layer) -> int:
-    size = layer.r.shape[1]
-    assert isinstance(size, int)  # as _differentiate has seen
-    return size
-
-
 # ---------------------------------------------------------------------- what they share
 
 
 def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: int) -> Gradients:
     by_batch, ways = at.attr("layout", 0) == 1, _WAYS[at.attr("direction", "forward")]
-    hidden = at.input(2).shape[2]
+    hidden = at.attr("hidden_size") or (at.input(2).tensor_type.shape or (None,))[-1]
     if not isinstance(hidden, int):
         at.refuse("its hidden size is not known")
     x = _by_time(at.x, by_batch)
@@ -218,6 +214,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: 
         layer = _Layer(
             x=x,
             y=own,
+            size=hidden,
             before=_shift(own, mine[0], way),
             starts=mine,
             w=_take(at.input(1), place, 0, ways),
