@@ -99,7 +99,10 @@ def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part
     assert list_outcomes(found)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
     measured = found.precision.plans[1]
     assert measured.error == pytest.approx(0.005, rel=0.01) and measured.seconds
-    assert {one.note.partition(",")[0] for one in found.race.contenders} >= {"fp32", "bf16"}
+    # A node whose measured time is not less in bf16, on a busy machine, stays in float32: "bf16 and fp32".
+    notes = {one.note.partition(",")[0] for one in found.race.contenders}
+    assert "fp32" in notes
+    assert any(note.startswith("bf16") for note in notes)
 
 
 def test_a_budget_of_nothing_lowers_nothing() -> None:
