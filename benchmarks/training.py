@@ -33,6 +33,7 @@ from xrt.measure.timing import LONGEST_WAIT
 
 SIZES = {"mlp": 4, "resnet": 4, "gpt": 8, "lstm": 8}
 WAYS = ("eager", "inductor", "xrt on ort", "xrt on auto")
+XRT = "xrt on "
 PARTS = ("steps", "update", "memory")
 ELEMENTS = 4_000_000
 TOLERANCE = 1e-3
@@ -83,18 +84,21 @@ def make_xrt_step(name: str, engine: str, threads: int, budget: float) -> Callab
     return lambda: float(trained(*arrays))
 
 
+def make_step(way: str, name: str, a: argparse.Namespace) -> Callable[[], float]:
+    """Return a call that makes one step in a way: ``eager``, ``inductor``, or ``xrt on`` an engine."""
+    if way.startswith(XRT):
+        return make_xrt_step(name, way.removeprefix(XRT), a.threads, a.budget)
+    if way not in WAYS:
+        raise SystemExit(f"there is no way {way!r}; there are eager, inductor, and {XRT}ENGINE")
+    return make_torch_step(name, way == "inductor")
+
+
 def measure_steps(name: str, a: argparse.Namespace) -> dict[str, Any]:
     """Return seconds per way; raises SystemExit where the tenth loss of one is another than eager's."""
     import torch
 
     torch.set_num_threads(a.threads)
-    makers = {
-        "eager": lambda: make_torch_step(name, False),
-        "inductor": lambda: make_torch_step(name, True),
-        "xrt on ort": lambda: make_xrt_step(name, "ort", a.threads, a.budget),
-        "xrt on auto": lambda: make_xrt_step(name, "auto", a.threads, a.budget),
-    }
-    calls = {way: makers[way]() for way in a.ways.split(",")}
+    calls = {way: make_step(way, name, a) for way in a.ways.split(",")}
     losses = {way: [call() for _ in range(10)][-1] for way, call in calls.items()}
     first = next(iter(losses.values()))
     for way, loss in losses.items():
@@ -226,7 +230,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="what all may use (default: all cores)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of XRT's search per model (default 20)")
     parser.add_argument("--models", default=",".join(SIZES), help=f"which models (default {','.join(SIZES)})")
-    parser.add_argument("--ways", default=",".join(WAYS), help="which ways of a step (default: all)")
+    parser.add_argument(
+        "--ways",
+        default=",".join(WAYS),
+        help="which ways of a step: eager, inductor, 'xrt on ENGINE' (default: both, ort and auto)",
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"which parts (default {','.join(PARTS)})")
     parser.add_argument("--elements", type=int, default=ELEMENTS, help=f"of the parameter of the update (default {ELEMENTS})")
     parser.add_argument("--quick", action="store_true", help="whether it runs: one model, few rounds, a small parameter")
