@@ -82,6 +82,32 @@ def test_what_has_no_negative_element_gets_none() -> None:
     assert not trials.explain([np.array([50, 1000], np.float32)], run(roots, given), run)
 
 
+def test_a_result_may_depart_from_the_trials_as_each_of_them_does_from_the_others() -> None:
+    """Rounding turns some of many signs, and others in each trial: eight trials do not turn all that a right engine may."""
+    count = 5000
+    steps = graph(
+        {"x": f"float32[{count}]", "y": f"float32[{count}]"},
+        {"z": f"float32[{count}]"},
+        node("Mul", "x x", "a"),
+        node("Mul", "y y", "b"),
+        node("Sub", "a b", "c"),
+        node("Sign", "c", "z"),
+    )
+    x = np.random.default_rng(0).uniform(0.5, 1, count).astype(np.float32)
+    given, run = [x, x * np.float32(1 - 15 * np.finfo(np.float32).eps)], Counted()
+    (expected,), trials = run(steps, given), RoundingTrials(steps, given)
+    assert (expected == 1).all()
+
+    def turn(elements: int, value: float = -1) -> list[np.ndarray[Any, Any]]:
+        return [np.where(np.arange(count) < elements, np.float32(value), expected)]
+
+    run.runs = 0
+    assert trials.explain(turn(20), [expected], run)
+    assert run.runs < TRIALS * len(steps.nodes)
+    for other in (turn(2000), turn(1, 50), turn(1, np.nan)):
+        assert not trials.explain(other, [expected], run)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_special_values_and_large_ones_stay_what_they_are(dtype: Any) -> None:
     name, most = np.dtype(dtype).name, np.finfo(dtype).max
