@@ -221,6 +221,19 @@ def test_complex_numbers_pass_between_opaque_calls() -> None:
     np.testing.assert_allclose(run(second, *run(conjugate, *run(first, x)))[0], -np.fft.rfft(x).imag, rtol=1e-6)
 
 
+def test_an_opaque_call_reads_its_inputs_in_the_order_of_their_elements() -> None:
+    """A transposed tensor is a view within a region, and some operators read the memory as it lies."""
+    call = OpaqueCall("aten::as_strided.default", (Tagged("tensor", 0), [6], [1]))
+    node = Node(call.op_type, ("a",), ("y",), read_attributes(call.attributes), DOMAIN)
+    f = Function(
+        (Value("x", tensor(2, 3)),),
+        (Value("y", tensor(6)),),
+        (Node("Transpose", ("x",), ("a",)), node),
+        opsets={"": 18, DOMAIN: 1},
+    )
+    assert run(f, np.arange(6, dtype=np.float32).reshape(2, 3))[0].tolist() == [0, 3, 1, 4, 2, 5]
+
+
 def test_an_operator_that_is_not_registered_is_the_reason() -> None:
     f = opaque(OpaqueCall("mylib::blur.default", (Tagged("tensor", 0),)), tensor(2), outputs=(tensor(2),))
     assert why(f) == (
