@@ -18,10 +18,12 @@ TOLERANCE = 2e-3
 def compile_ways(name: str, threads: int, budget: float, ways: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
     """Return a call per way, each compiled and compared with eager."""
     import torch
+    import torch._dynamo
 
     from benchmarks.pytorch_models import MODELS, make_model
 
     torch.set_num_threads(threads)
+    torch._dynamo.config.allow_rnn = True  # recurrent layers run eagerly without it, whatever the backend
     module, inputs = make_model(name)
     makers: Mapping[str, Callable[[], Callable[[], Any]]] = {
         "eager": lambda: partial(module, *inputs),

@@ -132,8 +132,8 @@ SECTIONS = {
         pytorch.list_tables,
         pytorch.list_verdicts,
         "PyTorch's MKL takes a slow path on processors that are not Intel's. So everything is measured a second time with its "
-        "check answered with yes. Dynamo does not capture `nn.LSTM` unless `torch._dynamo.config.allow_rnn` is set: the LSTM "
-        "runs eagerly under every backend of `torch.compile`.",
+        "check answered with yes. Under `torch.compile` recurrent layers run eagerly unless `torch._dynamo.config.allow_rnn` is "
+        "set: it is set here, for Inductor too.",
     ),
     "precision": Section(
         "Lower precision",

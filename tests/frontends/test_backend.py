@@ -75,6 +75,18 @@ def test_frozen_parameters_are_constants_of_their_own_memory(functions: list[Fun
     assert {parameter.data_ptr() for parameter in block.parameters()} <= held
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_layers_have_their_onnx_form(bias: bool, functions: list[Function]) -> None:
+    """In evaluation mode AOTAutograd writes an LSTM in an operator of oneDNN per layer and direction."""
+    lstm = nn.LSTM(3, 4, 2, bias=bias, batch_first=True, bidirectional=True).eval()
+    x, state = torch.randn(2, 5, 3), (torch.randn(4, 2, 4), torch.randn(4, 2, 4))
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True), warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        torch.testing.assert_close(compiled(lstm, freeze=True)(x, state), lstm(x, state))
+    assert [node.op for node in functions[0].nodes].count("LSTM") == 4
+    assert not any("rnn" in node.op for node in functions[0].nodes)
+
+
 def test_parameters_that_change_are_seen() -> None:
     linear, x = nn.Linear(2, 2), torch.ones(1, 2)
     call = compiled(linear)

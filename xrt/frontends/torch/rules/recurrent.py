@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
 
 
+_LSTM = 2
+"""Its number among the recurrent layers of PyTorch."""
+_LSTM_GATES = [0, 3, 1, 2]
+"""In ONNX's order; PyTorch's is input, forget, cell, output."""
+
+
 def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
     """Return stacked gates in another order."""
     rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
@@ -72,7 +78,19 @@ def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:
 
 @rule("lstm.input")
 def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any:
-    return _recurrent("LSTM", [0, 3, 1, 2], x, list(states), params, options)
+    return _recurrent("LSTM", _LSTM_GATES, x, list(states), params, options)
+
+
+@rule("mkldnn_rnn_layer")
+def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
+    """Apply one layer in one direction: what AOTAutograd makes of an LSTM in evaluation mode on the CPU."""
+    *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers, has_biases, is_bidirectional, is_batch_first, train = args
+    if mode != _LSTM or batch_sizes or layers != 1 or is_bidirectional or is_batch_first or train:
+        raise Unsupported("a layer of oneDNN that is no LSTM, is packed, or keeps what its gradient needs")
+    weights = _stack_weights([params], _LSTM_GATES, has_biases)
+    attributes = {"hidden_size": hidden, "direction": "reverse" if is_reversed else "forward"}
+    y, *ends = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
+    return (emit("Squeeze", y, ints(1)), *ends, None)
 
 
 @rule("gru.input")
