@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from xrt.frontends.torch.capture import Leaf
+    from xrt.frontends.torch.lower_graph import LoweredGraph
 
 __all__ = ["compile_graph", "xrt_backend"]
 
@@ -123,22 +124,38 @@ def _compile(
     arguments = {**options, "engine": add_torch_engine(engine, found.function, is_strict=bool(options.get("strict")))}
     module = XRTModule(found.function, **{**arguments, "first": "wanted"})
     modules.append(module)
-    is_single = len(found.function.outputs) == 1
     dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
     given = list(zip(found.inputs, dtypes, strict=True))
+    make_outputs = _choose_outputs(found)
 
     def run(args: list[Any]) -> Sequence[Any]:
-        results = module(*[_make_array(args[index], dtype) for index, dtype in given])
+        outputs = make_outputs(module(*[_make_array(args[index], dtype) for index, dtype in given]), args)
+        args.clear()
+        return outputs
+
+    return _mark_boxed(run)
+
+
+def _choose_outputs(found: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
+    """Return a function of the module's results and the graph's arguments that makes the graph's outputs."""
+    is_single = len(found.function.outputs) == 1
+    is_plain = found.views is None and not any(found.axes)
+    if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in found.leaves):
+        if is_single and len(found.leaves) == 1:
+            return lambda result, args: [share_tensor(result)]
+        if [leaf.index for leaf in found.leaves] == list(range(len(found.function.outputs))):
+            return lambda results, args: [share_tensor(result) for result in results]
+
+    def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
         tensors = [_make_tensor(*one) for one in zip((results,) if is_single else results, found.axes, strict=True)]
         outputs = [_make_output(leaf, tensors, args) for leaf in found.leaves]
         if found.views is not None:
             views = found.views(*[_make_output(leaf, tensors, args) for leaf in found.bases])
             for index, view in zip(found.viewed, views, strict=True):
                 outputs[index] = view
-        args.clear()
         return outputs
 
-    return _mark_boxed(run)
+    return make_outputs
 
 
 def _make_array(value: Any, dtype: torch.dtype) -> np.ndarray[Any, Any]:

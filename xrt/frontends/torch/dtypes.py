@@ -83,11 +83,20 @@ def is_shared(value: Any) -> bool:
 
 def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return the array's own memory as a tensor; an array that cannot be written to, or runs backwards, is copied."""
+    if type(array) is np.ndarray and array.flags.writeable:
+        try:
+            return torch.from_numpy(array)
+        except (TypeError, ValueError):  # an element type that PyTorch names otherwise, or a negative stride
+            pass
+    return _share_uncommon_array(array)
+
+
+def _share_uncommon_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
     array = np.asarray(array)
     if not is_shared(array):
         array = array.copy()
-    dtype = DType.of(array)
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)
+    dtype = DType.of(array)
     bits = np.dtype(f"u{dtype.numpy.itemsize}")
     return torch.from_numpy(array.view(bits)).view(to_torch_dtype(dtype))
