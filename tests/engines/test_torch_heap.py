@@ -40,7 +40,9 @@ def count_faults(**more: str) -> int:
     """Return how many pages the system gives in a call, in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     program = f"import sys; sys.path[:0] = {sys.path!r}\n{CALLS}"
-    done = subprocess.run([sys.executable, "-P", "-c", program], env={**clean, **more}, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env={**clean, **more}, check=True, capture_output=True, text=True
+    )
     return int(done.stdout.splitlines()[-1])
 
 

@@ -49,9 +49,9 @@ class RoundingTrials:
     def explain(self, results: Sequence[Any], expected: Sequence[Any], run: Run) -> Comparison:
         """Return whether rounding alone explains the difference of results from the expected ones, which ``run`` has computed.
 
-        Types and shapes must be equal, and so must what is not disturbed by any of the trials. Where the trials themselves lie
-        beyond each other, since rounding turns a sign or a Relu of some elements only, a result may do so in no more elements than
-        each of them, and no farther. There are as few trials as explain it.
+        Types and shapes must be equal, and so must what is not disturbed by any of the trials. Where rounding turns a sign or a
+        Relu of some elements, the trials themselves lie beyond each other: a result may do so in no more elements than each of
+        them, and no farther. There are as few trials as explain it.
         """
         beyond = ""
         for count in range(1, TRIALS + 1):

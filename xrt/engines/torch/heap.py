@@ -18,7 +18,8 @@ MOST = 1 << 30
 """Bytes that are kept at most."""
 
 _guard = threading.Lock()
-_kept = 0
+_kept: list[int] = []
+"""What was set last, of the process as the heap is."""
 
 
 def keep_freed_memory(size: int) -> bool:
@@ -27,18 +28,17 @@ def keep_freed_memory(size: int) -> bool:
     By default glibc gives memory back to the system when a call frees it, and the system clears each page anew in the next call.
     What an environment variable says of this holds. Other C libraries are left as they are.
     """
-    global _kept  # of the process, as the heap is
     if size < LEAST or _is_decided():
         return False
     with _guard:
-        if size <= _kept:
+        if _kept and size <= _kept[0]:
             return True
         try:
             mallopt = ctypes.CDLL(None).mallopt
         except (AttributeError, OSError, TypeError):  # another C library, or another system
             return False
-        _kept = min(size, MOST)
-        return bool(mallopt(MMAP_THRESHOLD, LARGEST_IN_HEAP) and mallopt(TRIM_THRESHOLD, _kept))
+        _kept[:] = [min(size, MOST)]
+        return bool(mallopt(MMAP_THRESHOLD, LARGEST_IN_HEAP) and mallopt(TRIM_THRESHOLD, _kept[0]))
 
 
 def _is_decided() -> bool:

@@ -84,7 +84,8 @@ def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any
 @rule("mkldnn_rnn_layer")
 def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
     """Apply one layer in one direction: what AOTAutograd makes of an LSTM in evaluation mode on the CPU."""
-    *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers, has_biases, is_bidirectional, is_batch_first, train = args
+    *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
+    has_biases, is_bidirectional, is_batch_first, train = args[11:]
     if mode != _LSTM or batch_sizes or layers != 1 or is_bidirectional or is_batch_first or train:
         raise Unsupported("a layer of oneDNN that is no LSTM, is packed, or keeps what its gradient needs")
     weights = _stack_weights([params], _LSTM_GATES, has_biases)
