@@ -35,13 +35,7 @@ def preprocess(function: Function) -> Function:
     said = rewrite_nodes(infer_shapes(free), find_learned_definition)
     whole = expand_bodies(infer_shapes(upgrade_opset(infer_shapes(said), OPSET)))
     folded = infer_shapes(fold_constants(infer_shapes(whole), evaluate))
-    return infer_shapes(decompose(infer_shapes(_write_products(folded))))
-
-
-def _write_products(function: Function) -> Function:
-    """Return the Function with products in place of convolutions that take IREE longer; one without weights is declined later."""
-    is_known = all(len(node.inputs) > 1 for node in function.nodes if node.op == "Conv")
-    return write_convolutions_as_products(function) if is_known else function
+    return infer_shapes(decompose(infer_shapes(write_convolutions_as_products(folded))))
 
 
 def why_not_sized(function: Function) -> str | None:

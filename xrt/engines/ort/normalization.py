@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from xrt.engines.toolkit.mean_variance import write_mean_variance
-from xrt.engines.toolkit.node_writer import NodeWriter
-from xrt.graph import Constant, Function, Node, TensorType
+from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
+from xrt.graph import Function, TensorType
 
 __all__ = ["decompose_normalization"]
 
@@ -17,16 +15,14 @@ def decompose_normalization(function: Function) -> Function:
 
 
 def _within(function: Function, opset: int) -> Function:
-    nodes: list[Node] = []
-    constants: dict[str, Constant] = {}
-    for node in function.nodes:
-        writer = NodeWriter(node, function)
-        if node.op != "MeanVarianceNormalization" or not isinstance(function.get_type(writer.x), TensorType):
-            nodes.append(node.map_bodies(lambda body: _within(body, opset)))
-        elif write_mean_variance(writer, opset, node.outputs[0]) is None:
-            nodes.append(node)
-        else:
-            nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control)]
-            constants |= writer.constants
-    unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
+    nodes = tuple(node.map_bodies(lambda body: _within(body, opset)) for node in function.nodes)
+    if any(new is not old for new, old in zip(nodes, function.nodes, strict=True)):
+        function = function.replace(nodes=nodes)
+    return write_nodes(function, lambda writer: _write(writer, opset))
+
+
+def _write(writer: NodeWriter, opset: int) -> bool:
+    node = writer.node
+    if node.op != "MeanVarianceNormalization" or not isinstance(writer.function.get_type(writer.x), TensorType):
+        return False
+    return write_mean_variance(writer, opset, node.outputs[0]) is not None

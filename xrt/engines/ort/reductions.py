@@ -6,11 +6,10 @@ ONNX Runtime takes 147 us for the sum of (256, 512) over its rows, and 11 us for
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
-from xrt.engines.toolkit.node_writer import NodeWriter
+from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
 __all__ = ["write_sums_as_products"]
@@ -21,18 +20,14 @@ LEAST, MOST = 16, 1 << 16
 
 def write_sums_as_products(function: Function) -> Function:
     """Return the Function with each ReduceSum over leading axes, known and of known extents, as a product; itself without one."""
-    nodes: list[Node] = []
-    constants: dict[str, Constant] = {}
-    for node in function.nodes:
-        sizes = _find_sizes(node, function)
-        if sizes is None:
-            nodes.append(node)
-            continue
-        writer = NodeWriter(node, function)
+    return write_nodes(function, _write_sum)
+
+
+def _write_sum(writer: NodeWriter) -> bool:
+    sizes = _find_sizes(writer.node, writer.function)
+    if sizes is not None:
         _write_product(writer, *sizes)
-        nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
-        constants |= writer.constants
-    return function.replace(nodes=tuple(nodes), constants={**function.constants, **constants}) if constants else function
+    return sizes is not None
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] | None:

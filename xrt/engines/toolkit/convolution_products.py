@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
-from xrt.engines.toolkit.node_writer import NodeWriter
-from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
+from xrt.graph import DType, Function, Node, TensorType
 
 __all__ = ["write_convolutions_as_products"]
 
@@ -30,26 +29,22 @@ def write_convolutions_as_products(function: Function) -> Function:
 
     Weights that are dequantized stay with their Conv, which libraries compute in integers.
     """
-    nodes: list[Node] = []
-    constants: dict[str, Constant] = {}
-    for node in function.nodes:
-        sizes = _find_sizes(node, function)
-        if sizes is None:
-            nodes.append(node)
-            continue
-        writer = NodeWriter(node, function)
-        _write_product(writer, *sizes)
-        nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
-        constants |= writer.constants
-    return function.replace(nodes=tuple(nodes), constants={**function.constants, **constants}) if constants else function
+    return write_nodes(function, _write_convolution)
 
 
 Sizes = tuple[int, ...]
 
 
+def _write_convolution(writer: NodeWriter) -> bool:
+    sizes = _find_sizes(writer.node, writer.function)
+    if sizes is not None:
+        _write_product(writer, *sizes)
+    return sizes is not None
+
+
 def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
     """Return the shapes of the input, the weights and the result of a Conv that is to be a product; None for other nodes."""
-    if node.op != "Conv" or len(node.inputs) > 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
+    if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
         return None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, read_attributes
 
-__all__ = ["NodeWriter"]
+__all__ = ["NodeWriter", "write_nodes"]
 
 
 @dataclass(slots=True)
@@ -77,3 +77,21 @@ class NodeWriter:
     def x(self) -> str:
         """The first input."""
         return self.node.inputs[0]
+
+
+def write_nodes(function: Function, write: Callable[[NodeWriter], bool]) -> Function:
+    """Return the Function with each node that ``write`` writes as other nodes; itself where it writes none.
+
+    ``write`` returns whether it has written the node. The last node that it writes makes the node's result, and has its name.
+    """
+    nodes: list[Node] = []
+    constants: dict[str, Constant] = {}
+    for node in function.nodes:
+        writer = NodeWriter(node, function)
+        if not write(writer):
+            nodes.append(node)
+            continue
+        nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
+        constants |= writer.constants
+    unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
+    return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
