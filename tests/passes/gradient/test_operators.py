@@ -245,6 +245,10 @@ def convolutions() -> Iterator[Case]:
         )
     yield Case("Conv pointwise", lambda *x: ops.Conv(*x), (f(2, 3, 4, 4), f(2, 3, 1, 1)))
     yield Case("Conv pointwise strides", lambda *x: ops.Conv(*x, strides=[2, 3]), (f(2, 3, 5, 5), f(2, 3, 1, 1)))
+    for k, pads in enumerate(([2, 0, 0, 2], [0, 5, 1, 0])):
+        yield Case(
+            f"Conv of padding alone {k}", lambda *x, p=pads: ops.Conv(*x, strides=[3, 3], pads=p), (f(1, 2, 1, 1), f(2, 2, 1, 1))
+        )
     yield Case("Conv of many places", lambda *x: ops.Conv(*x, pads=[1, 0, 1, 2]), (f(1, 2, 17, 18), f(2, 2, 3, 3)))
     yield Case("Conv of a large kernel", lambda *x: ops.Conv(*x, pads=[2] * 4), (f(1, 2, 6, 6), f(2, 2, 4, 5)))
     yield Case(

@@ -71,7 +71,7 @@ def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, grou
         if all(0 <= rest < stride for rest, stride in zip(over, windows.strides, strict=True)):
             pads = (*windows.begins, *windows.ends)
             return emit("ConvTranspose", g, weights, pads=pads, output_padding=over if any(over) else None, **options)
-    return fit(emit("ConvTranspose", g, weights, **options), like, windows.begins)
+    return fit(emit("ConvTranspose", g, weights, **options), like, windows.begins, windows.reaches)
 
 
 def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:

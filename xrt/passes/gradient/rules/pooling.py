@@ -97,7 +97,7 @@ def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
         whole = emit("ConvTranspose", apart, np.ones((1, 1, *windows.kernel), g.dtype.numpy), **options)
         ends = [emit("Shape", whole, start=2), emit("Shape", like, end=2)]
         whole = emit("Reshape", whole, emit("Concat", ends[1], ends[0], axis=0), allowzero=1)
-    return fit(whole, like, windows.begins)
+    return fit(whole, like, windows.begins, windows.reaches)
 
 
 @definition("LpPool")

@@ -63,21 +63,31 @@ def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs
     return Windows(windows.kernel, strides, dilations, begins, ends)
 
 
-def fit(whole: Tensor, like: Tensor, begins: Sequence[int]) -> Tensor:
+def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
     """Return the part of a tensor that starts at those places of its spatial axes and has the extents of another one.
 
+    The tensor has at least as many elements along these axes as ``leasts`` says.
     Where the tensor ends before that, there are zeros.
     """
-    axes = range(2, 2 + len(begins))
+    axes = np.arange(2, 2 + len(begins))
+    if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # there may be less than is cut off
+        nothing = (0,) * len(begins)
+        longer = _pad(whole, like, nothing, begins, axes)
+        return emit("Slice", longer, integers(*begins), integers(*(np.iinfo(np.int64).max,) * len(begins)), axes)
+    return _pad(whole, like, begins, begins, axes)
+
+
+def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
+    """Return a tensor without its first elements, as long as from the places where it would have begun to the end of another."""
     sizes, wanted = whole.tensor_type.shape, like.tensor_type.shape
     if sizes is not None and wanted is not None and all(isinstance(d, int) for d in (*sizes[2:], *wanted[2:])):
-        after = [wanted[a] + begin - sizes[a] for a, begin in zip(axes, begins, strict=True)]  # type: ignore[operator]  # integers
-        if not any(begins) and not any(after):
+        after = [wanted[a] + begin - sizes[a] for a, begin in zip(axes, begins, strict=True)]
+        if not any(cut) and not any(after):
             return whole
-        pads: Any = integers(*(-begin for begin in begins), *after)
+        pads: Any = integers(*(-begin for begin in cut), *after)
     else:
         ends = [
             emit("Sub", emit("Add", extent(like, a), integers(b)), extent(whole, a)) for a, b in zip(axes, begins, strict=True)
         ]
-        pads = emit("Concat", integers(*(-begin for begin in begins)), *ends, axis=0)
-    return emit("Pad", whole, pads, None, np.asarray(axes, np.int64))
+        pads = emit("Concat", integers(*(-begin for begin in cut)), *ends, axis=0)
+    return emit("Pad", whole, pads, None, axes)
