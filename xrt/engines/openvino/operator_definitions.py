@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from xrt import passes
 from xrt.engines.openvino.decompositions import decompose_node
+from xrt.engines.openvino.known_issues import may_cut_off_more_than_there_is
 from xrt.engines.toolkit import node_rewrite
 from xrt.engines.toolkit.learned_models import ML, find_learned_definition
 from xrt.engines.toolkit.node_rewrite import as_function, rename_part
@@ -28,6 +29,8 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
     """
     if node.bodies or node.control:
         return None
+    if node.op_type == "Pad" and not may_cut_off_more_than_there_is(node, function):
+        return None  # what a Pad is said in has such a one
     return find_learned_definition(node, function) if node.domain == ML else _meaning(as_function(node, function))
 
 

@@ -64,6 +64,38 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (EMPTY,),
     ),
     CorpusEntry(
+        "cut_off_more_than_there_is",
+        "what is cut off beyond the tensor is not added at its other end; OpenVINO writes beyond its memory",
+        graph(
+            {"x": "float32[2,2]", "w": "float32[1,1,1,1]"},
+            {"y": "float32[3,1]", "z": "float32[1,1,1,1]"},
+            node("Pad", "x p", "y"),
+            node("ConvTranspose", "w w", "z", pads=[2, 0, 0, 2], output_padding=[2, 2], strides=[3, 3]),
+            constants={"p": i64([-3, 2, 4, -3])},
+        ),
+        (np.array([[1, 2], [3, 4]], np.float32), np.ones((1, 1, 1, 1), np.float32)),
+        (np.zeros((3, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32)),
+    ),
+    CorpusEntry(
+        "cut_off_more_at_run_time",
+        "the same with pads that only a call shows",
+        graph({"x": "float32[2,2]", "p": "int64[4]"}, {"y": "float32[?,?]"}, node("Pad", "x p", "y")),
+        (np.array([[1, 2], [3, 4]], np.float32), i64([-3, -1, 4, 1])),
+        (np.array([[0, 0], [0, 0], [0, 0]], np.float32),),
+    ),
+    CorpusEntry(
+        "convolved_no_images",
+        "a batch may be empty: the number of channels is that of the weights, not what is left of the size",
+        graph(
+            {"x": "float32[0,4,5,5]", "w": "float32[6,2,3,3]", "v": "float32[6,2,3,3]"},
+            {"y": "float32[0,6,3,3]", "z": "float32[0,4,5,5]"},
+            node("Conv", "x w", "y", group=2),
+            node("ConvTranspose", "y v", "z", group=2),
+        ),
+        (np.zeros((0, 4, 5, 5), np.float32), np.ones((6, 2, 3, 3), np.float32), np.ones((6, 2, 3, 3), np.float32)),
+        (np.zeros((0, 6, 3, 3), np.float32), np.zeros((0, 4, 5, 5), np.float32)),
+    ),
+    CorpusEntry(
         "elementwise_on_nothing",
         "nothing in, nothing out, of the broadcast shape",
         graph({"x": "float32[0,3]", "b": "float32[3]"}, {"y": "float32[0,3]"}, node("Add", "x b", "s"), node("Relu", "s", "y")),

@@ -53,14 +53,21 @@ def even(extent: int, count: int) -> list[int]:
 def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, list[tuple[int, int]]]:
     """Return the array less what is cut off, and what is to be added to each axis.
 
-    Of ``pads``, all begins and then all ends of the axes (all, for None), negative ones cut off.
+    Of ``pads``, all begins and then all ends of the axes (all, for None), negative ones cut off. What is to be cut off beyond the
+    array is not added at the other end: the extent of the result is the array's and both pads.
     """
     chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     wanted = [(0, 0)] * x.ndim
     for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
         wanted[axis] = (begin, end)
-    left = x[tuple(slice(max(0, -b), n + min(0, e)) for n, (b, e) in zip(x.shape, wanted, strict=True))]
-    return left, [(max(0, b), max(0, e)) for b, e in wanted]
+    kept, more = [], []
+    for extent, (begin, end) in zip(x.shape, wanted, strict=True):
+        start = min(max(0, -begin), extent)
+        stop = max(start, extent - max(0, -end))
+        over_begin, over_end = max(0, -begin) - start, max(0, -end) - (extent - stop)
+        kept.append(slice(start, stop))
+        more.append((max(0, max(0, begin) - over_end), max(0, max(0, end) - over_begin)))
+    return x[tuple(kept)], more
 
 
 def center(extents: Sequence[int], target: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
             found = multiply(xp, weights, columns)
             target = out if rows is None else out[:, :, rows]
             target[...] = found.reshape(target.shape)
-    return y.reshape(len(x), -1, *place.positions)
+    return y.reshape(len(x), len(w), *place.positions)
 
 
 def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
@@ -55,7 +55,7 @@ def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
     for offset, picked in place.offsets():
         factor = weights[(slice(None), slice(None), *offset)]
         y += x[picked][:, :, None] * factor.reshape(1, *factor.shape, *each)
-    return y.reshape(len(x), -1, *place.positions)
+    return y.reshape(len(x), len(w), *place.positions)
 
 
 def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
@@ -107,8 +107,8 @@ def conv_transpose(node: Node, env: KernelContext) -> Run:
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         window = make_window(node, w.shape[2:])
         weights = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
-        columns = multiply(xp, weights, x.reshape(len(x), group, x.shape[1] // group, -1))
-        columns = columns.reshape(len(x), -1, *window.kernel, *x.shape[2:])
+        columns = multiply(xp, weights, x.reshape(len(x), group, x.shape[1] // group, prod(x.shape[2:])))
+        columns = columns.reshape(len(x), group * w.shape[1], *window.kernel, *x.shape[2:])
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)
         whole = fold(xp, columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
