@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from xrt.engines.openvino.cache_updates import decompose_tensor_scatter
+from xrt.engines.openvino.negative_pads import decompose_pad
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import DType, Function, Node, Shape, TensorType, read_attributes
@@ -373,29 +374,6 @@ def _one_hot(pen: OpenVinoWriter) -> Function | None:
     return pen.whole(Node("OneHot", (places, *pen.inputs[1:]), pen.node.outputs, pen.node.attributes))
 
 
-def _padded(pen: OpenVinoWriter) -> Function | None:
-    """Say a Pad that may cut off more than there is by one that adds, and a Slice: the library writes beyond its memory."""
-    x, pads = pen.get_input_type(0), pen.get_input_type(1)
-    count = pads.shape[0] if pads is not None and pads.shape else None
-    if (
-        x is None
-        or x.shape is None
-        or not isinstance(count, int)
-        or pen.node.attr("mode", "constant") not in ("constant", b"constant")
-    ):
-        return None
-    zero, half = pen.literal(0, np.int64), count // 2
-    more = pen.op("Max", pen.inputs[1], zero)
-    cut = pen.op("Min", pen.inputs[1], zero)
-    padded = pen.op("Pad", pen.inputs[0], more, *pen.inputs[2:], attributes=pen.node.attributes)
-    axes = pen.get_input(3) or pen.literal(range(len(x.shape)), np.int64)
-    first, middle, last = (pen.literal([place], np.int64) for place in (0, half, count))
-    begins = pen.op("Neg", pen.op("Slice", cut, first, middle))
-    sizes = pen.op("Gather", pen.op("Shape", padded), axes)
-    ends = pen.op("Max", pen.op("Add", sizes, pen.op("Slice", cut, middle, last)), zero)
-    return pen.results(pen.op("Slice", padded, begins, ends, axes))
-
-
 SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
     "BitShift": _shift,
@@ -405,7 +383,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
     "Clip": _bounded,
-    "Pad": _padded,
+    "Pad": decompose_pad,
     "PRelu": _slopes,
     "Shrink": _shrink,
     "TensorScatter": decompose_tensor_scatter,

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.negative_pads import NEGATIVE_PADS
 from xrt.engines.toolkit.fourier_precision import AXIS_IS_INPUT, Transform
 from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, is_training, since_version
 
-__all__ = ["DEFECTS", "find_known_issue", "may_cut_off_more_than_there_is", "transform_error"]
+__all__ = ["DEFECTS", "find_known_issue", "transform_error"]
 
 
 def _has(node: Node, index: int) -> bool:
@@ -198,33 +199,6 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
     return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
 
 
-def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
-    """Whether a pad may be negative, and cut off more elements than its axis has."""
-    found = _constant(node, 1, function)
-    if found is None and _has(node, 1):
-        return not _is_least_zero(node.inputs[1], function)
-    pads = [int(pad) for pad in (node.attr("pads", ()) if found is None else found.array.reshape(-1))]
-    if min(pads, default=0) >= 0:
-        return False
-    shape, count = _shape(node, 0, function), len(pads) // 2
-    chosen = _constant(node, 3, function)
-    if shape is None or (_has(node, 3) and chosen is None):
-        return True
-    axes = range(len(shape)) if chosen is None else [int(axis) for axis in chosen.array.reshape(-1)]
-    extents = [shape[axis] for axis in axes]
-    cuts = [max(0, -begin) + max(0, -end) for begin, end in zip(pads[:count], pads[count:], strict=True)]
-    return any(cut and not (isinstance(extent, int) and cut <= extent) for cut, extent in zip(cuts, extents, strict=True))
-
-
-def _is_least_zero(name: str, function: Function) -> bool:
-    """Whether a value is the largest of something and of a constant without a negative number."""
-    producer = function.producer(name)
-    if producer is None or producer.op != "Max":
-        return False
-    known = [function.constants[one].array for one in producer.inputs if one in function.constants]
-    return any(bool((one >= 0).all()) for one in known)
-
-
 def transform_error(node: Node, function: Function) -> float:
     """Return by how much a transform may be off, as a share of its largest element."""
     opset = function.opsets.get("", 0)
@@ -298,15 +272,7 @@ DEFECTS: tuple[KnownIssue, ...] = (
         "does not convert this where there are no axes and that is known only at run time",
         ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
     ),
-    KnownIssue(
-        ("Pad",),
-        may_cut_off_more_than_there_is,
-        "writes beyond its memory, and ends the process, where a negative pad cuts off more than there is",
-        (
-            "cut_off_more_than_there_is of the corpus: ends the process",
-            "cut_off_more_at_run_time of the corpus: ends the process",
-        ),
-    ),
+    NEGATIVE_PADS,
     KnownIssue(
         ("Split",),
         _splits_an_open_extent,

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from xrt import passes
 from xrt.engines.openvino.decompositions import decompose_node
-from xrt.engines.openvino.known_issues import may_cut_off_more_than_there_is
+from xrt.engines.openvino.negative_pads import may_cut_off_more_than_there_is
 from xrt.engines.toolkit import node_rewrite
 from xrt.engines.toolkit.learned_models import ML, find_learned_definition
 from xrt.engines.toolkit.node_rewrite import as_function, rename_part

@@ -25,7 +25,7 @@ _kept: list[int] = []
 def keep_freed_memory(size: int) -> bool:
     """Have the C library keep that many bytes of freed memory at the end of its heap, and no fewer later; return whether it does.
 
-    By default glibc gives memory back to the system when a call frees it, and the system clears each page anew in the next call.
+    By default glibc gives memory back to the system when a call frees it, and the system clears each page again for the next one.
     What an environment variable says of this holds. Other C libraries are left as they are.
     """
     if size < LEAST or _is_decided():
