@@ -24,7 +24,8 @@ __all__ = ["RECORD", "SUBJECTS", "Subject", "find_stale", "hash_source", "read_r
 TOP = Path(__file__).parents[1]
 RECORD = TOP / "tests" / "proofs.json"
 
-_SHARED = ("xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/engines/toolkit/**/*.py")
+_SHARED = ("xrt/engines/*.py", "xrt/engines/contract/*.py")
+_TOOLKIT = "xrt.engines.toolkit"
 _LIBRARIES = {
     "toy": ("ml_dtypes",),
     "ort": ("onnxruntime",),
@@ -64,8 +65,41 @@ def _engine(name: str) -> Subject:
     if name in ("toy", "xla"):
         sources.append("xrt/engines/kernels/*.py")
     if name == "toy":
-        sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/**/*"]
+        sources.append("xrt/engines/native/**/*.py")
+    sources += _find_toolkit(sources)
+    if name == "toy":
+        sources.append("xrt/engines/native/src/**/*")
     return Subject(f"engine {name}", tuple(sources), ("onnx", "numpy", *_LIBRARIES[name]))
+
+
+def _find_toolkit(patterns: Iterable[str]) -> list[str]:
+    """Return the modules of the toolkit that those sources import, and those that these import."""
+    left = [path for pattern in patterns for path in TOP.glob(pattern)]
+    found: set[Path] = set()
+    while left:
+        new = _list_toolkit(left.pop()) - found
+        found |= new
+        left += new
+    return sorted(path.relative_to(TOP).as_posix() for path in found)
+
+
+@cache
+def _list_toolkit(path: Path) -> frozenset[Path]:
+    """Return the files of the toolkit that a module imports anywhere in it."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return frozenset(path for name in names if name.startswith(_TOOLKIT) for path in _find_files(name))
+
+
+def _find_files(name: str) -> Iterator[Path]:
+    """Yield the files that an import of a module of the toolkit reads: packages have one each."""
+    whole = TOP.joinpath(*name.split("."))
+    packages = [whole, *whole.parents[: name.count(".") - _TOOLKIT.count(".")]]
+    yield from filter(Path.is_file, (whole.with_suffix(".py"), *(package / "__init__.py" for package in packages)))
 
 
 _AREAS = (

@@ -14,6 +14,8 @@ from tests.conftest import is_selected, put_slow_first
 from tools.proofs import SUBJECTS, TOP, find_stale, hash_source, read_record, renew_record
 
 ENGINE = "xrt/engines/iree/engine.py"
+PRODUCTS = "xrt/engines/toolkit/convolution_products.py"
+WRITER = "xrt/engines/toolkit/node_writer.py"
 RECORDED = ("engine iree", "processes", "suite")
 
 
@@ -45,10 +47,11 @@ def _append(text: str) -> Callable[[Path], object]:
     [
         (ENGINE, _append("\nPLANTED = 1\n"), ["engine iree: xrt/engines/iree/**/*.py changed"]),
         (ENGINE, Path.unlink, ["engine iree: xrt/engines/iree/**/*.py changed"]),
+        (PRODUCTS, _append("\nPLANTED = 1\n"), [f"engine iree: {PRODUCTS} changed"]),
         ("xrt/processes/spawn.py", _append("\nPLANTED = 1\n"), ["processes: xrt/processes/*.py changed"]),
         (ENGINE, _append("\n# planted\n\n"), []),
     ],
-    ids=["a statement", "a file less", "an area", "a comment"],
+    ids=["a statement", "a file less", "the toolkit", "an area", "a comment"],
 )
 def test_a_planted_change_is_reported_with_the_command(
     top: Path, changed: str, change: Callable[[Path], object], stale: list[str]
@@ -63,6 +66,14 @@ def test_a_planted_change_is_reported_with_the_command(
 def _copied(top: Path) -> Path:
     """Return another copy: hashes are remembered by folder."""
     return Path(shutil.copytree(top, top / "again"))
+
+
+def test_an_engine_depends_on_what_it_takes_of_the_toolkit() -> None:
+    users = {name for name, subject in SUBJECTS.items() if PRODUCTS in subject.sources}
+    assert users == {"engine iree", "engine ort"}
+    assert users < {name for name, subject in SUBJECTS.items() if WRITER in subject.sources}, "which these modules import"
+    taken = {source for subject in SUBJECTS.values() for source in subject.sources}
+    assert {path.relative_to(TOP).as_posix() for path in TOP.glob("xrt/engines/toolkit/**/*.py")} <= taken
 
 
 def test_another_version_is_reported(top: Path) -> None:

@@ -75,6 +75,21 @@ def test_frozen_parameters_are_constants_of_their_own_memory(functions: list[Fun
     assert {parameter.data_ptr() for parameter in block.parameters()} <= held
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: (x + 1).t().as_strided((6,), (1,)) * 2,
+        lambda x: (x.t() + 1).as_strided((6,), (1,)) * 2,
+        lambda x: (x + 1)[:, 1:].as_strided((3,), (1,)) * 2,
+    ],
+    ids=["a transposed value", "a value of a transposed one", "a part"],
+)
+def test_what_reads_the_memory_around_a_tensor_runs_in_pytorch(read: Callable[..., Any]) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="reads the memory around a tensor"):
+        torch.testing.assert_close(compiled(read, engine="torch")(x), read(x))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_recurrent_layers_have_their_onnx_form(bias: bool, functions: list[Function]) -> None:
     """In evaluation mode AOTAutograd writes an LSTM in an operator of oneDNN per layer and direction."""

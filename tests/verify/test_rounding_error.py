@@ -108,6 +108,32 @@ def test_a_result_may_depart_from_the_trials_as_each_of_them_does_from_the_other
         assert not trials.explain(other, [expected], run)
 
 
+def test_a_wrong_tail_does_not_hide_among_large_differences() -> None:
+    """One row nearly cancels, and its trials are far apart; those of the others are not, and there nothing else is right."""
+    rows, columns = 16, 512
+    shape = f"float32[{rows},{columns}]"
+    differences = graph(
+        {"x": shape, "y": shape},
+        {"z": shape},
+        node("Mul", "x x", "a"),
+        node("Mul", "y y", "b"),
+        node("Sub", "a b", "c"),
+        node("ReduceL2", "c axes", "n", keepdims=1),
+        node("Div", "c n", "z"),
+        constants={"axes": np.array([1])},
+    )
+    draw = np.random.default_rng(0)
+    x = draw.uniform(0.5, 1, (rows, columns)).astype(np.float32)
+    y = draw.uniform(0.5, 1, (rows, columns)).astype(np.float32)
+    y[0] = x[0] * np.float32(1 - 60 * np.finfo(np.float32).eps)
+    given, run = [x, y], Counted()
+    (expected,), trials = run(differences, given), RoundingTrials(differences, given)
+    for count in (1, 2, 4):
+        wrong = expected.copy()
+        wrong[-1, -count:] = 0
+        assert not trials.explain([wrong], [expected], run)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_special_values_and_large_ones_stay_what_they_are(dtype: Any) -> None:
     name, most = np.dtype(dtype).name, np.finfo(dtype).max

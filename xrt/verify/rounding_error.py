@@ -49,9 +49,9 @@ class RoundingTrials:
     def explain(self, results: Sequence[Any], expected: Sequence[Any], run: Run) -> Comparison:
         """Return whether rounding alone explains the difference of results from the expected ones, which ``run`` has computed.
 
-        Types and shapes must be equal, and so must what is not disturbed by any of the trials. Where rounding turns a sign or a
-        Relu of some elements, the trials themselves lie beyond each other: a result may do so in no more elements than each of
-        them, and no farther. There are as few trials as explain it.
+        Types and shapes must be equal, and a result lies within the trials. Where rounding turns a sign or a Relu of some
+        elements, the trials lie beyond each other, and a result may do so in no more elements than each of them, and no farther.
+        There are as few trials as explain it.
         """
         beyond = ""
         for count in range(1, TRIALS + 1):
@@ -155,30 +155,34 @@ def _widest(expected: Array, trials: Sequence[Array]) -> Array:
 
 
 def _find_departures(mine: Array, theirs: Array, spread: Array) -> Array:
-    """Return the distances from what is expected that lie beyond the spread of trials."""
+    """Return the distances from what is expected that lie beyond the spread of trials, and how many times the spread that is."""
     wide, expected = mine.astype(np.float64), theirs.astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         distance = np.abs(wide - expected)
         good = (wide == expected) | (np.isnan(wide) & np.isnan(expected)) | (distance <= SLACK * spread)
-    return distance[~good]  # type: ignore[no-any-return]
+        return np.stack([distance[~good], distance[~good] / spread[~good]])
 
 
 def _resembles(mine: Any, theirs: Any, trials: Sequence[Any]) -> bool:
-    """Whether a result departs from the trials in no more elements than each of them from the others, and no farther."""
+    """Whether a result departs from the trials in no more elements than each of them from the others, and no farther.
+
+    How far is counted in numbers, and in the spread of the element: a tail of errors among large differences is none of these.
+    """
     if len(trials) < LEAST_COMPARED or not isinstance(theirs, np.ndarray) or theirs.dtype.kind != "f":
         return False
     if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
     departures = _find_departures(mine, theirs, _widest(theirs, trials))
-    if not np.isfinite(departures).all():
+    if not np.isfinite(departures[0]).all():
         return False
     farthest = []
     for place, trial in enumerate(trials):
         others = _find_departures(trial, theirs, _widest(theirs, [*trials[:place], *trials[place + 1 :]]))
-        if len(others) < len(departures):
+        others = others[:, np.isfinite(others[0])]
+        if others.shape[1] < departures.shape[1]:
             return False
-        farthest.append(np.max(others[np.isfinite(others)], initial=0.0))
-    return bool(departures.max(initial=0.0) <= SLACK * max(farthest))
+        farthest.append(others.max(axis=1, initial=0.0))
+    return bool((departures.max(axis=1, initial=0.0) <= SLACK * np.max(farthest, axis=0)).all())
 
 
 def _scalars(mine: Any, theirs: Any, trials: Sequence[Any]) -> tuple[Array, Array, list[Array]]:

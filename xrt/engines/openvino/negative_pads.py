@@ -44,10 +44,11 @@ def _is_least_zero(name: str, function: Function) -> bool:
 
 
 def decompose_pad(pen: OpenVinoWriter) -> Function | None:
-    """Write a Pad as one that adds, and a Slice; None where a rank is not known."""
+    """Write a Pad as one that adds, and a Slice; None where a rank is not known, or what is cut off may be read."""
     x, pads = pen.get_input_type(0), pen.get_input_type(1)
     count = pads.shape[0] if pads is not None and pads.shape else None
-    if x is None or x.shape is None or not isinstance(count, int):
+    is_constant = pen.node.attr("mode", "constant") in ("constant", b"constant")
+    if x is None or x.shape is None or not isinstance(count, int) or not is_constant:
         return None
     zero = pen.literal(0, np.int64)
     more, cut = (pen.op(kind, pen.inputs[1], zero) for kind in ("Max", "Min"))

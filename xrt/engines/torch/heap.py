@@ -17,28 +17,31 @@ LEAST = 8 << 20
 MOST = 1 << 30
 """Bytes that are kept at most."""
 
-_guard = threading.Lock()
+_guard = [threading.Lock()]
 _kept: list[int] = []
 """What was set last, of the process as the heap is."""
 
 
 def keep_freed_memory(size: int) -> bool:
-    """Have the C library keep that many bytes of freed memory at the end of its heap, and no fewer later; return whether it does.
+    """Have the C library keep that many bytes of freed memory at the end of its heap, `MOST` at most, and no fewer later.
 
-    By default glibc gives memory back to the system when a call frees it, and the system clears each page again for the next one.
-    What an environment variable says of this holds. Other C libraries are left as they are.
+    Returns whether it does. By default glibc gives memory back to the system when a call frees it, and the system clears each
+    page again for the next one. What an environment variable says of this holds. Other C libraries are left as they are.
     """
     if size < LEAST or _is_decided():
         return False
-    with _guard:
+    size = min(size, MOST)
+    with _guard[0]:
         if _kept and size <= _kept[0]:
             return True
         try:
             mallopt = ctypes.CDLL(None).mallopt
         except (AttributeError, OSError, TypeError):  # another C library, or another system
             return False
-        _kept[:] = [min(size, MOST)]
-        return bool(mallopt(MMAP_THRESHOLD, LARGEST_IN_HEAP) and mallopt(TRIM_THRESHOLD, _kept[0]))
+        if not (mallopt(MMAP_THRESHOLD, LARGEST_IN_HEAP) and mallopt(TRIM_THRESHOLD, size)):
+            return False
+        _kept[:] = [size]
+        return True
 
 
 def _is_decided() -> bool:
@@ -48,3 +51,7 @@ def _is_decided() -> bool:
         f"MALLOC_{name.upper()}_THRESHOLD_" in os.environ or f"glibc.malloc.{name}_threshold" in tunables
         for name in ("trim", "mmap")
     )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _guard.__setitem__(0, threading.Lock()))  # its holder is not in the child

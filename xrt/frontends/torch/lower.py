@@ -293,18 +293,28 @@ def _check_types(fake: Any, call: Call) -> None:
     for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
         if isinstance(one, torch.Tensor) and one.dtype.is_complex:
             raise Unsupported("operators of ONNX take no complex numbers")
-    if str(call.target) == "aten.as_strided.default" and not (read[0].is_contiguous() and read[0].storage_offset() == 0):
+    if str(call.target) == _STRIDED and not _is_plain(read[0]):
         raise Unsupported("as_strided of a tensor that is not contiguous")
+
+
+_STRIDED = "aten.as_strided.default"
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins where its memory begins, with its elements in order."""
+    return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 _BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
 
 
 def _check_memory(call: Call) -> None:
-    """Raise ModelError for an operator that keeps the factors of a matrix or of its transpose, by the order in memory.
+    """Raise ModelError for an operator whose result depends on where PyTorch has its input in memory: an engine's are contiguous.
 
-    The backward graph is traced for one of these, and an engine's results are contiguous.
+    One of determinants keeps the factors of a matrix or of its transpose, and the backward graph is traced for one of these.
     """
+    if str(call.target) == _STRIDED and not _is_plain(call.all_input_nodes[0].meta["val"]):
+        raise ModelError(f"{call.target} reads the memory around a tensor that is not contiguous")
     is_kept = len(call.users) > 1
     if is_kept and str(call.target) in _BY_MEMORY and not call.all_input_nodes[0].meta["val"].is_contiguous():
         raise ModelError(f"what {call.target} keeps for its gradient depends on the order of its input in memory")

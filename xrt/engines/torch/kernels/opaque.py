@@ -123,7 +123,8 @@ def _element(type_: Any) -> str:
 
 def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
     if tagged.kind == "tensor":
-        return inputs[tagged.value].contiguous()  # an operator of oneDNN reads the memory in the order that its caller made
+        found = inputs[tagged.value]  # an operator of oneDNN reads the memory in the order that its caller made
+        return found.contiguous() if isinstance(found, torch.Tensor) else found
     if tagged.kind == "number":
         return inputs[tagged.value].item()
     if tagged.kind == "device":

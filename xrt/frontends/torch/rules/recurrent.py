@@ -86,8 +86,11 @@ def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
     """Apply one layer in one direction: what AOTAutograd makes of an LSTM in evaluation mode on the CPU."""
     *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
     has_biases, is_bidirectional, is_batch_first, train = args[11:]
-    if mode != _LSTM or batch_sizes or layers != 1 or is_bidirectional or is_batch_first or train:
+    is_one = layers == 1 and not is_bidirectional and not is_batch_first
+    if mode != _LSTM or batch_sizes or not is_one or train or result[3] is not None:
         raise Unsupported("a layer of oneDNN that is no LSTM, is packed, or keeps what its gradient needs")
+    if x.dtype is not DType.FLOAT32:
+        raise Unsupported(f"an LSTM of {x.dtype}, which PyTorch computes faster than engines do")
     weights = _stack_weights([params], _LSTM_GATES, has_biases)
     attributes = {"hidden_size": hidden, "direction": "reverse" if is_reversed else "forward"}
     y, *ends = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
