@@ -49,7 +49,7 @@ class RoundingTrials:
     def explain(self, results: Sequence[Any], expected: Sequence[Any], run: Run) -> Comparison:
         """Return whether rounding alone explains the difference of results from the expected ones, which ``run`` has computed.
 
-        Types and shapes must be equal, and a result lies within the trials. Where rounding turns a sign or a Relu of some
+        Types and shapes must be equal, and a result within the trials. Where rounding turns a sign or a Relu of some
         elements, the trials lie beyond each other, and a result may do so in no more elements than each of them, and no farther.
         There are as few trials as explain it.
         """
