@@ -302,7 +302,7 @@ _STRIDED = "aten.as_strided.default"
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor begins where its memory begins, with its elements in order."""
-    return tensor.is_contiguous() and tensor.storage_offset() == 0
+    return tensor.is_contiguous() and tensor.storage_offset() == 0  # type: ignore[no-any-return]  # untyped there
 
 
 _BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
