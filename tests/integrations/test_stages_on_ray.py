@@ -161,7 +161,7 @@ class TestOnRay:
         write_perceptron(path, layers, width, "ort")
         x = np.ones((2, width), "float32")
         with pipeline(path, 4, channel="calls", timeout=LATE) as piped, xrt.load(path) as module:
-            np.testing.assert_allclose(piped(x), module(x), rtol=1e-4)
+            np.testing.assert_allclose(piped(x), module(x), rtol=1e-4, atol=1e-6)
             return [(count_mapped(process.pid, path), count_peak(process.pid)) for process in piped.processes]
 
     def test_parts_on_their_way_are_bounded(self, cluster, tmp_path):
@@ -227,8 +227,10 @@ class TestOnRay:
                 np.testing.assert_array_equal(mine, whole)
 
     def test_a_machine_that_is_lost_takes_its_stage(self, cluster, tmp_path):
-        node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"lost": 1})
-        options = [{}, {"resources": {"lost": 1}}]
+        kept, node = (
+            cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={name: 1}) for name in ("kept", "lost")
+        )
+        options = [{"resources": {"kept": 1}}, {"resources": {"lost": 1}}]
         x = np.ones((1, 4), "float32")
         with pipeline(chain(tmp_path), 2, engine="toy", channel="calls", actor_options=options, timeout=LATE) as piped:
             expected = piped(x)
@@ -239,6 +241,7 @@ class TestOnRay:
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"lost": 1})
             assert piped.rebuild() == (1,)
             np.testing.assert_array_equal(piped(x), expected)
+        cluster.remove_node(kept)
 
     @pytest.mark.parametrize("channel", ["calls", "graph"])
     def test_an_error_in_a_stage_is_the_engines(self, cluster, tmp_path, channel):
