@@ -92,7 +92,7 @@ def test_a_mean_far_from_zero_costs_no_digits() -> None:
     function = one_node("LayerNormalization", [x, np.ones(4096, np.float32)])
     (actual,), wide = on_native(function, [x, np.ones(4096, np.float32)]), x.astype(np.float64)
     exact = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(actual, exact, atol=1e-3)
+    np.testing.assert_allclose(actual, exact, atol=2e-3)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 4, 9), (1, 2, 0), (2, 4, 3, 3, 3)])

@@ -133,7 +133,7 @@ def test_constants_may_be_codes() -> None:
         {"w": w, "s": scale, "z": np.array([1, -2, 3, 0]).astype(ml_dtypes.int4)},
     ).replace(types={"d": tensor(8, 4)})
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    np.testing.assert_allclose(run(f, x)[0], x @ ((w.astype(np.float32) - [1, -2, 3, 0]) * scale), rtol=1e-5)
+    np.testing.assert_allclose(run(f, x)[0], x @ ((w.astype(np.float32) - [1, -2, 3, 0]) * scale), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [10, 100_000], ids=["copied", "set"])

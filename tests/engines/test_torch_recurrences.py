@@ -60,7 +60,7 @@ def test_results_are_those_of_the_reference(op: str, attributes: dict[str, Any],
         expected = compiled(function, engine=Toy()).run(inputs)
         for _ in range(2):
             for got, due in zip(executable.run(inputs), expected, strict=True):
-                np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_threads_share_an_executable() -> None:
     def work(seed: int) -> bool:
         x = np.random.default_rng(seed).standard_normal((120, 120)).astype(np.float32)
         expected = np.tanh(x @ x) + x
-        return all(np.allclose(executable.run([x])[0], expected, atol=1e-5) for _ in range(10))
+        return all(np.allclose(executable.run([x])[0], expected, atol=1e-4) for _ in range(10))
 
     assert at_once(work) == []
 

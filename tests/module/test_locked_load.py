@@ -58,7 +58,7 @@ def test_each_size_runs_by_the_plan_of_the_lock(lock: PlacementFile, tmp_path: P
         plans = tuple(bench.describe_plan(Split(1, 1), size) for size in (1, 2, 4))
         seen.append(plans)
         module, (x,) = bench.find_example(1, 4)
-        np.testing.assert_allclose(module(x), np.maximum(x @ WEIGHT, 0), rtol=1e-5)
+        np.testing.assert_allclose(module(x), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-6)
         return LoadCheckResult("held", limit, locked, 1.0, RatioInterval(1, 1, 1), 1, 1.0, note=f"{seconds} {more['seed']}")
 
     monkeypatch.setattr(load_check, "check_load", look)

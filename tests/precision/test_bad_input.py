@@ -98,7 +98,7 @@ def test_one_example_of_validation_is_no_interval() -> None:
 
 
 def fail_on_lowered(outputs: list[Any], items: list[Any]) -> float:
-    if not np.allclose(outputs[0], fail_on_lowered.expected):  # type: ignore[attr-defined]  # set by the test
+    if not np.allclose(outputs[0], fail_on_lowered.expected, atol=1e-3):  # type: ignore[attr-defined]  # set by the test
         raise KeyError("label")
     return 1.0
 
