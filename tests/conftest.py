@@ -1,5 +1,7 @@
 """Settings of all tests: hypothesis does not judge by the clock of a loaded machine, and CI tries the same examples each time.
 
+Random numbers that a test draws without a seed of its own are the same in every run.
+
 No test touches the user's own cache: each process of the tests has a directory of its own, which its children share.
 
 A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves that subject. Where the subject has a record in
@@ -13,11 +15,14 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
+import sys
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Container, Generator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -96,10 +101,27 @@ def is_selected(item: pytest.Item, full: bool, subject: str | None, recorded: Co
     return bool(share) and zlib.crc32(item.nodeid.encode()) % share == 0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Let a module of tests draw the same numbers when it is imported, whatever was imported before it."""
+    if isinstance(collector, pytest.Module):
+        seed_generators()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Send the subject with the test's reports."""
+    """Let a test draw the same numbers in every run, and send the subject with the test's reports."""
+    seed_generators()
     if mark := item.get_closest_marker("proof"):
         item.user_properties.append(("proof", mark.args[0]))
+
+
+def seed_generators() -> None:
+    """Seed the generators that tests share: the standard library's, NumPy's, and PyTorch's once a test has imported it."""
+    random.seed(0)
+    np.random.seed(0)  # the one that libraries draw from
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 class ProofRecorder:
