@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test test-full check slow-tests cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --quick -q
+
+slow-tests: $(VENV)/dev.stamp $(VENV)/clients.stamp ## time the tests, and note in tests/slow_tests.json which of them `make check` leaves out
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --note-slow -q
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm

@@ -8,6 +8,8 @@ A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves
 ``tests/proofs.json``, a run without ``--full`` takes one in N of its tests that have parameters, and one in M (all, where M is
 not given) of those that have none; with N = 0 it takes none. ``--full`` takes all tests, ``--subject`` those of one subject;
 where they pass, the record notes what was proved (see tools/proofs.py).
+
+A run with ``--quick`` leaves out what is marked ``slow`` and what ``tests/slow_tests.json`` lists (see tools/slow_tests.py).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import random
 import sys
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Generator, Sequence
 
 import numpy as np
@@ -27,6 +29,7 @@ import pytest
 from hypothesis import settings
 
 from tools.proofs import SUBJECTS, read_record, renew_record
+from tools.slow_tests import name_function, read_slow_tests, write_slow_tests
 from xrt.errors import DeviceError
 from xrt.runtime import available_cores
 from xrt.runtime.devices import device
@@ -45,6 +48,8 @@ os.environ.pop("XRT_CACHE_SIZE", None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test-full` says."""
     parser.addoption("--full", action="store_true", help="run every test, and note in tests/proofs.json what passed")
+    parser.addoption("--quick", action="store_true", help="leave out tests that are slow, or were when they were timed")
+    parser.addoption("--note-slow", action="store_true", help="note in tests/slow_tests.json which tests are slow")
     parser.addoption("--subject", choices=SUBJECTS, help="run the tests that prove this subject, and note it if they pass")
 
 
@@ -52,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take note of what is proved, in the one process that hears of all tests."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(ProofRecorder(config))
+        if config.option.note_slow:
+            config.pluginmanager.register(DurationRecorder())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,6 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
     recorded = read_record()
     kept = [item for item in items if is_selected(item, config.option.full, config.option.subject, recorded)]
+    if config.option.quick:
+        slow = read_slow_tests()
+        kept = [item for item in kept if not item.get_closest_marker("slow") and name_function(item.nodeid) not in slow]
     if len(kept) < len(items):
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -151,6 +161,24 @@ class ProofRecorder:
         whole = self._is_whole and not self._crashed and (self._options.full or self._options.subject)
         if whole and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             renew_record({name: count for name, count in self._passed.items() if name not in self._failed})
+
+
+class DurationRecorder:
+    """Times the tests, and notes those that are slow."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add what a phase of a test took."""
+        self._seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was slow."""
+        each: defaultdict[str, list[float]] = defaultdict(list)
+        for nodeid, seconds in self._seconds.items():
+            each[name_function(nodeid)].append(seconds)
+        write_slow_tests(each)
 
 
 @functools.cache
