@@ -153,6 +153,27 @@ def test_only_what_has_the_shape_of_the_result_is_written_over() -> None:
     assert compiled(TWO_RESULTS).inplace_pairs() == []
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        one("Conv", tensor(2, 4, 8), tensor(4, 1, 1), output=tensor(2, 4, 8), group=4),
+        one("MatMul", tensor(6, 1), tensor(1, 1), output=tensor(6, 1)),
+        one("ReduceSum", tensor(6, 1), output=tensor(6, 1)),
+        one("MaxPool", tensor(2, 4, 8), output=tensor(2, 4, 8), kernel_shape=[1]),
+    ],
+    ids=lambda f: f.nodes[0].op,
+)
+def test_a_sum_of_one_element_is_not_written_over_what_it_sums(f: Function) -> None:
+    """It writes its zero first: such a convolution gave nothing but zeros."""
+    executable, arrays = compiled(f), [random(*value.type.shape) for value in f.inputs]
+    expected = executable.run(arrays)[0].copy()
+    assert expected.any()
+    for place, _ in executable.inplace_pairs():
+        over = [x.copy() for x in arrays]
+        executable.bind(over, [over[place]])()
+        assert np.array_equal(over[place], expected)
+
+
 def reversed_sum(names: str) -> IRModule:
     """Return a module of one loop: the first of two arguments, plus the second from its end."""
     a, b = (te.placeholder((8,), name=name) for name in "ab")

@@ -98,6 +98,8 @@ def _read_where_written(function: Any) -> set[int]:
     stmt, (*given, result) = schedule.get(blocks[0]), function.params
     if len(stmt.writes) != 1 or not stmt.writes[0].source.same_as(result):
         return set()
+    if stmt.init is not None:  # a sum of one element writes its zero before it reads
+        return set()
     return {place for place, buffer in enumerate(given) if _is_read_where(stmt, buffer, stmt.writes[0])}
 
 

@@ -96,6 +96,25 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (np.zeros((0, 6, 3, 3), np.float32), np.zeros((0, 4, 5, 5), np.float32)),
     ),
     CorpusEntry(
+        "sums_of_one_element",
+        "a sum of one element writes its zero before it reads: its result must not take the place of what it sums",
+        graph(
+            {"x": "float32[2,2,4]", "w": "float32[2,1,1]", "a": "float32[4,1]", "b": "float32[1,1]"},
+            {"y": "float32[2,2,4]", "z": "float32[4,1]"},
+            node("Neg", "x", "t"),
+            node("Conv", "t w", "u", group=2),
+            node("Abs", "u", "y"),
+            node("Neg", "a", "c"),
+            node("MatMul", "c b", "d"),
+            node("Abs", "d", "z"),
+        ),
+        (np.arange(16, dtype=np.float32).reshape(2, 2, 4), f32([[[2]], [[3]]]), f32([[1], [2], [3], [4]]), f32([[5]])),
+        (
+            np.arange(16, dtype=np.float32).reshape(2, 2, 4) * f32([[2], [3]]),
+            f32([[5], [10], [15], [20]]),
+        ),
+    ),
+    CorpusEntry(
         "elementwise_on_nothing",
         "nothing in, nothing out, of the broadcast shape",
         graph({"x": "float32[0,3]", "b": "float32[3]"}, {"y": "float32[0,3]"}, node("Add", "x b", "s"), node("Relu", "s", "y")),
