@@ -18,6 +18,7 @@ from xrt.engines.tvm.support import positions_read_at_import
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, read_attributes
+from xrt.placement.reference import evaluate
 from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.verify.execution import run_alone
 
@@ -72,6 +73,29 @@ def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) 
     f = one("MeanVarianceNormalization", tensor(1, 2, 7, 9), output=tensor(1, 2, 7, 9), opset=opset)
     (y,) = run(f, np.full((1, 2, 7, 9), number, np.float32))
     assert np.abs(y).max() < 1e-2
+
+
+@pytest.mark.parametrize("kept", [("y", "mean", "inverse"), ("y", "", "inverse"), ("y", "mean")], ids=str)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.FLOAT64])
+@pytest.mark.parametrize(("axis", "opset"), [(-1, 17), (1, 18), (0, 20)])
+def test_statistics_of_a_normalization(axis: int, opset: int, dtype: DType, kept: tuple[str, ...]) -> None:
+    """TVM's importer leaves them out; they are float32 by default, whatever is normalized."""
+    shape = (2, 3, 8)
+    own, statistics = tensor(*shape[axis:], dtype=dtype), tensor(*(shape[:axis] if axis else ()), *[1] * len(shape[axis:]))
+    node = Node("LayerNormalization", ("x", "scale", "bias"), kept, read_attributes({"axis": axis}))
+    types = {"y": tensor(*shape, dtype=dtype), "mean": statistics, "inverse": statistics}
+    f = function(
+        node,
+        inputs={"x": tensor(*shape, dtype=dtype), "scale": own, "bias": own},
+        outputs={name: types[name] for name in kept if name},
+        opset=opset,
+    )
+    draw = np.random.default_rng(0)
+    arrays = [draw.standard_normal(value.type.shape).astype(dtype.numpy) for value in f.inputs]
+    for got, want in zip(run(f, *arrays), evaluate(f, arrays), strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        tolerance = 1e-2 if dtype is DType.FLOAT16 else 1e-5
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Div"])

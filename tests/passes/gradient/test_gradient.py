@@ -113,6 +113,17 @@ def test_other_types_of_floating_point() -> None:
             np.testing.assert_allclose(a, e, rtol=3e-3, atol=3e-3)
 
 
+def test_a_normalization_gives_its_statistics_and_they_are_not_computed_again() -> None:
+    def layer(x: Any, scale: Any) -> Any:
+        return ops.LayerNormalization(x, scale, outputs=1)[0] * x
+
+    function = make_function(layer, (X.astype("float32"), X[0].astype("float32")))
+    found = xrt.gradient(function)
+    (node,) = (node for node in found.nodes if node.op == "LayerNormalization")
+    assert len(node.outputs) == 3 and all(node.outputs)
+    assert not {"Sqrt", "Reciprocal"} & {node.op for node in found.nodes}
+
+
 def test_casts_are_passed() -> None:
     function = make_function(lambda x: ops.Cast(ops.Cast(x, to="float32") * 2, to="float64") * x, (X,))
     np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], 4 * X, rtol=1e-6)

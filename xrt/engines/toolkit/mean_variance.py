@@ -7,7 +7,7 @@ import numpy as np
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.graph import Attribute, DType, read_attributes
 
-__all__ = ["write_mean_variance"]
+__all__ = ["write_mean", "write_mean_variance"]
 
 EPSILON = 1e-9
 """What the definition adds to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
@@ -27,18 +27,18 @@ def write_mean_variance(writer: NodeWriter, opset: int, output: str = "") -> str
         return None
     axes = read_attributes({"axes": writer.node.attr("axes", (0, 2, 3))})
     centered = _write_centered(writer, _write_centered(writer, writer.x, axes, opset), axes, opset)
-    variance = _write_mean(writer, writer.op("Mul", centered, centered), axes, opset)
+    variance = write_mean(writer, writer.op("Mul", centered, centered), axes, opset)
     deviation = writer.op("Add", writer.op("Sqrt", variance), writer.number(EPSILON))
     return writer.op("Div", centered, deviation, output=output)
 
 
 def _write_centered(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int) -> str:
     """Write the numbers less their mean along axes. What the mean was rounded by stays, and goes when they are centered again."""
-    return writer.op("Sub", x, _write_mean(writer, x, axes, opset))
+    return writer.op("Sub", x, write_mean(writer, x, axes, opset))
 
 
-def _write_mean(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int) -> str:
-    """Write the mean along axes, which stay as extents of 1; ``opset`` is that of the model."""
+def write_mean(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int, output: str = "") -> str:
+    """Write the mean along axes, which stay as extents of 1; ``opset`` is that of the model, ``output`` the name to give it."""
     if opset < MEAN_TAKES_AXES:
-        return writer.op("ReduceMean", x, attributes=axes)
-    return writer.op("ReduceMean", x, writer.constant(np.array(axes[0].value)))
+        return writer.op("ReduceMean", x, attributes=axes, output=output)
+    return writer.op("ReduceMean", x, writer.constant(np.array(axes[0].value)), output=output)

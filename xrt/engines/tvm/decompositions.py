@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.mean_variance import write_mean_variance
+from xrt.engines.toolkit.mean_variance import write_mean, write_mean_variance
 from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, read_clip_bounds
-from xrt.graph import Attribute, DType, Function, Node, TensorType
+from xrt.graph import Attribute, DType, Function, Node, TensorType, read_attributes
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
@@ -215,6 +215,24 @@ def _gemm(page: TvmWriter) -> str | None:
     return page.op("Gemm", page.x, turned, *page.node.inputs[2:], attributes=kept)
 
 
+def _layer_normalization(page: TvmWriter) -> str | None:
+    """Write a normalization of which the mean or the inverse deviation is read: TVM's importer leaves those out."""
+    node, (x, scale, *bias) = page.node, page.node.inputs
+    outputs, type_ = (*node.outputs, "", "")[:3], page.function.get_type(x)
+    if not any(outputs[1:]) or not isinstance(type_, TensorType) or type_.rank is None:
+        return None
+    own, stash = page.dtype(x), DType.from_onnx(node.attr("stash_type", 1))
+    axes = read_attributes({"axes": tuple(range(node.attr("axis", -1) % type_.rank, type_.rank))})
+    wide = x if own is stash else page.cast(x, stash)
+    centered = page.op("Sub", wide, write_mean(page, wide, axes, page.opset, outputs[1]))
+    variance = write_mean(page, page.op("Mul", centered, centered), axes, page.opset)
+    epsilon = page.constant(np.array(node.attr("epsilon", 1e-5), stash.numpy))
+    inverse = page.op("Reciprocal", page.op("Sqrt", page.op("Add", variance, epsilon)), output=outputs[2])
+    normal = page.op("Mul", centered, inverse)
+    scaled = page.op("Mul", normal if own is stash else page.cast(normal, own), scale)
+    return page.op("Add", scaled, bias[0]) if any(bias) else scaled
+
+
 def _celu(page: TvmWriter) -> str:
     alpha, x = page.number(page.node.attr("alpha", 1.0)), page.x
     below = page.op("Mul", alpha, page.op("Sub", page.op("Exp", page.op("Div", x, alpha)), page.number(1)))
@@ -284,6 +302,7 @@ SPELLED: Mapping[str, Callable[[TvmWriter], str | None]] = {
     "Mish": _mish,
     "BatchNormalization": _batch_normalization,
     "Gemm": _gemm,
+    "LayerNormalization": _layer_normalization,
     "RoiAlign": _roi_align,
     "MaxRoiPool": _max_roi_pool,
 }

@@ -111,13 +111,13 @@ def layer_normalization(at: TorchKernelContext) -> Run:
         y = y if bias is None else y + widen(bias)
         return y.to(x.dtype), mean, inverse
 
-    def fused(x: Tensor, scale: Tensor, bias: Tensor = None) -> Tensor | tuple[Tensor, ...]:
+    def fused(x: Tensor, scale: Tensor, bias: Tensor = None) -> tuple[Tensor, ...]:
         extents = x.shape[axis % x.ndim :]
         whole = scale.shape == extents and (bias is None or bias.shape == extents)
         fits = whole and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1  # one element may overflow in torch's
-        return functional.layer_norm(x, extents, scale, bias, epsilon) if fits else run(x, scale, bias)
+        return torch.native_layer_norm(x, extents, scale, bias, epsilon) if fits else run(x, scale, bias)
 
-    return run if at.wants(1) or at.wants(2) else fused
+    return fused
 
 
 @ops("RMSNormalization")

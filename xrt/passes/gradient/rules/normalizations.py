@@ -97,10 +97,9 @@ def normalize_layer(at: RuleContext) -> Gradients:
     rank = at.rank(at.x)
     axes, stash = list(range(at.attr("axis", -1) % rank, rank)), DType.from_onnx(at.attr("stash_type", 1))
     x, g, scale = cast(at.x, stash), cast(at.g, stash), at.input(1)
-    centered = x - emit("ReduceMean", x, axes, keepdims=1)
-    variance = emit("ReduceMean", centered * centered, axes, keepdims=1)
-    inverse = emit("Reciprocal", emit("Sqrt", variance + at.attr("epsilon", 1e-5)))
-    normal = centered * inverse
+    extents = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.tensor_type.shape or ()))
+    mean, inverse = (at.output(place, TensorType(stash, extents)) for place in (1, 2))
+    normal = (x - mean) * inverse
     scaled = g * cast(scale, stash)
     inner = scaled - emit("ReduceMean", scaled, axes, keepdims=1) - normal * emit("ReduceMean", scaled * normal, axes, keepdims=1)
     first = inner * inverse
