@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.placement.searching import TOY, tuned
 from xrt import ops, training
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, RunOptions
@@ -18,8 +19,11 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, list_s
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.subgraph import extract_subgraph
 from xrt.placement.plans import Candidates
+from xrt.placement.profiling.profiler import RegionProfiler
 from xrt.placement.profiling.runners import LocalRunner, TrialLimits
 from xrt.placement.request import PlacementRequest
+from xrt.placement.session import TuningSession
+from xrt.placement.time_limit import OutOfTime
 from xrt.runtime import Program, compile_plan, make_timed_call
 
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")
@@ -84,6 +88,25 @@ def test_little_state_pins_and_a_single_engine_make_none() -> None:
     assert list_plans(function, "ort") == list_plans(function, "toy") == ()
     assert list_plans(function, "ort", "toy", minimum_nodes=len(function.nodes)) == ()
     assert list_plans(function.replace(aliases=(), metadata={}), "ort", "toy") == ()
+
+
+def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtures left no time for them: a transformer's step stayed with one engine that copies what it updates."""
+
+    def endless(*given: Any, **options: Any) -> Any:
+        raise OutOfTime
+
+    def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
+        self._ask(self._end, lambda: bool(self._fresh_wholes(survey)))
+        survey.measure(self._fresh_wholes(survey), self._end, self._report_on(survey))
+        self.table = survey.table
+
+    monkeypatch.setattr(TuningSession, "_measure_wholes", measure_first)
+    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    function, state = make_step(training.Adam())
+    inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]
+    found = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
+    assert "ort + toy" in {one.title for one in found.race.contenders if one.ratio}
 
 
 # ---------------------------------------------------------------------- parts, and how they are timed

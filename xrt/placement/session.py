@@ -89,7 +89,7 @@ class TuningSession(Racing):
         self._measure_wholes(survey)
         if not self._has_measured and self._left() < self.budget * self.bounds.hurry:
             self._measure_here(self.began + self.budget + self.bounds.grace)
-        if self.budget < self.bounds.small or self._left() < self.budget * self.bounds.calm:
+        if self.function.aliases or self.budget < self.bounds.small or self._left() < self.budget * self.bounds.calm:
             self._race_wholes()
         while self._passes(survey):
             pass
@@ -103,24 +103,36 @@ class TuningSession(Racing):
             self.is_hurried |= is_first and self._left() < self.budget * self.bounds.calm
             is_first, self.table = False, survey.table
             share = self.bounds.start if self._has_measured and not self.is_hurried else self.bounds.first
-            if not self._ask(self.began + self.budget * share, lambda: bool(self._fresh_wholes(survey))):
+            until_ready = self.began + self.budget * share
+            if len(self._list_measured()) == 1:  # a choice takes two: the first one's compile has taken the time of the others
+                until_ready = max(until_ready, self.clock() + self._left() * self.bounds.ask)
+            if not self._ask(until_ready, lambda: bool(self._fresh_wholes(survey))):
                 break
         self.table = survey.table
 
     def _race_wholes(self) -> None:
-        """Let the plans of one engine that were measured race, and what they are with updates of state in place elsewhere.
+        """Let the plans of one engine that were measured race, each with its form that updates state in place elsewhere.
 
-        Where little time is left, mixtures may leave none for that.
+        Mixtures may leave no time for that: there are many, and a step of training takes long to compile.
         """
+        began, left = self.clock(), self._left()
+        if self.function.aliases:
+            self._ask(began + left * self.bounds.ask, lambda: bool(self._reach.updating))
+        measured, forms = self._list_measured(), {plan.engines[0]: plan for plan in self._reach.updating}
+        specs = [launch.engine for plan in measured for launch in plan.launches]
+        measured += [forms[spec] for spec in specs if spec in forms]
         met = {make_partition_key(plan) for plan in self.proposals}
-        measured = [plan for plan in self.candidates.wholes if isinstance(self._alone(plan), MeasuredCost)]
-        main = {plan.launches[0].engine for plan in measured if plan.launches}
-        measured += [plan for plan in self._reach.updating if main & {launch.engine for launch in plan.launches}]
         if fresh := [plan for plan in measured if make_partition_key(plan) not in met]:
             self.proposals = (*self.proposals, *fresh)
             self._settle()
-            self._make_ready(fresh, self._end)
+            for plan in fresh:
+                self._make_ready([plan], self._end if self.is_hurried else began + left * self.bounds.survey)
             self._race()
+
+    def _list_measured(self) -> list[Plan]:
+        """Return the plans of one engine that were measured, the quickest first."""
+        known = [(cost.seconds, plan) for plan in self.candidates.wholes if isinstance(cost := self._alone(plan), MeasuredCost)]
+        return [plan for _, plan in sorted(known, key=lambda pair: pair[0])]
 
     def _fresh_wholes(self, survey: RegionProfiler) -> list[ProfiledRegion]:
         """Return the whole on each engine that is ready and of which nothing is known."""
