@@ -20,7 +20,7 @@ demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm 
 test: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5
 
-test-full: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
+test-full: $(VENV)/dev.stamp $(VENV)/clients.stamp $(VENV)/benchmarks.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
@@ -58,8 +58,7 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
-	$(BIN)/python -m pip install --quiet '.[benchmarks]'
+bench: $(VENV)/engines.stamp $(VENV)/benchmarks.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
 	$(BIN)/python tools/write_performance.py
 
 cuda-check: ## run what needs a GPU with what is installed, and write docs/cuda-results.json; ends with 3 where there is none
@@ -109,6 +108,11 @@ $(VENV)/engines.stamp: pyproject.toml setup.py | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
 	@echo "installing XRT, its engines and the tools of development into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@touch $@
+
+$(VENV)/benchmarks.stamp: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing what benchmarks compare XRT with into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[benchmarks]'
 	@touch $@
 
 # tritonclient holds protobuf and ml_dtypes back, so it has an environment of its own.
