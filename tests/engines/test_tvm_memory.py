@@ -12,6 +12,7 @@ import pytest
 from tvm import relax, te
 from tvm.ir import IRModule
 
+import xrt
 from tests.engines.tvm_running import CONTEXT
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, RunOptions
@@ -19,6 +20,7 @@ from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.inplace_analysis import MOST, find_inplace_inputs, name_entry
 from xrt.graph import Function, Node
+from xrt.testing.corpus import find_entry
 
 Array = np.ndarray[Any, Any]
 
@@ -172,6 +174,13 @@ def test_a_sum_of_one_element_is_not_written_over_what_it_sums(f: Function) -> N
         over = [x.copy() for x in arrays]
         executable.bind(over, [over[place]])()
         assert np.array_equal(over[place], expected)
+
+
+def test_nor_is_it_in_a_mixture() -> None:
+    entry = find_entry("convolution_over_one_element")
+    with xrt.XRTModule(entry.function, ["tvm", "toy"], pins=["*Neg=toy"]) as module:
+        assert [launch.engine for launch in module.plan.launches] == ["toy", "tvm"]
+        assert entry.judge([module(*entry.make_inputs())]).message == ""
 
 
 def reversed_sum(names: str) -> IRModule:
