@@ -46,7 +46,7 @@ os.environ.pop("XRT_CACHE_SIZE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `make test-full` says."""
+    """Add what the Makefile says."""
     parser.addoption("--full", action="store_true", help="run every test, and note in tests/proofs.json what passed")
     parser.addoption("--quick", action="store_true", help="leave out tests that are slow, or were when they were timed")
     parser.addoption("--note-slow", action="store_true", help="note in tests/slow_tests.json which tests are slow")
