@@ -201,6 +201,7 @@ class Lowering:
 
     def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         rule = RULES.get(name)
+        _check_memory(call)
         if name in _ONE_TYPE:
             self._check_one_type(name, args)
         try:
@@ -236,7 +237,6 @@ class Lowering:
         schema = call.target._schema
         if schema.is_mutable:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
-        _check_memory(call)
         overload = call.target._overloadname or "default"
         several = isinstance(fake, list | tuple)
         found = self._get_types(call, fake)
@@ -293,18 +293,9 @@ def _check_types(fake: Any, call: Call) -> None:
     for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
         if isinstance(one, torch.Tensor) and one.dtype.is_complex:
             raise Unsupported("operators of ONNX take no complex numbers")
-    if str(call.target) == _STRIDED and not _is_plain(read[0]):
-        raise Unsupported("as_strided of a tensor that is not contiguous")
 
 
 _STRIDED = "aten.as_strided.default"
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor begins where its memory begins, with its elements in order."""
-    return tensor.is_contiguous() and tensor.storage_offset() == 0  # type: ignore[no-any-return]  # untyped there
-
-
 _BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
 
 
@@ -313,10 +304,12 @@ def _check_memory(call: Call) -> None:
 
     One of determinants keeps the factors of a matrix or of its transpose, and the backward graph is traced for one of these.
     """
-    if str(call.target) == _STRIDED and not _is_plain(call.all_input_nodes[0].meta["val"]):
+    if (target := str(call.target)) != _STRIDED and target not in _BY_MEMORY:
+        return
+    read = call.all_input_nodes[0].meta["val"]
+    if target == _STRIDED and not (read.is_contiguous() and read.storage_offset() == 0):
         raise ModelError(f"{call.target} reads the memory around a tensor that is not contiguous")
-    is_kept = len(call.users) > 1
-    if is_kept and str(call.target) in _BY_MEMORY and not call.all_input_nodes[0].meta["val"].is_contiguous():
+    if target in _BY_MEMORY and len(call.users) > 1 and not read.is_contiguous():
         raise ModelError(f"what {call.target} keeps for its gradient depends on the order of its input in memory")
 
 
