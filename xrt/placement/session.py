@@ -125,8 +125,7 @@ class TuningSession(Racing):
         if fresh := [plan for plan in measured if make_partition_key(plan) not in met]:
             self.proposals = (*self.proposals, *fresh)
             self._settle()
-            for plan in fresh:
-                self._make_ready([plan], self._end if self.is_hurried else began + left * self.bounds.survey)
+            self._make_ready(fresh, self._end if self.is_hurried else began + left * self.bounds.survey)
             self._race()
 
     def _list_measured(self) -> list[Plan]:
