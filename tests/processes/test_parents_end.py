@@ -37,6 +37,15 @@ def runs(process: int) -> bool:
     return told.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+WITH_COMPILER = """
+import os
+if "COMPILER_HANGS" in os.environ:
+    from xrt.engines.iree import compiler
+    compiler.BINARY = "{}"
+"""
+"""For every Python that starts, a worker too: IREE's compiler is a script that never ends, nor does what it has started."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a model, an engine that hangs when it runs, and one whose import hangs."""
@@ -49,20 +58,16 @@ def folder(tmp_path: Path) -> Path:
         "[xrt.engines]\nfaulty = xrt.testing.fault_injection:FaultyEngine\nhanging = hanging:Engine\n"
     )
     (tmp_path / "found" / "hanging.py").write_text("import time\ntime.sleep(3600)\n")
+    (tmp_path / "found" / "sitecustomize.py").write_text(WITH_COMPILER.format(tmp_path / "compiler"))
     (tmp_path / "compiler").write_text("#!/bin/sh\nread line || exit 1\nsleep 3600 & wait\n")
     (tmp_path / "compiler").chmod(0o700)
     return tmp_path
 
 
 PLAIN = "from xrt.cli import main; import sys; main(sys.argv[1:])"
-WITH_COMPILER = (
-    f"from pathlib import Path; from xrt.engines.iree import compiler; compiler.BINARY = Path('compiler').absolute(); {PLAIN}"
-)
-"""IREE's compiler is a script that never ends once it has input, nor does what it has started."""
-
 COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
-    "run iree": (WITH_COMPILER, 2, ("run", "m.onnx", "--engine", "iree", "-i", "x.npy")),
-    "run --isolate iree": (WITH_COMPILER, 3, ("run", "m.onnx", "--engine", "ort,iree", "--isolate", "iree", "--pin", "*=iree")),
+    "run iree": (PLAIN, 2, ("run", "m.onnx", "--engine", "iree", "-i", "x.npy")),
+    "run --isolate iree": (PLAIN, 3, ("run", "m.onnx", "--engine", "ort,iree", "--isolate", "iree", "--pin", "*=iree")),
     "run --isolate": (
         PLAIN,
         1,
@@ -83,6 +88,7 @@ def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder / "found"), *sys.path]),
         "XRT_CACHE_DIR": str(folder / "cache"),
+        **({"COMPILER_HANGS": "1"} if "iree" in request.param else {}),
     }
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
