@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -36,6 +37,7 @@ def test_a_hidden_module_is_caught() -> None:
     assert hidden(planted, ["planted.run"]) == ["planted.run"]
 
 
+@pytest.mark.slow
 def test_a_public_name_is_the_same_object_before_and_after_every_import() -> None:
     """In a process of its own: a first look at each name, and one after every module was imported."""
     code = """
@@ -49,6 +51,32 @@ print(json.dumps([name for name in names if getattr(xrt, name) is not first[name
     for order in (modules(), modules()[::-1]):
         done = subprocess.run([sys.executable, "-c", code, json.dumps(order)], capture_output=True, text=True, check=False)
         assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+@pytest.mark.parametrize("name", modules())
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} has no docstring"
+    assert undocumented(module) == []
+
+
+def undocumented(module: types.ModuleType) -> list[str]:
+    """Return the functions and classes that a module calls public and does not say a word about."""
+    public = {word: getattr(module, word) for word in getattr(module, "__all__", ())}
+    called = {word: value for word, value in public.items() if inspect.isroutine(value) or inspect.isclass(value)}
+    return [word for word, value in called.items() if not (value.__doc__ or "").strip()]
+
+
+def test_a_public_name_without_a_word_is_caught() -> None:
+    module = types.ModuleType("planted")
+    exec("__all__ = ['f', 'G', 'h']\ndef f(): pass\nclass G: pass\ndef h(): 'Says.'\ndef own(): pass", module.__dict__)
+    assert undocumented(module) == ["f", "G"]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_what_a_module_calls_public_looks_public(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [word for word in getattr(module, "__all__", ()) if word.startswith("_") and word != "__version__"] == []
 
 
 # ---------------------------------------------------------------------- the names themselves
