@@ -5,11 +5,12 @@ JOBS ?= 2
 # What make cuda-check runs with: an environment with cupy and onnxruntime-gpu in it.
 CUDA_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
+PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 # An empty value is none: the tests start hundreds of processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check slow-tests cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test test-full check cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,20 +18,17 @@ help: ## list the targets
 demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm and ort together
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5
+test: $(VENV)/dev.stamp $(VENV)/clients.stamp ## run the tests: all laws and properties, and a fixed sample of the long suites
+	$(BIN)/python -m pytest $(PARALLEL) --durations=25 --durations-min=5 $(ARGS)
 
-test-full: $(VENV)/dev.stamp $(VENV)/clients.stamp $(VENV)/benchmarks.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
+test-full: $(VENV)/dev.stamp $(VENV)/clients.stamp $(VENV)/benchmarks.stamp ## run every test (ENGINE=ort: those of one engine; ARGS="-k resize")
+	$(BIN)/python -m pytest $(PARALLEL) --durations=25 --durations-min=5 --full $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --quick -q
-
-slow-tests: $(VENV)/dev.stamp $(VENV)/clients.stamp ## time the tests, and note in tests/slow_tests.json which of them `make check` leaves out
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder --note-slow -q
+	$(BIN)/python -m pytest $(PARALLEL) --quick -q $(ARGS)
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm

@@ -89,6 +89,7 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     assert "training form" in str(engine.why_not(copied, launch.function)), "the copy in the region tells it still"
 
 
+@pytest.mark.slow
 def test_a_forced_compile_frees_nothing_that_is_in_use():
     """A forced recompile destroyed the executable that another thread was running."""
     one, cache, engine = find_entry("engines_alternate"), CompileCache(), RecordingEngine(inner="ort")
@@ -114,6 +115,7 @@ def test_a_forced_compile_frees_nothing_that_is_in_use():
     assert engine.journal.count("compile") == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["engines_alternate", "two_branches_and_a_join", "one_node_many_readers"])
 def test_without_a_limit_everything_that_may_merge_is_merged(name):
     """-1 meant unlimited, was compared as a number, and so merged nothing."""
@@ -140,6 +142,7 @@ for one in CORPUS:
 """
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_where_things_lie_in_memory():
     """Clusters were kept in an order of heap addresses, so two runs gave two plans."""
     printed = [

@@ -248,6 +248,7 @@ ARRAYS = hnp.arrays(
 )
 
 
+@pytest.mark.slow
 @given(ARRAYS)
 def test_everything_equals_itself_to_the_bit(array):
     result = compare(array.copy(), array, BIT_EQUAL)
@@ -255,6 +256,7 @@ def test_everything_equals_itself_to_the_bit(array):
     assert (result.absolute, result.relative, result.where) == (0.0, 0.0, "")
 
 
+@pytest.mark.slow
 @given(ARRAYS.filter(lambda a: a.size and a.dtype.kind in "fib"), st.data())
 def test_one_changed_element_is_found_where_it_is(array, data):
     at = tuple(data.draw(st.integers(0, n - 1)) for n in array.shape)

@@ -243,6 +243,7 @@ class Waiting(First):
 
 
 class TestModule:
+    @pytest.mark.slow
     @pytest.mark.parametrize("options", [{}, {"progress": None}, {"progress": True}])
     def test_a_compile_shows_itself(self, display: Recording, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
         monkeypatch.setattr(Waiting, "display", display)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from xrt.testing import ConformanceReport, ResultWord
 
@@ -178,11 +176,3 @@ def versions() -> dict[str, str]:
     """Return the versions that the figures belong to."""
     python = {"python": platform.python_version(), "machine": platform.machine()}
     return python | {name: metadata.version(name) for name in LIBRARIES}
-
-
-def pins() -> dict[str, str]:
-    """Return what ``pyproject.toml`` says of the versions of the libraries."""
-    project: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    found = {line.partition("=")[0].rstrip("<>~! "): line for line in lines}
-    return {name: found[name].removeprefix(name) for name in LIBRARIES}

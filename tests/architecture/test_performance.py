@@ -263,7 +263,7 @@ def test_a_benchmark_that_fails_is_reported_and_leaves_no_old_figures(
     assert "Not measured: `python benchmarks/imports.py` did not run, or failed." in page(record)
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["imports", "partition", "scale", "warm_start"])
 def test_a_quick_run_gives_an_entry_that_renders(name: str) -> None:

@@ -61,7 +61,7 @@ def told(site: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.proof("distribution", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_path: Path) -> None:
     site = installed(wheel(tmp_path, "any", CXX="/bin/false"), tmp_path)
@@ -81,7 +81,7 @@ def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_pat
     assert toy["lacks"].startswith("libxrt_native.so was not built when XRT was installed")
 
 
-@pytest.mark.proof("distribution", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_with_a_compiler_a_wheel_carries_the_native_kernels(tmp_path: Path) -> None:
     site = installed(wheel(tmp_path, f"{sys.platform}_{os.uname().machine}"), tmp_path)

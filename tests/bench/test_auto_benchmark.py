@@ -124,6 +124,7 @@ def test_who_is_quick_alone_takes_turns_and_who_is_not_is_reported() -> None:
     assert told.with_probes([], {}, []) == ([], {})
 
 
+@pytest.mark.slow
 def test_the_slow_take_no_turns_and_each_of_the_others_as_many() -> None:
     """By a clock that the calls move, so that no busy machine makes the quick ones slow."""
     clock: dict[str, int] = {"ort": 0, "auto": 0, "toy": 0}
@@ -254,6 +255,7 @@ def test_what_was_found_is_kept_and_a_run_goes_on(tmp_path: Path) -> None:
     assert auto.kept(str(tmp_path), "judge x{y=1}", lambda: next(found), anew=True) == {"a": 2}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_hangs_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "benchmarks" / "steps.py"
     script.parent.mkdir()
@@ -278,7 +280,7 @@ def test_a_judged_run_that_dies_is_repeated_with_ort_alone(monkeypatch: pytest.M
     assert auto.judged_of({"singles": ["tvm"]}, 1) == {"failed": "SIGSEGV", "left": {"tvm": reason}}
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_quick_run_answers_everything(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "auto.py"), "--quick", "--json", "--store", str(tmp_path), "--model", "mlp{layers=1}"]

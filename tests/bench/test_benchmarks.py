@@ -19,7 +19,7 @@ def figures(script: str, *arguments: str) -> Any:
     return json.loads(printed.stdout)
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_each_way_to_call_is_set_against_the_engines_own() -> None:
     found = figures("dispatch.py", "--engines", "ort,toy", "--floats", "1000")
@@ -30,7 +30,7 @@ def test_each_way_to_call_is_set_against_the_engines_own() -> None:
     assert all(row["own"]["ratio"]["median"] == 1 for row in (*found["tiny"], *found["large"]))
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_regions_are_set_against_themselves_alone() -> None:
     small = ("--channels", "2", "--size", "4", "--engines", "ort,toy", "--side", "16", "--pair-rounds", "2")
@@ -45,7 +45,7 @@ def test_regions_are_set_against_themselves_alone() -> None:
     assert [(row["engine"], row["kind"]) for row in found["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_request_is_set_against_a_call_and_a_server_against_batches() -> None:
     command = [sys.executable, "-m", "benchmarks.serving", "--quick", "--json"]

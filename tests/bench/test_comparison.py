@@ -22,7 +22,7 @@ from xrt.cli import main
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
 QUICK = BenchOptions(rounds=4, turn_seconds=0.001, warm_seconds=0.2, limit_seconds=600)
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("measurement", share=0)]
+pytestmark = [pytest.mark.full]
 
 
 def compared(*candidates: str, subject: str = TINY, settings: BenchOptions = QUICK) -> BenchReport:

@@ -37,6 +37,7 @@ def measured() -> dict[str, Any]:
     return json.loads(json.dumps(found | more))  # as it is written and read
 
 
+@pytest.mark.slow
 def test_every_question_is_answered(results: dict[str, Any]) -> None:
     assert results["engines"]["toy"] == "ready"
     assert "has no CUDAExecutionProvider" in results["engines"]["ort"] and results["engines"]["tensorrt"] != "ready"
@@ -78,6 +79,7 @@ def test_counts_are_read(text: str, counts: dict[str, int]) -> None:
     assert cuda_check.counted(text) == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "tools.cuda_check"], ["benchmarks/cuda.py"]])
 def test_without_a_device_nothing_is_written_and_the_code_says_so(command: list[str]) -> None:
     before = cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes()

@@ -28,6 +28,7 @@ SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)
 
 
+@pytest.mark.slow
 @given(ROUNDS)
 def test_the_interval_holds_the_median_and_stays_among_the_ratios(ratios: tuple[float, ...]) -> None:
     found = bootstrap(ratios)
@@ -37,12 +38,14 @@ def test_the_interval_holds_the_median_and_stays_among_the_ratios(ratios: tuple[
     assert found.median == pytest.approx(float(np.median(ratios)))
 
 
+@pytest.mark.slow
 @given(ROUNDS, st.floats(0.01, 100))
 def test_the_interval_scales_with_the_ratios(ratios: tuple[float, ...], factor: float) -> None:
     one, other = bootstrap(ratios), bootstrap([factor * r for r in ratios])
     assert (other.low, other.high) == pytest.approx((factor * one.low, factor * one.high))
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
     drawn = [bootstrap(1.3 * np.exp(0.1 * rng.standard_normal(20))) for _ in range(200)]
@@ -56,6 +59,7 @@ def test_a_wider_confidence_is_a_wider_interval() -> None:
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
+@pytest.mark.slow
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
@@ -78,6 +82,7 @@ def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() ->
     assert compute_geometric_mean([]) is None
 
 
+@pytest.mark.slow
 @given(st.lists(ROUNDS, max_size=4))
 def test_noise_is_never_below_the_floor_nor_below_that_of_one_candidate(rounds: list[tuple[float, ...]]) -> None:
     timings = [Timing(seconds) for seconds in rounds]
@@ -169,6 +174,7 @@ def test_warming_up_is_bounded_by_calls_and_by_seconds() -> None:
     assert (found.calls, found.steady) == (2, False)
 
 
+@pytest.mark.slow
 @given(st.lists(SECONDS, max_size=2 * WINDOW - 1))
 def test_a_few_calls_say_nothing(taken: list[float]) -> None:
     assert not is_steady(taken)

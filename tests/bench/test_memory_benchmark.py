@@ -21,6 +21,7 @@ def figures() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["external", "inline"])
 def test_the_peak_stays_within_the_target(figures: dict[str, Any], form: str) -> None:
     (row,) = figures["forms"][form]

@@ -124,6 +124,7 @@ def test_what_a_user_named_is_text_and_nothing_else() -> None:
     assert "\u202e" not in read.text and "\x00" not in read.text, "a name may not turn around what follows it"
 
 
+@pytest.mark.slow
 @given(st.text(), st.text())
 def test_a_page_holds_any_text(name: str, label: str) -> None:
     drawing = draw_boxes([Box((label, name), "blue", name)], {(0, 1): 3}, label)
@@ -210,6 +211,7 @@ GRAPHS = st.integers(0, 12).flatmap(
 """How many inner boxes, and the edges between all."""
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(GRAPHS)
 def test_boxes_stand_below_what_they_read_and_never_on_each_other(graph: tuple[int, list[tuple[int, int]]]) -> None:

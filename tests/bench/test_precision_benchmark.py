@@ -170,6 +170,7 @@ def test_pieces_are_chosen_by_part_and_model() -> None:
 # ---------------------------------------------------------------------- trained models and other tools
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "texts"])
 def test_a_hard_network_is_the_same_function(name: str) -> None:
     task = trained.TASKS[name]
@@ -206,7 +207,7 @@ def test_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert all(set(one) == {"x"} for one in tools._list_inputs(read))
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_trained_classifier_is_compared_with_other_tools() -> None:
     command = [sys.executable, str(FOLDER / "precision.py"), "--quick", "--json", "--parts", "trained", "--models", "images"]

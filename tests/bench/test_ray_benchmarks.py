@@ -19,7 +19,7 @@ def figures(name: str) -> Any:
     return json.loads(printed.stdout.splitlines()[-1])
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_batch_job_is_set_against_one_process_and_loses_no_row() -> None:
     found = figures("ray_batch")
@@ -29,7 +29,7 @@ def test_a_batch_job_is_set_against_one_process_and_loses_no_row() -> None:
     assert found["kills"]["right"] == found["kills"]["kills"] == 1
 
 
-@pytest.mark.proof("measurement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_pipeline_is_set_against_its_slowest_stage() -> None:
     found = figures("pipeline")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,6 +20,7 @@ def ran(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True, env=environment).stdout
 
 
+@pytest.mark.slow
 def test_every_stage_is_measured_at_every_size() -> None:
     rows: list[dict[str, Any]] = json.loads(ran("--sizes", "40,80", "--written", "40", "--json"))["stages"]
     stages = {(row["graph"], row["stage"]) for row in rows if row["nodes"] == 80}
@@ -30,6 +33,7 @@ def test_every_stage_is_measured_at_every_size() -> None:
     assert all(row["growth"] == 1 for row in rows if row["nodes"] == 40)
 
 
+@pytest.mark.slow
 def test_the_report_has_a_line_per_stage() -> None:
     lines = ran("--sizes", "40", "--graphs", "chain").splitlines()
     assert len([line for line in lines if line.startswith("  chain ")]) == 14

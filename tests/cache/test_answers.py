@@ -49,6 +49,7 @@ def test_the_next_process_need_not_ask(tmp_path: Path) -> None:
     assert "it is set to take Abs|Neg" in plan, "reasons are answers too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [

@@ -203,6 +203,7 @@ def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: P
         CacheEntry.read(one.path)
 
 
+@pytest.mark.slow
 def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
     path = Store(tmp_path).items()[0].path

@@ -18,7 +18,7 @@ EXPECTED = (np.arange(4) + 15.0).tolist()
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=2)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "full", spec)
@@ -37,7 +37,7 @@ def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=2)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "limited", spec, limit=True)
@@ -45,6 +45,7 @@ def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
     assert found["left"] == []
 
 
+@pytest.mark.slow
 def test_an_object_goes_through_memory_and_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     engine = registry.create("tvm")
     executable = engine.compile(chain(1), CompileContext())

@@ -47,6 +47,7 @@ def counted(engine: str, threads: int, sizes: int) -> list[int]:
     return list(map(int, subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [
@@ -55,7 +56,7 @@ def counted(engine: str, threads: int, sizes: int) -> list[int]:
         "openvino",
         "xla",
         "torch",
-        pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)]),
+        pytest.param("tvm", marks=[pytest.mark.full]),
     ],
 )
 def test_threads_do_not_grow_with_signatures(engine: str) -> None:
@@ -63,11 +64,13 @@ def test_threads_do_not_grow_with_signatures(engine: str) -> None:
     assert most <= first + 2
 
 
+@pytest.mark.slow
 def test_iree_starts_no_threads_with_a_budget_of_one() -> None:
     first, most, _ = counted("iree", 1, 4)
     assert most == first
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_larger_budget_are_bounded() -> None:
     """An executable of openvino's keeps two here; as many as the cache's are those that the module itself holds."""
     first, most, closed = counted("openvino", 2, 120)
@@ -76,6 +79,7 @@ def test_the_threads_of_a_larger_budget_are_bounded() -> None:
     assert closed <= first + pool + THREADS
 
 
+@pytest.mark.slow
 def test_the_pools_of_sessions_are_bounded() -> None:
     first, most, closed = counted("ort", 2, 2 * THREADS)
     assert most <= first + 2 * THREADS + 1

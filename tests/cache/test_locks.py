@@ -44,6 +44,7 @@ def test_a_lock_excludes_other_holders_until_it_is_released(path: Path) -> None:
     acquire_lock(path, 0)()
 
 
+@pytest.mark.slow
 def test_who_waits_gets_the_lock_when_it_is_released(path: Path) -> None:
     release, got = acquire_lock(path, 0), threading.Event()
 

@@ -113,6 +113,7 @@ def test_a_cache_of_no_capacity_is_refused() -> None:
         CompileCache(0)
 
 
+@pytest.mark.slow
 def test_a_lease_that_lives_to_the_end_of_the_process_is_left_alone() -> None:
     code = (
         "import string, sys; from tests.cache.test_memory import Counting, signature; from xrt.cache import memory; "

@@ -80,6 +80,7 @@ def reason_for(path: Path, way: Callable[[Path], None]) -> str:
 # ---------------------------------------------------------------------- how it is made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
 def test_nobody_else_may_read_or_write_what_is_made(
     mask: int, engine: Saving, tmp_path: Path, umask: Callable[[int], int]
@@ -132,6 +133,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize("spec", ["tvm", "xla", "iree", "ort", "openvino"])
@@ -156,6 +158,7 @@ def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Calla
     ]
 
 
+@pytest.mark.slow
 def test_measured_costs_and_answers_of_another_user_are_not_read(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     store.keep_statuses([])

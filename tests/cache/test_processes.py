@@ -42,7 +42,7 @@ def test_eight_processes_compile_each_signature_once(tmp_path: Path) -> None:
     assert Store(tmp_path / "cache").find_damaged() == {}
 
 
-@pytest.mark.proof("processes", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_processes_killed_at_random_moments_break_nothing(tmp_path: Path) -> None:
     cache, journal, rng = tmp_path / "cache", tmp_path / "journal", random.Random(5)

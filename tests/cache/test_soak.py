@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.proof("processes", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_short_soak_finds_nothing() -> None:
     command = [sys.executable, str(ROOT / "tools" / "soak.py"), "--processes", "3", "--rounds", "1", "--minutes", "0.1"]

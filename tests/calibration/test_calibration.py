@@ -150,6 +150,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
 # ---------------------------------------------------------------------- tables
 
 
+@pytest.mark.slow
 def test_a_table_outlasts_a_renaming_and_a_file(tmp_path: Path) -> None:
     function = load("mobilenet", image=32, width=10, classes=3)
     image = draw(4, 1, 3, 32, 32)
@@ -173,6 +174,7 @@ TABLES = st.lists(RANGES, unique_by=lambda found: found.key).map(
 )
 
 
+@pytest.mark.slow
 @given(TABLES, TABLES, TABLES)
 def test_tables_of_extremes_merge_in_any_order(a: CalibrationTable, b: CalibrationTable, c: CalibrationTable) -> None:
     def facts(table: CalibrationTable) -> set[tuple[Any, ...]]:

@@ -28,6 +28,7 @@ def collect(method: str, batches: list[Array], **parameters: float) -> tuple[flo
     return collector.choose()
 
 
+@pytest.mark.slow
 @given(BATCHES)
 def test_a_histogram_does_not_depend_on_the_order_of_the_data(batches: list[Array]) -> None:
     streamed, whole = MagnitudeHistogram(), MagnitudeHistogram()
@@ -42,6 +43,7 @@ def test_a_histogram_does_not_depend_on_the_order_of_the_data(batches: list[Arra
         assert np.array_equal(streamed.counts, counts)
 
 
+@pytest.mark.slow
 @given(BATCHES, st.sampled_from([*METHODS]))
 def test_every_range_is_within_the_extremes(batches: list[Array], method: str) -> None:
     low, high = collect(method, batches)

@@ -100,6 +100,7 @@ def test_a_model_is_compiled_inspected_and_run(model: str, tmp_path: Path, capsy
     assert "ort: 1 region on 1 thread;" in call(capsys, "run", str(target), "--strict", "--threads", "1")[1]
 
 
+@pytest.mark.slow
 def test_symbolic_extents_are_given_where_an_engine_needs_them(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +130,7 @@ def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys
         assert (code, err) == (2, f"error: {path} is a bundle, which settles --pin; leave that out, or compile the model again\n")
 
 
+@pytest.mark.slow
 def test_a_bundle_is_compared_by_its_model(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     assert call(capsys, "compile", model, "-e", "ort", "--strict", "-o", path)[0] == 0
@@ -137,6 +139,7 @@ def test_a_bundle_is_compared_by_its_model(model: str, tmp_path: Path, capsys: p
     assert out.startswith(f"{path}{{N=4}}, 1 thread")
 
 
+@pytest.mark.slow
 def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     code, out, _ = call(capsys, "compile", model, "-e", "xla", "--strict", "-o", path, "--dim", "N=2", "--dim", "N=5")
@@ -153,6 +156,7 @@ def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.C
         assert loaded._cache.statistics.disk.misses == 1
 
 
+@pytest.mark.slow
 def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     type_ = TensorType(DType.FLOAT32, ("a", "b"))
     onnx.save(
@@ -172,6 +176,7 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
         assert (loaded._cache.statistics.disk.hits, loaded._cache.statistics.disk.misses) == (20, 0)
 
 
+@pytest.mark.slow
 def test_the_sizes_that_were_compiled_for_are_reported(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     assert (
@@ -188,6 +193,7 @@ def test_the_sizes_that_were_compiled_for_are_reported(model: str, tmp_path: Pat
     assert code == 2 and err == "error: --dim gives N as 2 and as 3; only `xrt compile` takes several sizes\n"
 
 
+@pytest.mark.slow
 def test_a_bundle_has_one_program_for_all_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     code, out, _ = call(capsys, "compile", model, "-e", "openvino", "--strict", "-o", path)

@@ -130,6 +130,7 @@ def test_conform_adds_up_the_cases_that_are_given_again(xrt: Command) -> None:
     assert (code, out.splitlines()[-1]) == (0, "toy: 2 passed, 0 declined, 0 failed, 0 gap of 2")
 
 
+@pytest.mark.slow
 def test_conform_counts_cases(xrt: Command) -> None:
     code, out, err = xrt("conformance", "toy", "--cases", "test_relu", "--reference", "--operators")
     assert (code, err) == (0, "")
@@ -137,11 +138,13 @@ def test_conform_counts_cases(xrt: Command) -> None:
     assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
 
 
+@pytest.mark.slow
 def test_conform_places_by_measurement(xrt: Command) -> None:
     code, out, _ = xrt("conformance", "toy,ort,auto", "--cases", "test_relu,test_abs")
     assert (code, "toy,ort,auto: 2 passed, 0 declined, 0 failed, 0 gap of 2" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
     arguments = ("conformance", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
     code, out, err = xrt(*arguments, "--alternate", "--operators")
@@ -254,6 +257,7 @@ def test_a_shipped_model_is_named_instead_of_a_file(xrt: Command) -> None:
     assert out.startswith("mlp: 5 nodes, opset ai.onnx ")
 
 
+@pytest.mark.slow
 def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")
     assert code == 2
@@ -263,6 +267,7 @@ def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     """`xrt engines | head -1` had exit code 1, which means a broken engine."""
     reads, writes = os.pipe()
@@ -273,6 +278,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
     code, _, err = in_a_process("--debug", "run", "missing.onnx")
     assert code == 1

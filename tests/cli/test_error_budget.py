@@ -25,7 +25,7 @@ from xrt.placement.request import PlacementRequest
 from xrt.precision.error_check import check_error
 from xrt.precision.examples import read_examples
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 MODEL = load("mlp", features=64, hidden=128, classes=10)
 BATCHES = [sample_inputs(MODEL, seed) for seed in range(12)]
@@ -40,6 +40,7 @@ def check(fault: str, validate: Any, **changes: Any) -> None:
     check_error(setup, partition(MODEL, [engine]), PrecisionRecord(**own | changes), validate, MODEL.inputs)
 
 
+@pytest.mark.slow
 def test_an_error_within_the_budget_of_the_lock_passes() -> None:
     check("0.04", BATCHES[:4])
 
@@ -88,6 +89,7 @@ def test_what_fails_a_check(fault: str, validate: Any, changes: dict[str, Any], 
     assert str(caught.value) == text
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, engine: FaultyEngine) -> None:
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [engine, "ort"] if text == "planted" else split_specs(text))
 
 
+@pytest.mark.full
 def test_a_crash_costs_a_line(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_crash_costs_a_line(
     np.testing.assert_allclose(np.load(target)["y"], RIGHT, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
     assert code == 1 and "1 node" in out and ended in out
 
 
+@pytest.mark.full
 def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "model.xrt")
     assert call(capsys, "compile", model, "-e", "ort", "-o", target, "--isolate", "ort", "--time-limit", "60")[0] == 0

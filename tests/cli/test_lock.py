@@ -30,7 +30,7 @@ from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
 
-pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.sample(3)]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def lock(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Pat
     return Path(shutil.copy(target, copy))
 
 
+@pytest.mark.slow
 def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made: PlacementFile = read_placement(lock)
     assert made.model["source"] == "../model.onnx"
@@ -64,6 +65,7 @@ def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.Capt
     assert out.startswith("held: ") and f"time over that of {made.baseline.plan}: " in out  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6))
     code, out, _ = call(capsys, "check", path, "--budget", "2s")
@@ -91,6 +93,7 @@ def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
     assert call(capsys, "check", path, "--budget", "1s", "--json", *asked)[0] == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "code", "begins"),
     [
@@ -134,6 +137,7 @@ def test_a_regression_is_one_that_two_processes_have_seen(
     assert (said in out) == (code == 0)
 
 
+@pytest.mark.full
 def test_a_second_process_that_hangs_is_an_error(
     lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +164,7 @@ def test_a_second_process_that_hangs_is_an_error(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "second", "asked", "code"),
     [
@@ -218,6 +223,7 @@ def test_a_lock_that_was_tuned_for_throughput_is_put_under_load(
 SERVING = ServingConfiguration(8, 1, 1, 0.0, 1000.0, 0.004, 0.018, 0.02)
 
 
+@pytest.mark.full
 def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def with_library(facts: Any) -> None:
         for run in facts["plan"]:
@@ -241,6 +247,7 @@ def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, capsys: p
     assert err.startswith("error: --engines names 'nobody'; the lock has ")
 
 
+@pytest.mark.full
 def test_noise_is_reported_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["baseline"].update(low=1e-6, high=1e6))
     code, out, _ = call(capsys, "check", path, "--budget", "1s")
@@ -248,6 +255,7 @@ def test_noise_is_reported_and_passes(lock: Path, capsys: pytest.CaptureFixture[
     assert out.startswith("not decided, the noise is too large: ")
 
 
+@pytest.mark.full
 def test_another_version_is_reported_and_checked(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
     code, out, _ = call(capsys, "check", path, "--budget", "2s", "--max-regress", NEVER)
@@ -313,7 +321,7 @@ def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys:
     assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
 
 
-@pytest.mark.proof("files", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -330,6 +338,7 @@ def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
         assert json.loads(out)["state"] in ("held", "regressed", "undecided", "alone", "cannot run")
 
 
+@pytest.mark.full
 def test_what_is_interrupted_is_not_locked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,6 +358,7 @@ def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, caps
     assert "placed by a lock: " in out
 
 
+@pytest.mark.full
 def test_a_lock_of_several_sizes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = Function(
         (Value("x", TensorType(DType.FLOAT32, ("s", 3))),), (Value("y"),), (Node("Exp", ("x",), ("y",)),), opsets={"": 20}

@@ -18,7 +18,7 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.passes import specialize
 
-pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.sample(3)]
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,14 @@ def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     return Path(shutil.copy(target, tmp_path / "locks"))
 
 
+@pytest.mark.full
 def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
     made = read_placement(rows)
     assert made.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
     assert made.values == {"x": "../x.npy"} and made.model["seed"] == "7"
 
 
+@pytest.mark.slow
 def test_a_check_is_made_on_what_the_lock_was_measured_on(
     rows: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
     np.testing.assert_array_equal(seen[1], drawn["z"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,12 +100,14 @@ def test_values_that_are_not_to_be_had_are_reported_and_drawn(
     assert out.startswith(f"not where it was locked: {message}")
 
 
+@pytest.mark.full
 def test_a_lock_of_an_earlier_version_is_checked_on_its_shapes(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(rows, lambda facts: facts.pop("values"))
     code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", NEVER)
     assert (code, "not where it was locked" in out) == (0, False)
 
 
+@pytest.mark.full
 def test_arrays_of_an_archive_are_found_again(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(rows.parent.parent / "all.npz", x=np.ones((4, 3), np.float32), other=np.ones(2))
     path = altered(rows, lambda facts: facts.update(values={"x": "../all.npz", "z": "../all.npz"}))

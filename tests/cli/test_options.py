@@ -124,12 +124,14 @@ def test_an_extent_without_a_name_needs_a_file(model: str, capsys: pytest.Captur
     assert text in call(capsys, "tune", model)[2]
 
 
+@pytest.mark.slow
 def test_a_file_gives_the_sizes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     np.save("x.npy", np.ones((2, 3), np.float32))
     code, out, _ = call(capsys, "explain", model, "-e", "toy,auto", "-i", "x.npy", "--budget", "12s")
     assert (code, "x: float32[2,3]" in out, "placed by measurement: toy" in out) == (0, True, True)
 
 
+@pytest.mark.slow
 def test_a_lock_brings_its_sizes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With another size the command measured for 20 seconds, and said that a fingerprint differs."""
     arguments = ("-e", "toy", "--dim", "n=2", "--budget", "12s", "--gate", "1s", "-o", "n2.lock")

@@ -57,6 +57,7 @@ def measure(model: str, path: str = "out.onnx", *, weights_only: bool = False) -
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("arguments", "operators", "most"),
@@ -79,6 +80,7 @@ def test_the_file_runs_elsewhere(
     assert measure(MODELS[model], weights_only="--weights-only" in arguments) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_budget_is_kept_on_examples_nobody_saw(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_examples(MODELS[model], 10)
@@ -93,6 +95,7 @@ def test_a_budget_is_kept_on_examples_nobody_saw(model: str, capsys: pytest.Capt
     assert kept and all(not any(name.endswith("_dequantized") for name in nodes[name].inputs[1:2]) for name in kept)
 
 
+@pytest.mark.slow
 def test_channels_are_balanced_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     model = "gpt{layers=1,hidden=32,heads=2,tokens=6,vocabulary=40}"
     write_examples(model)

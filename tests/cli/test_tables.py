@@ -101,6 +101,7 @@ def run_on_terminal(width: int, folder: Path, *arguments: str) -> list[str]:
     return b"".join(parts).decode().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 40])
 def test_a_command_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
     lines = run_on_terminal(width, tmp_path, "engines", "ort")
@@ -108,6 +109,7 @@ def test_a_command_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
     assert lines[:2] == ["providers", "  default: ('CPUExecutionProvider',)"]
 
 
+@pytest.mark.slow
 def test_a_pipe_does_not_know_the_width(tmp_path: Path) -> None:
     found = {
         subprocess.run(

@@ -22,7 +22,7 @@ from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
 from xrt.placement.throughput.result import COLUMNS
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -46,6 +46,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
+@pytest.mark.full
 def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_path: Path) -> None:
     code, out, err = command("--engines", "toy", "--budget", "12s", "--threads", "1")
     assert code == 0
@@ -64,6 +65,7 @@ def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_pat
         assert (m.tuned.how, m.tuned.budget) == ("remembered", 12.0), "and not 20 seconds, which the module has"
 
 
+@pytest.mark.slow
 def test_what_could_not_be_stored_is_not_called_stored(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.CostStore.store_decision", lambda *given: None)
     code, out, _ = command("--engines", "toy", "--budget", "30s")
@@ -72,6 +74,7 @@ def test_what_could_not_be_stored_is_not_called_stored(command: Command, monkeyp
     assert "\nstored" not in out
 
 
+@pytest.mark.full
 def test_json(command: Command) -> None:
     code, out, _ = command("--engines", "toy,toy{native=off}", "--budget", "0.5m", "--json")
     told = json.loads(out)
@@ -83,6 +86,7 @@ def test_json(command: Command) -> None:
 OPENED = (Value("x", TensorType(DType.FLOAT32, ("s", 3))),)
 
 
+@pytest.mark.slow
 def test_sizes_of_a_symbolic_dim(command: Command, tmp_path: Path) -> None:
     """Each is searched for; a later module takes the nearest, at once and for any size."""
     path = tmp_path / "model.onnx"
@@ -102,6 +106,7 @@ def test_sizes_of_a_symbolic_dim(command: Command, tmp_path: Path) -> None:
             assert module.tuned.notes == ((f"placed as it was measured for s={near}",) if near else ())
 
 
+@pytest.mark.full
 def test_an_interrupt_shows_the_best_by_then(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupts(self: Any, progress: Any) -> None:
         if progress.stage.startswith("racing"):
@@ -113,6 +118,7 @@ def test_an_interrupt_shows_the_best_by_then(command: Command, monkeypatch: pyte
     assert "placed by measurement, which was interrupted: toy" in out
 
 
+@pytest.mark.full
 def test_a_bar_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr("xrt.cli.tune.err", Console(force_terminal=True, width=160, file=shown))
@@ -121,6 +127,7 @@ def test_a_bar_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) 
     assert "of 30 s: racing 1 plans" in shown.getvalue()
 
 
+@pytest.mark.full
 def test_a_budget_too_small_is_exit_code_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.session.TuningSession._measure_here", lambda search, until: None)
     code, out, err = command("--engines", "toy", "--budget", "0.000001s")
@@ -155,6 +162,7 @@ def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command
     assert err.startswith(text)
 
 
+@pytest.mark.full
 def test_a_device_that_is_not_there_is_reported_before_anything_is_measured(command: Command) -> None:
     code, out, err = command("--engines", "ort,toy", "--devices", "ort=cuda:77", "--budget", "30s")
     assert (code, out) == (2, "")
@@ -171,6 +179,7 @@ def throughput(command: Command, tmp_path: Path) -> Command:
     return lambda *arguments: command(*fixed, *arguments)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_throughput_is_a_table_a_lock_and_a_page(
     throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -199,6 +208,7 @@ def test_throughput_is_a_table_a_lock_and_a_page(
     assert [line.partition(":")[0] for line in lines[-2:]] == ["load held", "served as it was tuned"]
 
 
+@pytest.mark.full
 def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:
     code, out, err = throughput("--p99", "0.001ms", "--batch", "1", "--json")
     assert code == 1

@@ -12,7 +12,7 @@ from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.cli import main
 from xrt.formats import onnx
 
-pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def left(*arguments: str) -> int:
     return int(left.value.code or 0)
 
 
+@pytest.mark.full
 def test_a_right_engine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert left("verify", model, "--engine", "ort") == 0
     assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
@@ -36,6 +37,7 @@ def test_a_right_engine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "no region differs from the reference engine\n"
 
 
+@pytest.mark.full
 def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [Wrong(native="off")])
     np.save(tmp_path / "x.npy", numbers())
@@ -50,6 +52,7 @@ def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,11 +6,10 @@ import functools
 
 import pytest
 
-from tests.conformance.against import differences
 from xrt.module.options import REFERENCE
 from xrt.testing import ConformanceReport, ResultWord, conform, node_cases
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("engine toy", share=0)]
+pytestmark = pytest.mark.full
 
 
 @functools.cache
@@ -19,9 +18,8 @@ def report(engine: str) -> ConformanceReport:
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, "toy"])
-def test_nothing_fails_and_the_record_says_the_same(engine: str):
+def test_nothing_fails(engine: str):
     assert report(engine).ok, str(report(engine))
-    assert differences("toy", report(engine)) == []
 
 
 def test_nothing_is_lost_that_the_evaluator_of_onnx_passes():

@@ -30,7 +30,7 @@ from xrt.runtime import on_device
 from xrt.testing.simulated import SimulatedDevice
 from xrt.worker.isolated_engine import WorkerLimits
 
-pytestmark = pytest.mark.proof("devices", share=3, laws=4)
+pytestmark = pytest.mark.sample(3)
 
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
@@ -55,6 +55,7 @@ def module(found: World, *engines: Any, where: str = "cuda", **options: Any) -> 
 # ---------------------------------------------------------------------- who wins, and how it is measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "random"])
 def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> None:
     with world(order) as found:
@@ -77,12 +78,14 @@ def _whole_costs(m: xrt.XRTModule) -> list[Any]:
     return [m.tuned.table.region(ProfiledRegion.of(launch).key, launch.engine) for launch in whole]
 
 
+@pytest.mark.slow
 def test_it_serves_wherever_there_are_devices(world: World) -> None:
     m = module(world, TOY, "toy")
     np.testing.assert_allclose(world.down(m(X)), RIGHT, rtol=1e-5)
     assert m.tuned is not None and m.tuned.how == "measured"
 
 
+@pytest.mark.slow
 def test_arrays_of_the_device_are_measured_with_and_left_alone() -> None:
     with world("late") as found:
         x = found.up(X)
@@ -90,6 +93,7 @@ def test_arrays_of_the_device_are_measured_with_and_left_alone() -> None:
         np.testing.assert_array_equal(found.down(x), X)
 
 
+@pytest.mark.full
 def test_calls_that_are_recorded_are_measured_as_such() -> None:
     with world("late") as found:
         assert found.machine is not None
@@ -102,6 +106,7 @@ def test_calls_that_are_recorded_are_measured_as_such() -> None:
 # ---------------------------------------------------------------------- who drops out
 
 
+@pytest.mark.full
 def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None:
     with world("late") as found, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
         m = module(found, OnCpu(), TOY)
@@ -111,11 +116,13 @@ def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None
     assert m.engines == (TOY,)
 
 
+@pytest.mark.full
 def test_nobody_is_left() -> None:
     with world("late") as found, pytest.warns(PlacementWarning), pytest.raises(OptionError, match=r"^no engine is left for"):
         module(found, OnCpu())
 
 
+@pytest.mark.full
 def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> None:
     with world("late") as found:
         m = module(found, "ort", TOY)
@@ -125,6 +132,7 @@ def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> Non
     assert {launch.engine for launch in m.plan.launches} == {TOY}
 
 
+@pytest.mark.full
 def test_all_that_are_ready_stand_for_auto(capsys: Any) -> None:
     with world("late") as found, warnings.catch_warnings():
         warnings.simplefilter("ignore", PlacementWarning)
@@ -134,6 +142,7 @@ def test_all_that_are_ready_stand_for_auto(capsys: Any) -> None:
     assert "engine 'openvino' is left out: it runs on cpu, and not on cuda" in str(m.explain()) or "openvino" not in m.engines
 
 
+@pytest.mark.full
 def test_a_device_that_is_not_there() -> None:
     with world("late") as found, pytest.raises(DeviceError, match="'cuda:7' was asked for"):
         module(found, TOY, where="cuda:7").plan_for(X)
@@ -142,6 +151,7 @@ def test_a_device_that_is_not_there() -> None:
 # ---------------------------------------------------------------------- what is kept
 
 
+@pytest.mark.slow
 def test_decisions_and_costs_are_of_a_device_and_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def how(where: str) -> str:
         with world("eager") as found:
@@ -158,6 +168,7 @@ def test_decisions_and_costs_are_of_a_device_and_its_model(tmp_path: Path, monke
     assert how("cuda") == "remembered False"
 
 
+@pytest.mark.full
 def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.lock"
     with world("eager") as found:
@@ -198,6 +209,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return run
 
 
+@pytest.mark.full
 def test_the_commands_take_a_device(command: Command) -> None:
     asked = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
     with world("eager"):
@@ -210,6 +222,7 @@ def test_the_commands_take_a_device(command: Command) -> None:
 APART = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,ort=cpu")
 
 
+@pytest.mark.full
 def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
     with world("eager") as found:
         assert found.machine is not None
@@ -228,6 +241,7 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         assert found.machine.kernels.count("exp") > 10
 
 
+@pytest.mark.full
 def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> None:
     with world("eager"):
         shown = json.loads(command("explain", "m.onnx", "-e", f"{TOY},ort", *APART, "--json"))
@@ -251,6 +265,7 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any) -> None:
     assert min(trial.samples) >= 0.004
 
 
+@pytest.mark.full
 def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with world("random") as found:
@@ -262,6 +277,7 @@ def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- engines on devices of their own
 
 
+@pytest.mark.full
 def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
     on_cpu = OnCpu(slow="Cos", seconds=0.02)
     with world("eager") as found:
@@ -284,6 +300,7 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
             module(found, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
 
 
+@pytest.mark.slow
 def test_a_remembered_mixture_is_of_its_devices(tmp_path: Path) -> None:
     with world("eager") as found:
         given = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)

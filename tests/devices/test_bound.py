@@ -110,6 +110,7 @@ def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
     np.testing.assert_array_equal(here, X + ONE + ONE)
 
 
+@pytest.mark.slow
 def test_plans_over_several_devices() -> None:
     for order in ("eager", "late", "random"):
         with world(order) as found:

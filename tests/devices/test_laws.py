@@ -24,6 +24,8 @@ from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import make_random_inputs, make_seeded_function
 from xrt.verify.execution import compile_alone, run_regions
 
+pytestmark = pytest.mark.slow
+
 ORDERS = ("eager", "late", "random")
 GRAPHS = pytest.mark.parametrize("first", range(0, 120, 10))
 HERE, THERE = RecordingEngine(mark="here"), RecordingEngine(mark="there")

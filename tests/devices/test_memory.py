@@ -57,6 +57,7 @@ def starved(found: World, limit: int, call: Callable[[], Any]) -> tuple[Any, str
     return result, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [False, True], ids=["called", "bound"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(name: str, bound: bool) -> None:
@@ -85,6 +86,7 @@ def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() ->
         found.module(Weighty()).compile(X)
 
 
+@pytest.mark.slow
 def test_a_lack_of_memory_while_tuning_puts_one_engine_out_of_the_race() -> None:
     with world("eager", limit=3_000) as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -320,12 +320,14 @@ class TestFaults:
             same(world, m(X, W), CPU(X, W))
         same(world, m(X, W), CPU(X, W))
 
+    @pytest.mark.slow
     def test_a_compile_in_a_process_of_its_own_needs_no_array_of_another(self) -> None:
         with world("late") as found:
             m = found.module(Net(), Saving(native="off"), isolate="saving", time_limit=60, strict=True)
             same(found, m(X, W), CPU(X, W))
             assert "compiles in a process of its own" in str(m.explain())
 
+    @pytest.mark.slow
     def test_an_engine_of_the_cpu_in_a_mixture_runs_in_a_process_of_its_own(self) -> None:
         with world("random") as found:
             m = found.module(Forked(), [TOY, "ort"], isolate="ort", isolate_run=True, **SPLIT)

@@ -107,6 +107,7 @@ def test_a_plan_over_several_devices_is_verified() -> None:
         assert len(mixed.verify(X).regions) > 1 and mixed.verify(X)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_on_a_device_is_found_and_cut_out(world: World) -> None:
     m = world.module(long_model(count=24, at=13), [WRONG, TOY], maximum_nodes=8, strict=True)
     found = m.verify(HALF)

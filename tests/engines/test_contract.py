@@ -47,6 +47,7 @@ def test_prepare_and_close_may_be_left_out() -> None:
     executable.close()
 
 
+@pytest.mark.slow
 def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Least, "__module__", "xrt.engines.least")
     assert Least().version().startswith("xrt ")

@@ -18,6 +18,8 @@ from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["openvino", "tvm", "iree"]
 CONTEXT = CompileContext(threads=2)
 PAIR = graph(

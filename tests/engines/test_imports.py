@@ -37,6 +37,7 @@ def stand_in(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_imports_torch(engine: str, stand_in: Path) -> None:
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(stand_in)!r})\n{RUNNING}", engine]

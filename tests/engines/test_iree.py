@@ -74,6 +74,7 @@ def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert ["--iree-opt-level=O2" in asked[1], "--mlir-disable-threading" in asked[1]] == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handed", [True, False])
 def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler names them in a command line of its own without quoting."""
@@ -87,12 +88,14 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_phases_are_written_to_a_folder_that_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Iree(dump_dir="dumped").compile(one("Neg", tensor(2)), CONTEXT)
     assert list(tmp_path.glob("dumped/*/12.vm.mlir"))
 
 
+@pytest.mark.slow
 def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:
     f = one("Relu", tensor(2, 3)).replace(name="block 1/relu")
     Iree(dump_dir=str(tmp_path)).compile(f, CONTEXT)
@@ -209,6 +212,7 @@ def test_all_kinds_of_a_function_are_asked_about_at_once(monkeypatch: pytest.Mon
     assert asked == [3]
 
 
+@pytest.mark.slow
 def test_one_that_fails_among_many_has_its_own_reason() -> None:
     texts = [_question("Abs", "a"), _question("NoSuch", "b"), _question("Tanh", "c")]
     assert compiler.lower_module(texts, ["a", "b", "c"]) == [None, "it has no rule to lower this NoSuch", None]
@@ -238,6 +242,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(compiler, "BINARY", binary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "seconds", "reason"),
     [
@@ -256,6 +261,7 @@ def test_a_crash_and_a_hang_are_refusals(
     assert str(refusal.value) == reason
 
 
+@pytest.mark.slow
 def test_a_hang_takes_its_children_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(tmp_path, monkeypatch, f"(while ! [ -e {tmp_path}/ended ]; do sleep 0.1; done; touch {tmp_path}/survived) & wait")
     with pytest.raises(CompileRefused):
@@ -265,6 +271,7 @@ def test_a_hang_takes_its_children_with_it(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "survived").exists()
 
 
+@pytest.mark.slow
 def test_the_compiler_is_never_loaded_into_the_process() -> None:
     code = (
         "import sys, xrt.engines.contract.registry as r; assert 'iree.runtime' not in sys.modules;"

@@ -24,6 +24,7 @@ from xrt.graph import Constant, DType, Function, Node, read_attributes
 # ---------------------------------------------------------------------- arrays in and out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8", "bfloat16"])
 def test_types_of_numbers(dtype: str) -> None:
     type_ = DType.parse(dtype)
@@ -32,6 +33,7 @@ def test_types_of_numbers(dtype: str) -> None:
     assert y.dtype == x.dtype and np.array_equal(y, x + x)
 
 
+@pytest.mark.slow
 def test_booleans_and_scalars() -> None:
     f = function(
         Node("Greater", ("x", "z"), ("g",)),
@@ -45,6 +47,7 @@ def test_booleans_and_scalars() -> None:
     assert all(isinstance(a, np.ndarray) and a.shape == () and a.dtype == np.bool_ and bool(a) for a in (y, g))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 4, 16, 36])
 def test_any_alignment_is_taken(offset: int) -> None:
     raw = np.zeros(256, np.uint8)
@@ -68,6 +71,7 @@ def test_strided_and_read_only_inputs() -> None:
     assert np.array_equal(frozen, base)
 
 
+@pytest.mark.slow
 def test_read_only_arrays_of_a_type_that_numpy_lacks() -> None:
     x = np.linspace(-2, 2, 9).astype(ml_dtypes.bfloat16)
     x.flags.writeable = False
@@ -75,6 +79,7 @@ def test_read_only_arrays_of_a_type_that_numpy_lacks() -> None:
     assert np.array_equal(y, -x)
 
 
+@pytest.mark.slow
 def test_results_outlive_what_made_them() -> None:
     executable = compiled(one("Sqrt", tensor(1000)))
     (y,) = executable.run([np.full(1000, 4, np.float32)])
@@ -83,11 +88,13 @@ def test_results_outlive_what_made_them() -> None:
     assert y.tolist() == [2.0] * 1000
 
 
+@pytest.mark.slow
 def test_no_inputs_and_no_nodes() -> None:
     made = function(Node("Neg", ("c",), ("y",)), inputs={}, constants={"c": np.ones(3, np.float32)})
     assert compiled(made).run([])[0].tolist() == [-1, -1, -1]
 
 
+@pytest.mark.slow
 def test_what_is_sorted_is_not_written_to() -> None:
     f = function(
         Node("TopK", ("x", "k"), ("y", "i")),
@@ -130,6 +137,7 @@ def weighted() -> Function:
     return function(Node("MatMul", ("x", "w"), ("y",)), inputs={"x": tensor(3, 64)}, constants={"w": w})
 
 
+@pytest.mark.slow
 def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     f = weighted()
     x = np.random.default_rng(1).random((3, 64), dtype=np.float32)
@@ -145,6 +153,7 @@ def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     assert [use.name for use in executable.memory() or ()] == ["workspace"]
 
 
+@pytest.mark.slow
 def test_weights_that_lie_badly_are_copied_and_reported() -> None:
     raw = np.zeros(64 * 32 * 4 + 64, np.uint8)
     start = (4 - raw.ctypes.data) % 64
@@ -170,6 +179,7 @@ def test_small_work_stays_in_the_calling_thread() -> None:
     assert get_device(1) is get_device(1) is not get_device(2)
 
 
+@pytest.mark.slow
 def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     code = (
         "from pathlib import Path; from xrt.engines.iree.devices import get_device\n"
@@ -182,6 +192,7 @@ def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     assert done.stdout.split() == ["0", "3"]
 
 
+@pytest.mark.slow
 def test_eight_threads_share_a_pool() -> None:
     """What is generated for the suite is so small that each calling thread does it alone."""
     f = function(
@@ -209,6 +220,7 @@ def test_eight_threads_share_a_pool() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["local-sync", "local-task"])
 def test_the_process_ends_well_whatever_is_still_held(device: str) -> None:
     code = (

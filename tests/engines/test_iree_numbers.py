@@ -12,6 +12,8 @@ from tests.engines.written import tensor
 from xrt.engines.iree.support import why_not
 from xrt.graph import DType, Function, Node, read_attributes
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 INT64 = DType.INT64
 NAN = np.nan

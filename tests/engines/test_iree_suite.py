@@ -8,7 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine iree", share=40, laws=12)
+@pytest.mark.sample(40, plain=12)
 class TestIree(EngineSuite):
     engine = "iree"
     test_conformance = None  # run in tests/conformance

@@ -52,7 +52,7 @@ def test_threads_change_nothing(name: str) -> None:
 VARIANTS = ("avx512", "avx2", "base")
 
 
-@pytest.mark.proof("engine toy", share=7)
+@pytest.mark.sample(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_instruction_set_passes_the_same_tests(variant: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from tests.engines.native_running import on_native, on_python
@@ -114,6 +115,7 @@ def graphs(draw: st.DrawFn) -> Function:
     return graph(*nodes, outputs=" ".join(outputs), inputs={"x": SQUARE, "y": SQUARE})
 
 
+@pytest.mark.slow
 @given(graphs())
 @settings(max_examples=150, deadline=None)
 def test_chains_are_convex_and_change_nothing(function: Function) -> None:

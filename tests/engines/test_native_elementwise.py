@@ -240,6 +240,7 @@ def broadcasts(draw: st.DrawFn) -> list[Array]:
     return arrays
 
 
+@pytest.mark.slow
 @given(broadcasts())
 @settings(max_examples=150, deadline=None)
 def test_broadcasts(arrays: list[Array]) -> None:
@@ -279,6 +280,7 @@ def graphs(draw: st.DrawFn) -> tuple[Function, list[Array]]:
     return Function(values, tuple(map(Value, outputs)), tuple(nodes), opsets={"": 20}), inputs
 
 
+@pytest.mark.slow
 @given(graphs())
 @settings(max_examples=150, deadline=None)
 def test_chains_compute_what_their_nodes_do(drawn: tuple[Function, list[Array]]) -> None:

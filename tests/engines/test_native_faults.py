@@ -95,6 +95,7 @@ def test_eight_threads_run_one_tape(threads: int) -> None:
     assert 1 <= tape_of(executable).frames <= 8, "frames are used again"
 
 
+@pytest.mark.slow
 def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
     big = np.ones((400, 1000), np.float32)
     kernel = native.load(library()).kernel("twice")
@@ -112,6 +113,7 @@ def used(seconds: float) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_threads_of_its_own() -> None:
     executable = ready(chain(2), threads=3)
     executable.run([X])

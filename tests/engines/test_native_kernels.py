@@ -127,6 +127,7 @@ def reductions(draw: st.DrawFn) -> tuple[Array, list[int], bool]:
     return numbers(shape, dtype, seed=len(axes)), axes, draw(st.booleans())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [*PLAIN, *OF_FLOATS])
 @given(drawn=reductions())
 @settings(max_examples=60, deadline=None)
@@ -169,6 +170,7 @@ def test_integers_wrap_in_reductions() -> None:
 # ---------------------------------------------------------------------- transpose
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
 def test_transpose(data: st.DataObject) -> None:
@@ -202,6 +204,7 @@ def windows(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
     return extents, attributes
 
 
+@pytest.mark.slow
 @given(windows(), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_pools(window: tuple[tuple[int, ...], dict[str, Any]], round_up: bool, with_padding: bool) -> None:
@@ -224,6 +227,7 @@ def test_pools_of_whole_planes(shape: tuple[int, ...]) -> None:
     check("GlobalMaxPool", numbers(shape))
 
 
+@pytest.mark.slow
 @given(windows(), st.integers(1, 2), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_depthwise_convolution(window: tuple[tuple[int, ...], dict[str, Any]], multiplier: int, biased: bool) -> None:

@@ -57,6 +57,7 @@ def test_every_function_that_is_called_is_looked_for_first() -> None:
     assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(library_path.FUNCTIONS)
 
 
+@pytest.mark.slow
 def test_other_bytes_are_another_signature() -> None:
     assert kernels().signature != kernels('VERSION="8"').signature
     assert kernels().signature.startswith("test_kernels 7 (")
@@ -78,6 +79,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("macro", "reason"), WRONG)
 def test_a_library_that_is_wrong_is_refused_by_name(macro: str, reason: str) -> None:
     path = library(macro)
@@ -86,6 +88,7 @@ def test_a_library_that_is_wrong_is_refused_by_name(macro: str, reason: str) -> 
     assert str(raised.value) == f"native library {str(path)!r} cannot be used: {reason}"
 
 
+@pytest.mark.slow
 def test_a_symbol_that_nobody_has_is_named() -> None:
     path = library("UNDEFINED")
     with pytest.raises(EngineUnavailable) as raised:

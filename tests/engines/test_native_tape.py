@@ -23,6 +23,7 @@ from xrt.graph.aligned_arrays import ALIGNMENT
 # ---------------------------------------------------------------------- the arena
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.integers(0, 6)), max_size=25))
 @settings(derandomize=True, database=None, deadline=None)
 def test_no_two_values_that_live_together_overlap(drawn: list[tuple[int, int, int]]) -> None:

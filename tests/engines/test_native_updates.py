@@ -96,6 +96,7 @@ def chains(draw: st.DrawFn) -> Function:
     return chain(";".join(lines), " ".join(outputs), draw(st.sampled_from([DType.FLOAT32, DType.FLOAT64, DType.FLOAT16])))
 
 
+@pytest.mark.slow
 @given(chains())
 @settings(max_examples=120, deadline=None)
 def test_each_operator_rounds(function: Function) -> None:

@@ -267,6 +267,7 @@ assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_written_or_printed(tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop("CI", None)  # in which the library would keep quiet by itself

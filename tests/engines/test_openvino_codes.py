@@ -63,6 +63,7 @@ def with_code(x: Array, to: DType) -> Array:
     return x[~np.isnan(x.astype(np.float32))] if to is DType.FLOAT4E2M1 else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saturate", [1, 0])
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 def test_numbers_become_the_code_next_to_them(to: DType, saturate: int) -> None:
@@ -73,6 +74,7 @@ def test_numbers_become_the_code_next_to_them(to: DType, saturate: int) -> None:
     same(run(cast(x.size, F32, to, **attributes), x)[0], want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DType.FLOAT16, DType.BFLOAT16], ids=str)
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 def test_every_half_becomes_the_code_next_to_it(to: DType, source: DType) -> None:
@@ -136,6 +138,7 @@ def test_constants_may_be_codes() -> None:
     np.testing.assert_allclose(run(f, x)[0], x @ ((w.astype(np.float32) - [1, -2, 3, 0]) * scale), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 100_000], ids=["copied", "set"])
 def test_buffers_and_bound_calls_are_of_codes(size: int) -> None:
     x = np.resize(all_of(DType.FLOAT8E4M3FN)[:100], size)

@@ -48,6 +48,7 @@ def shifted(x: np.ndarray[Any, Any], by: np.ndarray[Any, Any], direction: str) -
     return np.where(inside, wide << few if direction == "LEFT" else wide >> few, beyond).astype(x.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
 def test_shifts_by_any_number_of_places(direction: str, dtype: DType) -> None:
@@ -73,6 +74,7 @@ def test_quantised_numbers_round_to_even_next_to_the_middle_too(scale: float, dt
     np.testing.assert_array_equal(run(f, x, np.array(step), zero)[0], expected)
 
 
+@pytest.mark.slow
 def test_blocks_have_scales_and_zeros_of_their_own() -> None:
     x, scales = np.arange(24, dtype=np.float32).reshape(2, 12), np.array([[1, 2, 4], [0.5, 1, 2]], np.float32)
     zeros = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
@@ -85,6 +87,7 @@ def test_blocks_have_scales_and_zeros_of_their_own() -> None:
     np.testing.assert_array_equal(run(f, x, scales, zeros)[0], expected.astype(np.uint8))
 
 
+@pytest.mark.slow
 def test_the_scales_of_an_axis_lie_along_it() -> None:
     x, scales = np.array([[1, 3, 5], [1, 3, 5]], np.float32), np.array([2, 1, 0.5], np.float32)
     f = function(
@@ -144,6 +147,7 @@ def test_a_saved_model_of_a_meaning_runs_again() -> None:
     np.testing.assert_array_equal(results[0], executable.run([x])[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["GRU", "LSTM", "RNN"])
 def test_batches_may_come_first_in_recurrent_operators(op: str) -> None:
     gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[op]
@@ -181,6 +185,7 @@ def test_places_of_onehot_may_be_floating_point_numbers() -> None:
     np.testing.assert_array_equal(run(f, np.array([1, 3, 0], np.float32))[0], np.eye(4, dtype=np.float32)[[1, 3, 0]])
 
 
+@pytest.mark.slow
 def test_others_may_run_after_what_is_said_by_others() -> None:
     after = replace(node("Relu", "x", "z"), control=("it",))
     quantise = replace(node("QuantizeLinear", "x s", "y"), name="it")

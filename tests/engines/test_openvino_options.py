@@ -23,6 +23,7 @@ def product(columns: int) -> tuple[Function, np.ndarray[Any, Any], np.ndarray[An
     return f, x, w
 
 
+@pytest.mark.slow
 def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
     f, x, w = product(512)
     exact = x.astype(np.float64) @ w
@@ -95,6 +96,7 @@ def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
     assert np.array_equal(y, np.maximum(SQUARE, 0))
 
 
+@pytest.mark.slow
 def test_native_arithmetic_rounds_no_halves_on_the_way() -> None:
     nodes = [node("Cast", "x", "h", to=DType.FLOAT16.onnx), node("Cast", "h", "w", to=F32.onnx), node("Neg", "w", "y")]
     f = function({"x": tensor(2)}, {"y": tensor(2)}, nodes).replace(types={"h": tensor(2, dtype=DType.FLOAT16), "w": tensor(2)})

@@ -47,6 +47,7 @@ def test_a_range_that_leads_away_from_its_limit_is_empty(ends: tuple[int, int, i
     assert got.astype(np.int64).tolist() == list(range(*ends))
 
 
+@pytest.mark.slow
 def test_what_the_frontend_numbers_by_a_range_is_computed() -> None:
     f = function({"x": tensor(2, "n", 3)}, {"y": tensor()}, [node("ReduceSum", "x", "y", keepdims=0)])
     assert run(f, np.ones((2, 5, 3), np.float32))[0] == 30

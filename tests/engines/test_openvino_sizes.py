@@ -63,6 +63,7 @@ def test_a_program_for_all_sizes_keeps_a_bounded_number_of_kernels() -> None:
     assert "CPU_RUNTIME_CACHE_CAPACITY" not in OpenVino()._settings(CONTEXT, relu())
 
 
+@pytest.mark.slow
 def test_a_program_for_fixed_sizes_notes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[object] = []
     monkeypatch.setattr(SizeLog, "note", lambda _, sizes: noted.append(sizes))

@@ -9,7 +9,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine openvino", share=24)
+@pytest.mark.sample(24)
 class TestOpenVino(EngineSuite):
     engine = "openvino"
     lost_on_some_processors = frozenset({"Gelu"})  # lost with AVX-512, right with AVX2

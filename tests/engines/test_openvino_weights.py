@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from tests.engines.openvino_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, tensor
 from tests.engines.resident import resident
@@ -14,6 +15,7 @@ from xrt.engines.openvino.export import HEAVY
 from xrt.graph import DType
 
 
+@pytest.mark.slow
 def test_large_constants_are_not_copied() -> None:
     compiled(relu())
     weights = np.random.default_rng(0).standard_normal((1024, 16384), np.float32)

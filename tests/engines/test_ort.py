@@ -167,6 +167,7 @@ def test_native_arithmetic_rounds_no_halves_on_the_way() -> None:
     assert executable.run([x])[0].tolist() == [np.square(x[0]), 9]
 
 
+@pytest.mark.slow
 def test_an_operator_that_others_define_is_rounded_in_its_parts() -> None:
     """Casts of opset 25 stand beside a Swish, for which the library has no kernel, and no definition at that opset."""
     half = TensorType(DType.FLOAT16, (3,))

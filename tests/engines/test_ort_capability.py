@@ -361,7 +361,7 @@ def node_tests(names: Sequence[str]) -> list[Any]:
     return [case for name in names for case in node_cases(name)]
 
 
-@pytest.mark.proof("engine ort", share=5)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("gap", GAPS, ids=lambda gap: gap.op_types[0])
 def test_every_gap_is_still_one(gap: Any) -> None:

@@ -201,6 +201,7 @@ def test_a_model_without_packed_weights_is_saved_as_before(path: Path) -> None:
     np.testing.assert_array_equal(results[0], expected[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_mapped")
 def test_the_disk_cache_has_no_packed_weights_and_a_bundle_made_of_it_has(path: Path, tmp_path: Path) -> None:
     """One process reads an entry of the cache at a time, mostly; a bundle is for replicas."""

@@ -140,6 +140,7 @@ else: raise SystemExit("not refused")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["pool"]], ids=["own threads", "the process's pool"])
 def test_nothing_is_printed(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", PROCESS, *arguments], capture_output=True, text=True, check=False)

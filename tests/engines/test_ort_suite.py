@@ -8,7 +8,7 @@ from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 
-@pytest.mark.proof("engine ort", share=24)
+@pytest.mark.sample(24)
 class TestOrt(EngineSuite):
     engine = "ort"
     conformance_gaps = (

@@ -7,6 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import pytest
 
 from tests.engines.ort_running import F32, SQUARE, compiled, function, node, relu, run
 from tests.engines.resident import resident
@@ -14,6 +15,7 @@ from xrt.engines.ort.export import export_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
 
 
+@pytest.mark.slow
 def test_large_constants_are_not_copied() -> None:
     compiled(relu())
     weights = np.random.default_rng(0).standard_normal((1024, 16384), np.float32)

@@ -64,6 +64,7 @@ def x_of(function: Function) -> Any:
     return RNG.standard_normal(function.inputs[0].type.shape).astype(np.float32) * 8  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terms", "engine", "are_kept"),
     [
@@ -124,6 +125,7 @@ def test_weights_are_folded_where_the_processor_stops_sums_at_16_bits(monkeypatc
         assert list_dequantized_weights(m, x_of(function)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["MatMul", "Conv"])
 @pytest.mark.parametrize("engine", ["ort", "openvino{arithmetic=native}"])
 def test_a_quantized_model_is_a_step_off_the_reference_at_most(op: str, engine: str) -> None:

@@ -62,6 +62,7 @@ def test_our_own_engines_come_by_the_same_door() -> None:
     assert create("toy") == Toy()
 
 
+@pytest.mark.slow
 def test_a_plug_in_is_found_made_and_probed(install: Install) -> None:
     install("xrt-chip-good", GOOD)
     assert "chip" in names()
@@ -257,6 +258,7 @@ def test_probing_all_covers_every_registered_engine() -> None:
     assert all(parse_spec(s.name) == (s.name, {}) for s in found)
 
 
+@pytest.mark.slow
 def test_listing_the_engines_imports_none() -> None:
     code = "import sys, xrt.engines as e; e.names(); print(sorted({'onnxruntime', 'tvm', 'xrt.engines.toy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True)

@@ -139,6 +139,7 @@ open("new", "w").close()
 """
 
 
+@pytest.mark.slow
 def test_what_a_process_looks_up_is_seen(place: Place) -> None:
     assert place.run("-c", ASKS).returncode == 0
     assert place.lookups() == ["getaddrinfo a.test", "connect an address"]
@@ -165,7 +166,7 @@ def test_nothing_is_looked_up_and_nothing_left(name: str, place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ISOLATED)
 def test_a_worker_looks_up_nothing_and_leaves_nothing(name: str, place: Place) -> None:
     look(place, ISOLATED[name])
@@ -180,12 +181,14 @@ def look(place: Place, command: tuple[str, ...]) -> None:
 VALUE = f"import os, sys; from xrt.engines import create; create('ort'); print(os.environ['{VARIABLE}'])"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "found"), [({}, "1"), ({VARIABLE: "0"}, "0"), ({VARIABLE: ""}, "")])
 def test_the_users_own_choice_holds(given: Mapping[str, str], found: str, place: Place) -> None:
     done = place.run("-c", VALUE, **given)
     assert done.stdout == f"{found}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_reports_where_it_is_let(place: Place) -> None:
     """What the other tests do not see is there to be seen."""
     assert place.run(*COMMANDS["run ort"], **{VARIABLE: "0"}).returncode == 0

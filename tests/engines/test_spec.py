@@ -136,6 +136,7 @@ mines = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(mines)
 def test_every_engine_survives_its_spec(engine: Mine) -> None:
     assert remade(engine) == engine

@@ -35,6 +35,7 @@ def test_an_alias_has_the_memory_and_may_be_written_to(dtype: type, shape: tuple
     assert not array.any()
 
 
+@pytest.mark.slow
 def test_an_alias_keeps_its_owner() -> None:
     class Owner:
         pass

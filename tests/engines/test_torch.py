@@ -40,6 +40,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_with_the_first_node() -> None:
     subprocess.run([sys.executable, "-P", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{IMPORT}"], check=True)
 
@@ -283,6 +284,7 @@ def test_gradients_are_left_as_they_are() -> None:
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
 def test_a_forked_child_computes_on_its_own_thread() -> None:
     x = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)

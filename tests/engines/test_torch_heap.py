@@ -46,10 +46,12 @@ def count_faults(**more: str) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_call_gets_the_pages_of_the_call_before() -> None:
     assert count_faults() < PAGES // 8
 
 
+@pytest.mark.slow
 def test_what_the_environment_says_holds() -> None:
     assert count_faults(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > PAGES // 2
 

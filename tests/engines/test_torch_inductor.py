@@ -140,7 +140,7 @@ def check(executable: Executable, x: Array) -> None:
 
 
 Compiled = tuple[Executable, CompileContext]
-whole = [pytest.mark.slow, pytest.mark.proof("engine torch", share=0)]
+whole = [pytest.mark.full]
 
 
 class TestCompiled:
@@ -242,8 +242,7 @@ def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:
     return wrong
 
 
-@pytest.mark.slow
-@pytest.mark.proof("engine torch", share=0)
+@pytest.mark.full
 def test_a_sample_of_the_tests_of_onnx() -> None:
     groups: defaultdict[Any, list[tuple[ConformanceCase, Function]]] = defaultdict(list)
     for case, f in sample():

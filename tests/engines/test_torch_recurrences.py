@@ -90,6 +90,7 @@ def test_the_library_computes_what_it_has(op: str, attributes: dict[str, Any], f
     assert called == ([] if function is None else [function])
 
 
+@pytest.mark.slow
 def test_the_copies_of_constant_weights_are_made_once_and_counted() -> None:
     function, inputs = layer("LSTM", constant=True)
     executable = compiled(function)

@@ -8,7 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine torch", share=24, laws=2)
+@pytest.mark.sample(24, plain=2)
 class TestTorch(EngineSuite):
     engine = "torch"
     test_conformance = None  # run in tests/conformance

@@ -212,6 +212,7 @@ def test_the_default_type_of_the_caller_changes_nothing(double_by_default: Calla
     assert y.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_module_that_draws_numbers_is_run() -> None:
     class Noise(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -240,6 +240,7 @@ def grown(ops: list[tuple[str, int, int]]) -> Function:
     return function("x", " ".join(names[1:][-2:]), *nodes, constants={"axis": i64([0]), "place": i64(1)})
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=10))
 def test_cutting_a_function_everywhere_changes_no_bit(ops: list[tuple[str, int, int]]) -> None:
@@ -263,6 +264,7 @@ def at_once(work: Callable[[int], bool], count: int = 6) -> list[int]:
         return [number for number, right in enumerate(pool.map(work, range(count))) if not right]
 
 
+@pytest.mark.slow
 def test_threads_share_an_executable() -> None:
     executable = ready(function("x", "y", node("MatMul", "x x", "a"), node("Tanh", "a", "b"), node("Add", "b x", "y")))
 

@@ -114,7 +114,7 @@ def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
         np.exp(device("cuda").upload(numbers(3)))
 
 
-@pytest.mark.proof("engine toy", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "random"])
 def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:
@@ -164,6 +164,7 @@ EVERY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
 def test_the_source_of_a_chain_computes_what_its_nodes_do(dtype: DType, tmp_path: Path) -> None:
     """The source is compiled as C++, whose functions CUDA's are named after, and run beside the kernels."""

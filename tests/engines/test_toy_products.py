@@ -100,6 +100,7 @@ def test_nan_and_infinity_stay_where_they_are_due(three_threads: ProductThreads)
     assert np.isnan(found[70]).all() and np.isinf(found[5]).all() and np.isfinite(np.delete(found, (5, 70), 0)).all()
 
 
+@pytest.mark.slow
 def test_products_from_many_threads_at_once_are_right(three_threads: ProductThreads) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.integers(-8, 8, (130, 64)).astype(np.float32), rng.integers(-8, 8, (64, 150)).astype(np.float32)
@@ -118,6 +119,7 @@ def test_products_from_many_threads_at_once_are_right(three_threads: ProductThre
     assert right == [True] * 120
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_multiplies(three_threads: ProductThreads) -> None:
     a = np.ones((100, 50), np.float32)
@@ -182,6 +184,7 @@ print(others() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processor time of each thread")
 @pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])
 def test_no_thread_works_on_after_a_product(engine: str) -> None:

@@ -10,14 +10,14 @@ from xrt.comparison import BIT_EQUAL, Tolerance
 from xrt.testing.suite import EngineSuite
 
 
-@pytest.mark.proof("engine toy", share=4)
+@pytest.mark.sample(4)
 class TestReference(EngineSuite):
     engine = "toy{native=off}"
     tolerance: ClassVar[Tolerance] = BIT_EQUAL
     test_conformance = None  # run in tests/conformance
 
 
-@pytest.mark.proof("engine toy", share=4)
+@pytest.mark.sample(4)
 class TestToy(EngineSuite):
     engine = "toy"
     test_conformance = None  # run in tests/conformance

@@ -43,6 +43,7 @@ def functions(draw: st.DrawFn) -> Function:
     return infer_shapes(Function(inputs, tuple(map(Value, outputs)), tuple(nodes), constants, {"": 20}).replace(aliases=aliases))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
 @settings(max_examples=60, deadline=None)
 @given(st.data())

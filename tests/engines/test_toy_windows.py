@@ -47,6 +47,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(CASES)
 def test_conv(case: dict[str, Any]) -> None:
@@ -56,6 +57,7 @@ def test_conv(case: dict[str, Any]) -> None:
     same(one("Conv", x, w, bias, **attributes), looped(x, w, **attributes) + bias[:, None, None])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(CASES)
 def test_conv_transpose_is_the_transposed_map(case: dict[str, Any]) -> None:

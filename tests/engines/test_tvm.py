@@ -43,6 +43,7 @@ def test_a_processor_whose_code_this_one_cannot_run_is_reported() -> None:
         Tvm(mcpu="diamondrapids")
 
 
+@pytest.mark.slow
 def test_the_level_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     from xrt.engines.tvm import pipeline
 
@@ -63,6 +64,7 @@ def test_the_level_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     assert functions == [3, 1]
 
 
+@pytest.mark.slow
 def test_code_for_an_older_processor_runs() -> None:
     x = np.linspace(-1, 1, 64, dtype=np.float32)
     assert np.allclose(run(one("Relu", tensor(64), output=tensor(64)), x, engine=Tvm(mcpu="x86-64-v2"))[0], np.maximum(x, 0))
@@ -134,6 +136,7 @@ def test_bodies_are_declined() -> None:
     assert why(f) == "If has a body, and XRT hands TVM straight-line code only"
 
 
+@pytest.mark.slow
 def test_a_constant_that_a_node_gives_counts_as_one() -> None:
     shape = Node("Constant", (), ("s",), read_attributes({"value_ints": [2, 2]}))
     reshape = Node("Reshape", ("x", "s"), ("y",))
@@ -180,6 +183,7 @@ def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.Monkey
     assert isinstance(error.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert why(one("LpNormalization", tensor(7)))
     assert why(one("Pad", tensor(7), tensor(2, dtype=DType.INT64)))
@@ -198,6 +202,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------------- arrays in and out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"]
 )
@@ -220,6 +225,7 @@ def test_booleans_and_scalars() -> None:
     assert isinstance(y, np.ndarray) and y.shape == () and y.dtype == np.bool_ and bool(y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 4, 16, 36])
 def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
     raw = np.zeros(4096 + 64, np.uint8)
@@ -230,6 +236,7 @@ def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
     assert np.array_equal(run(one("Relu", tensor(1024), output=tensor(1024)), x)[0], np.maximum(x, 0))
 
 
+@pytest.mark.slow
 def test_strided_and_read_only_inputs() -> None:
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     frozen = base.copy()
@@ -240,6 +247,7 @@ def test_strided_and_read_only_inputs() -> None:
     assert np.array_equal(frozen, base)
 
 
+@pytest.mark.slow
 def test_no_inputs_and_no_nodes() -> None:
     made = function(Node("Neg", ("c",), ("y",)), inputs={}, outputs={"y": tensor(3)}, constants={"c": np.ones(3, np.float32)})
     assert run(made)[0].tolist() == [-1, -1, -1]
@@ -274,6 +282,7 @@ def test_one_thread_makes_serial_loops() -> None:
     assert tvm.get_global_func("runtime.NumThreads")() == 1
 
 
+@pytest.mark.slow
 def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
     code = "import sys, xrt.engines.contract.registry; assert not {m.partition('.')[0] for m in sys.modules} & {'tvm', 'tvm_ffi'}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -53,11 +53,13 @@ def kernels(text: str) -> list[str]:
 # ---------------------------------------------------------------------- source
 
 
+@pytest.mark.slow
 def test_a_chain_is_one_kernel_of_cudas_own_functions() -> None:
     text = source("chain")
     assert len(kernels(text)) == 1 and "tanhf(" in text and "threadIdx.x" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count", "held"),
     [
@@ -72,6 +74,7 @@ def test_operators_take_the_default_schedules(name: str, count: int, held: str) 
     assert len(kernels(text)) == count and held in text
 
 
+@pytest.mark.slow
 def test_a_call_is_handed_all_its_memory() -> None:
     program = built(traced(*_flat("net")))
     assert len(program.made) == 2 and all(nbytes > 0 for nbytes in program.workspace)
@@ -121,13 +124,14 @@ def refuse(_: str) -> bytes:
 ELF = b"\x7fELF"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_nvrtc_makes_machine_code(architecture: str) -> None:
     made = nvrtc.binary(source("net"), architecture)
     assert made[:4] == ELF and all(name.encode() in made for name in kernels(source("net")))
 
 
-@pytest.mark.proof("engine tvm", share=4)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_nvrtc_takes_every_source(name: str) -> None:
@@ -146,6 +150,7 @@ class Halved(xrt.Graph):
         return ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(ops.Neg(x), to=10)), axis=-1)
 
 
+@pytest.mark.slow
 def test_narrow_floats_compile_with_cudas_headers() -> None:
     text = codegen.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
     assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
@@ -202,6 +207,7 @@ def why_not(model: xrt.Graph, *inputs: Any, device: str = "cuda", engine: Tvm = 
     return [engine.why_not(replace(node, device=device), function) for node in function.nodes]
 
 
+@pytest.mark.slow
 def test_what_the_schedules_cannot_do_is_a_reason() -> None:
     (reason,) = why_not(Sorted(), numbers(4, 8))
     assert reason == (
@@ -213,6 +219,7 @@ def test_what_the_schedules_cannot_do_is_a_reason() -> None:
     assert reason is not None and reason.startswith("TVM cannot take this CumSum on CUDA: ")
 
 
+@pytest.mark.slow
 def test_what_serves_the_cpu_serves_the_device() -> None:
     for name in ("net", "convolution", "moved"):
         assert set(why_not(*_flat(name))) == {None}
@@ -260,8 +267,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_child(tmp_path_factory.mktemp("cuda"))
 
 
-@pytest.mark.slow
-@pytest.mark.proof("engine tvm", share=0)
+@pytest.mark.full
 class TestEmulated:
     @pytest.mark.parametrize("name", MODELS)
     def test_the_kernels_compute_what_the_reference_does(self, found: dict[str, Any], name: str) -> None:

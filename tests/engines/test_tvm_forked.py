@@ -40,6 +40,7 @@ def status_of(work: Callable[[], object], seconds: float = 300) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
 @pytest.mark.parametrize("way", ["run", "direct", "bind"])
 def test_a_forked_child_has_workers_of_its_own(way: str) -> None:
@@ -63,6 +64,7 @@ def test_a_forked_child_has_workers_of_its_own(way: str) -> None:
     np.testing.assert_array_equal(ways[way](), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_fails_in_a_forked_child_is_reported_there() -> None:
     executable = registry.create("tvm").compile(EXP, CompileContext(threads=2))

@@ -17,6 +17,8 @@ from xrt.engines.tvm.row_fusion import fuse_rows
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Function, Node
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 SIZE = (64, 257)
 

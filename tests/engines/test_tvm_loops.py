@@ -110,6 +110,7 @@ def test_arrangements(f: Function, expected: set[str], monkeypatch: pytest.Monke
     assert arrangements(f, monkeypatch) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(256, 512), (3, 5), (7, 1000), (1021,)], ids=str)
 @pytest.mark.parametrize("op", ["Abs", "Relu", "Sqrt", "Floor", "Sigmoid", "Softplus"])
 def test_chains(op: str, shape: tuple[int, ...]) -> None:
@@ -118,12 +119,14 @@ def test_chains(op: str, shape: tuple[int, ...]) -> None:
     assert np.allclose(run(f, x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "k", "n"), [(64, 48, 96), (1, 300, 500), (37, 41, 43), (13, 64, 7), (128, 1, 200)])
 def test_products(m: int, k: int, n: int) -> None:
     a, b = random(m, k), random(k, n)
     assert np.allclose(run(product(m, k, n), a, b)[0], a @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [
@@ -144,6 +147,7 @@ def test_reductions(shape: tuple[int, ...], axes: list[int], keepdims: int) -> N
     assert np.array_equal(largest, x.max(axis=tuple(axes), keepdims=bool(keepdims)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("permutation", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0)])
 @pytest.mark.parametrize("shape", [(16, 40, 56), (31, 37, 29)])
 def test_transposes(permutation: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -153,6 +157,7 @@ def test_transposes(permutation: tuple[int, ...], shape: tuple[int, ...]) -> Non
     assert np.array_equal(run(f, x)[0], x.transpose(permutation))
 
 
+@pytest.mark.slow
 def test_indices_that_wrap_around() -> None:
     """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.no_vectorize`."""
     x = random(3, 4, 5)
@@ -178,6 +183,7 @@ def test_what_wraps_around_is_compiled_alone_and_the_rest_is_not() -> None:
     assert find_wrapping_functions(legalize(import_function(tile).module, make_target(None, 3))) == {"tile"}
 
 
+@pytest.mark.slow
 def test_values_used_twice_over_and_over_do_not_explode() -> None:
     """Inlining alone would write 2 to the 40th terms."""
     nodes = [Node("Mul", (f"v{k}", f"v{k}"), (f"v{k + 1}",)) for k in range(40)]
@@ -192,6 +198,7 @@ def test_a_machine_with_few_registers_keeps_smaller_tiles() -> None:
     assert (CpuModel(2, 512).lanes(32), CpuModel(2, 128).lanes(64)) == (16, 2)
 
 
+@pytest.mark.slow
 def test_more_threads_give_the_same_bits() -> None:
     a, b = random(64, 96), random(96, 128)
     results = []

@@ -53,6 +53,7 @@ TWO_RESULTS = function(
 )
 
 
+@pytest.mark.slow
 def test_results_are_computed_into_given_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     executable, x = compiled(TWO_RESULTS), random(5, 7)
     expected = [array.copy() for array in executable.run([x])]
@@ -138,6 +139,7 @@ def chain(length: int) -> Function:
     return function(*nodes, inputs={"v0": tensor(64, 96)}, outputs={names[-1]: tensor(64, 96)}, constants=constants, types=types)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 7, 40])
 def test_a_chain_may_write_over_its_input(length: int) -> None:
     executable, x = compiled(chain(length)), random(64, 96)
@@ -148,6 +150,7 @@ def test_a_chain_may_write_over_its_input(length: int) -> None:
     assert np.array_equal(over, expected)
 
 
+@pytest.mark.slow
 def test_only_what_has_the_shape_of_the_result_is_written_over() -> None:
     f = one("Add", tensor(6, 8), tensor(8), output=tensor(6, 8))
     assert compiled(f).inplace_pairs() == [(0, 0)]
@@ -225,6 +228,7 @@ def test_in_place_and_elsewhere_the_same_vectors_are_written(op: str) -> None:
     assert not any("memcheck" in body for body in loops.values())
 
 
+@pytest.mark.slow
 def test_each_of_several_inputs_may_be_written_over() -> None:
     names = [f"x{k}" for k in range(MOST + 1)]
     f = one("Sum", *(tensor(30, 50) for _ in names), output=tensor(30, 50))
@@ -243,6 +247,7 @@ def test_each_of_several_inputs_may_be_written_over() -> None:
             assert np.array_equal(given[k], expected), (k, call)
 
 
+@pytest.mark.slow
 def test_an_input_that_shares_only_part_of_the_result_is_read_before_it_is_written() -> None:
     executable, memory = compiled(chain(3)), random(65, 96)
     expected = executable.run([memory[:-1].copy()])[0].copy()
@@ -257,6 +262,7 @@ def test_an_input_that_shares_only_part_of_the_result_is_read_before_it_is_writt
         assert np.array_equal(shifted[1:], expected), call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [chain(3), TWO_RESULTS], ids=["in place", "two results"])
 def test_saved_code_computes_into_buffers_too(f: Function, tmp_path: Path) -> None:
     context = CompileContext(threads=1, workdir=tmp_path)

@@ -30,6 +30,7 @@ ZERO = np.array(0, np.float32)
 # ---------------------------------------------------------------------- indices outside of their axis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [7, 10**6, 10**12, -(10**6), -(10**12)])
 def test_gather_stays_inside(index: int) -> None:
     x = np.arange(4, dtype=np.float32)
@@ -37,6 +38,7 @@ def test_gather_stays_inside(index: int) -> None:
     assert run(f, x, np.array([index]))[0].tolist() == [3.0 if index > 0 else 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [10**9, -(10**9)])
 def test_gather_nd_and_scatter_stay_inside(index: int) -> None:
     x, place = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([[1, index]])
@@ -53,6 +55,7 @@ def test_gather_nd_and_scatter_stay_inside(index: int) -> None:
     assert np.array_equal(run(f, x, place, np.array([[8, 9]], np.float32))[0], expected)
 
 
+@pytest.mark.slow
 def test_boxes_stay_inside() -> None:
     x = np.full((1, 1, 8, 8), 3, np.float32)
     box = np.array([[0, 0, 4, 4], [np.nan, np.nan, np.inf, np.inf]], np.float32)
@@ -67,6 +70,7 @@ def test_boxes_stay_inside() -> None:
 # ---------------------------------------------------------------------- edges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize("number", [0.1, 1e6 / 3, -7e-6])
 def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) -> None:
@@ -110,6 +114,7 @@ def test_zero_added_to_minus_zero_is_zero() -> None:
     assert not np.signbit(run(f, np.array([-0.0, 0.0], np.float32))[0]).any()
 
 
+@pytest.mark.slow
 def test_shifts_by_the_width_and_more() -> None:
     type_ = tensor(6, dtype=DType.INT32)
     value, amount = np.array([-8, -8, 8, 8, 8, -8], np.int32), np.array([1, 99, 1, 32, -1, -1], np.int32)
@@ -119,6 +124,7 @@ def test_shifts_by_the_width_and_more() -> None:
     assert right.tolist() == [-4, -1, 4, 0, 0, -1]
 
 
+@pytest.mark.slow
 def test_the_remainder_of_floats() -> None:
     a = np.array([5, -5, 5, -5, 1, -1, 0], np.float32)
     b = np.array([3, 3, -3, -3, np.inf, np.inf, 3], np.float32)
@@ -126,6 +132,7 @@ def test_the_remainder_of_floats() -> None:
     assert y.tolist() == [2, 1, -1, -2, 1, math.inf, 0]
 
 
+@pytest.mark.slow
 def test_a_nan_goes_through_comparisons() -> None:
     a, b = np.array([1, np.nan, 2], np.float32), np.array([np.nan, 1, 3], np.float32)
     for op, last in (("Max", 3), ("Min", 2)):
@@ -140,6 +147,7 @@ def test_a_nan_goes_through_comparisons() -> None:
     assert np.array_equal(run(clip, a)[0], np.array([1, np.nan, 1.5], np.float32), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_largest_of_nothing_but_minus_infinity() -> None:
     lowest = np.finfo(np.float32).min
     x = np.array([[-np.inf, -np.inf], [lowest, -np.inf], [np.inf, np.inf]], np.float32)
@@ -149,6 +157,7 @@ def test_the_largest_of_nothing_but_minus_infinity() -> None:
         assert run(f, x)[0].tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_narrow_floats_are_summed_in_float32(dtype: DType) -> None:
     x = np.full((1, 4096), 1 / 64, np.float32).astype(dtype.numpy)
@@ -158,6 +167,7 @@ def test_narrow_floats_are_summed_in_float32(dtype: DType) -> None:
     assert y.dtype == dtype.numpy and float(y[0, 0]) == 64
 
 
+@pytest.mark.slow
 def test_sides_of_infinity() -> None:
     x = np.array([np.inf, -np.inf, 1, np.nan], np.float32)
     booleans = tensor(4, dtype=DType.BOOL)
@@ -185,6 +195,7 @@ def test_a_power_by_another_type() -> None:
 SPREAD = np.concatenate([np.logspace(-7, 1.9, 4000), -np.logspace(-7, 1.9, 4000)]).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "exact"),
     [
@@ -241,7 +252,7 @@ def with_constants(case: ConformanceCase) -> tuple[Function, list[Any]] | None:
     return made, [values[v.name] for v in rest]
 
 
-@pytest.mark.proof("engine tvm", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_node_tests_with_constants() -> None:
     """A model has its shapes, axes and pads as constants, where the node tests feed them and TVM declines."""
@@ -265,6 +276,7 @@ def test_node_tests_with_constants() -> None:
 SHORT, LONG = (3, 5), (24, 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SHORT, LONG], ids=["a few", "enough for threads"])
 @pytest.mark.parametrize(("op", "fold"), [("ReduceMax", np.max), ("ReduceMin", np.min)])
 def test_a_fold_keeps_nan_wherever_it_is(op: str, fold: Any, shape: tuple[int, int]) -> None:
@@ -291,6 +303,7 @@ def test_a_pool_keeps_nan_and_infinities(stride: int, dtype: DType) -> None:
     assert np.isnan(windows[0][0]) and windows[-1][-1] == -math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [6, 8, 10])
 def test_clip_and_max_of_old_opsets_keep_nan(opset: int) -> None:
     x = np.array([np.nan, 5, -5], np.float32)

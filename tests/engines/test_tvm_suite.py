@@ -8,7 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine tvm", share=40, laws=4)
+@pytest.mark.sample(40, plain=4)
 class TestTvm(EngineSuite):
     engine = "tvm"
     test_conformance = None  # run in tests/conformance

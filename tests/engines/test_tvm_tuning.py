@@ -51,7 +51,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- the whole
 
 
-@pytest.mark.proof("engine tvm", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_tuned_region_is_right_and_what_was_found_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
@@ -109,6 +109,7 @@ def test_a_report_says_whether_it_is_tuned() -> None:
 # ---------------------------------------------------------------------- a search that fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "how"),
     [
@@ -140,6 +141,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_a_schedule_must_be_quicker_than_the_default(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     times = (second for turn in range(tuner.ROUNDS) for second in rotate([0.99, 1.0], turn))
     monkeypatch.setattr(tuner, "_seconds", lambda *_: next(times))
@@ -148,6 +150,7 @@ def test_a_schedule_must_be_quicker_than_the_default(one_thread: None, monkeypat
     assert tuner.select_schedule(loops(), "[[], []]", make_target(None, 3), 8) == TuningRecord(8, 0.5, 1.0, "[[], []]")
 
 
+@pytest.mark.slow
 def test_a_schedule_that_computes_something_else_is_not_taken(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = te.placeholder((32, 32), "float32", "x")
     wrong = te.create_prim_func([x, te.compute((32, 32), lambda i, j: x[i, j] * 3.0, "y")])
@@ -197,6 +200,7 @@ def test_a_damaged_record_is_none_with_a_line(text: str, tmp_path: Path) -> None
 TRACE = '[[["GetSBlock", [], ["y", "main"], ["b0"]], ["Annotate", ["b0", 1], ["meta_schedule.parallel"], []]], []]'
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_has_become_of_a_record_it_is_one_or_none(data: st.DataObject, tmp_path: Path) -> None:
@@ -240,7 +244,7 @@ def test_a_trace_that_does_more_than_arrange_loops_is_not_taken(step: Any, tmp_p
         assert tuning_records.load_records(tmp_path, "key") is None
 
 
-@pytest.mark.proof("engine tvm", share=0)
+@pytest.mark.full
 def test_what_the_search_writes_is_taken() -> None:
     """Each way of arranging that the search has for these loops."""
     context = tuner._task("loops", loops(), make_target(None, 3), 2, 7)

@@ -78,6 +78,7 @@ def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.Monkey
         XLA.compile(one("Relu", tensor(2), output=tensor(2)), CONTEXT)
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_says_where() -> None:
     with pytest.raises(RunFailed, match=r"^XLA failed while it ran 'main': "):
         run(one("Relu", tensor(2), output=tensor(2)), np.ones(3, np.float32))
@@ -102,6 +103,7 @@ def test_whole_numbers_of_64_bits_keep_them_all() -> None:
     assert y.tolist() == [-(2**62) - 1, 2**53 + 1]
 
 
+@pytest.mark.slow
 def test_bfloat16_and_0_d() -> None:
     x = np.linspace(-2, 2, 40_000).astype(ml_dtypes.bfloat16)
     type_ = tensor(40_000, dtype=DType.BFLOAT16)
@@ -140,6 +142,7 @@ def test_constants_in_sums_do_not_break_a_chain() -> None:
     assert executable.program.code.hlo_modules()[0].to_string().count(" fusion(") == 1
 
 
+@pytest.mark.slow
 def test_softmax_of_a_large_product() -> None:
     """XLA computes the product twice, once rounded and once within an FMA: the greatest is not itself then."""
     nodes = Node("Mul", ("x", "third"), ("m",)), Node("Softmax", ("m",), ("y",))
@@ -180,6 +183,7 @@ def test_large_constants_are_arguments_and_small_ones_are_code() -> None:
     assert np.allclose(run(f, x)[0], x @ w * 2, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
     for offset, copied in ((0, 0), (16, 64 * 64 * 4)):
         w = placed(64 * 64, offset=offset).reshape(64, 64)
@@ -190,6 +194,7 @@ def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
         assert uses.get("copied weights", 0) == copied
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_kernel_is_lowered_by_its_definition() -> None:
     from xrt.engines.xla.kernels import ops
 

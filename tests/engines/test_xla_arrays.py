@@ -55,6 +55,7 @@ def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: 
         assert handed[-1].ctypes.data % 64 == (0 if is_moved else offset)
 
 
+@pytest.mark.slow
 def test_strided_and_read_only_inputs() -> None:
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     frozen = base.copy()
@@ -65,6 +66,7 @@ def test_strided_and_read_only_inputs() -> None:
             assert np.array_equal(executable.run([x])[0], -base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 4])
 def test_a_bound_call_reads_what_is_there_when_it_is_made(offset: int) -> None:
     f = function(Node("Add", ("x", "n"), ("y",)), inputs={"x": WHOLE, "n": WHOLE}, outputs={"y": WHOLE})
@@ -146,6 +148,7 @@ print(json.dumps({"wall": wall, "processor": processor, "pool": worked.count("tf
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     """In a process of its own, where nothing else works; what else the machine does can only lower the processor's share."""
@@ -172,12 +175,14 @@ assert jax.numpy.ones(3, "float32").dtype == "float32" and jax.numpy.arange(2).d
 """
 
 
+@pytest.mark.slow
 def test_nothing_of_the_users_jax_is_changed_or_started() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", QUIET], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_what_the_user_has_set_does_not_change_a_result() -> None:
     import jax
 

@@ -18,6 +18,7 @@ def body(*nodes: Node, inputs: dict[str, TensorType | None], outputs: dict[str, 
     return function(*nodes, inputs=inputs, outputs=outputs, **more)
 
 
+@pytest.mark.slow
 def test_a_condition_of_the_run_decides() -> None:
     then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
     otherwise = body(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})

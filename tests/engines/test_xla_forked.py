@@ -49,6 +49,7 @@ def fork(way: str, threads: int) -> None:
     np.testing.assert_array_equal(ways[way](), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("way", ["run", "direct"])
 def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
@@ -80,6 +81,7 @@ def test_a_start_has_ended_when_all_its_threads_sleep(monkeypatch: pytest.Monkey
     assert len(read) == 3 * len(rounds)
 
 
+@pytest.mark.slow
 def test_a_thread_that_works_for_long_does_not_hold_up_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SETTLING", 0.05)
     monkeypatch.setattr(client, "_read_state", lambda _: ("R (running)", "0", "0"))

@@ -8,7 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
-@pytest.mark.proof("engine xla", share=24, laws=2)
+@pytest.mark.sample(24, plain=2)
 class TestXla(EngineSuite):
     engine = "xla"
     test_conformance = None  # run in tests/conformance

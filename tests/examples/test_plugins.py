@@ -12,7 +12,7 @@ import pytest
 
 import xrt
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("plugins", share=3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
 
 ROOT = Path(xrt.__file__).parents[1]
 PLUGINS = {"custom_engine": "my_engine", "custom_kernels": "my_kernels"}
@@ -69,7 +69,7 @@ def test_conform_counts_it(place: Place) -> None:
     assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in said
 
 
-WHOLE = pytest.param((), 200, marks=pytest.mark.proof("suite", share=0), id="whole")
+WHOLE = pytest.param((), 200, marks=pytest.mark.full, id="whole")
 PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or buffers or threads"), 5, id="a part")
 
 

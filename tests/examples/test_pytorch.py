@@ -12,6 +12,7 @@ import xrt
 FOLDER = Path(xrt.__file__).parents[1] / "examples" / "pytorch"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of PyTorch about itself
 def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "transformer.py"), run_name="__main__")
@@ -21,6 +22,7 @@ def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     assert third == "torch.compile gives what PyTorch gives"
 
 
+@pytest.mark.slow
 def test_the_custom_operator(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "custom_operator.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("plugins", share=4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(4)]
 
 TOP = Path(__file__).parents[2]
 GUIDE = (TOP / "docs" / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ def test_the_engine_is_listed(stranger: Stranger) -> None:
     assert states["stranger"]["distribution"] == "xrt-stranger 0.1.0"
 
 
-WHOLE = pytest.param((), 200, marks=pytest.mark.proof("suite", share=0), id="whole")
+WHOLE = pytest.param((), 200, marks=pytest.mark.full, id="whole")
 PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or buffers or threads"), 5, id="a part")
 
 

@@ -13,6 +13,7 @@ import xrt
 EXAMPLE = Path(xrt.__file__).parents[1] / "examples" / "train_mnist_like.py"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xrt.errors.PlacementWarning")  # on a slow machine the budget measures little
 def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "120")

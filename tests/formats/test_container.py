@@ -38,6 +38,7 @@ def forged(sections: list[dict[str, object]], body: bytes = bytes(64), **head: i
     return front + bytes(ALIGNMENT - len(front)) + body + table
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=8), st.binary(max_size=300), max_size=6))
 def test_what_is_written_is_read(parts: dict[str, bytes]) -> None:
     found = Container(memoryview(container(parts)), "test")
@@ -101,6 +102,7 @@ def test_other_kinds_and_versions_are_refused_by_name() -> None:
         Container(memoryview(forged([], version=2)), "test")
 
 
+@pytest.mark.slow
 def test_random_damage_is_found_or_harmless() -> None:
     whole, rng = container(), random.Random(0)
     for _ in range(3000):

@@ -95,6 +95,7 @@ def test_a_sparse_tensor_that_is_not_one(given: ModelProto, reason: str) -> None
     assert message(given) == f"cannot load the given ModelProto: initialiser 'w' {reason}"
 
 
+@pytest.mark.slow
 def test_among_very_many_nodes_the_nearest_name_is_not_looked_for() -> None:
     nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
     nodes.append(helper.make_node("Relu", ["v0_"], ["y"], name="n"))
@@ -156,6 +157,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(SMALL), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255), st.booleans()), min_size=1, max_size=4)
 )

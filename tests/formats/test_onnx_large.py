@@ -174,6 +174,7 @@ def outcome(read: Callable[[], Function]) -> Any:
 DATA = with_everything().SerializeToString()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 255)), max_size=4),

@@ -237,6 +237,7 @@ def test_a_reason_inside_of_a_body() -> None:
     assert refused(function, 19).startswith("node 'inner' (Gelu) took its meaning at opset 20; the limit is 19")
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=100, deadline=None)
 def test_generated_functions_at_the_lowest_versions(function: Function) -> None:
@@ -372,6 +373,7 @@ def _is_served(function: Function) -> bool:
 
 
 # The evaluator also fails on empty tensors and on a Loop without iterations.
+@pytest.mark.slow
 @given(functions(Form(control=False, empty=False, takes=_is_served)))
 @settings(max_examples=25, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:

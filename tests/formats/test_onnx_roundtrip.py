@@ -42,6 +42,7 @@ def one(node: Node, *inputs: Value, opset: int = 21, **changes: object) -> Funct
     return Function(inputs or (Value("x", F23),), outputs, (node,), opsets={"": opset}).replace(**changes)
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=150, deadline=None)
 def test_generated_functions(function: Function) -> None:

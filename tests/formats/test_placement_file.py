@@ -76,6 +76,7 @@ def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
     assert changed[:2] == ['-     "ort": "onnxruntime 1.31.1",', '+     "ort": "onnxruntime 1.32.0",']
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), st.text(st.characters(categories=["Cs", "Cc", "Zl", "Lu"]), max_size=9))
 def test_odd_names_come_back(name: str, odd: str) -> None:
     assume(json.loads(json.dumps(odd)) == odd)  # two halves of a character side by side are one in JSON
@@ -188,6 +189,7 @@ def test_what_is_torn_is_refused(text: str | bytes, shown: str) -> None:
     assert shown in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_there_twice_is_found_among_many() -> None:
     """Each name is counted once; 100,000 names took minutes."""
     names = "".join(f'"{number}": 1, ' for number in range(100_000))

@@ -190,6 +190,7 @@ def functions(draw: st.DrawFn, depth: int = 1, outer: tuple[str, ...] = ()) -> F
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(functions(depth=2))
 def test_any_function_comes_back(function: Function) -> None:
@@ -199,6 +200,7 @@ def test_any_function_comes_back(function: Function) -> None:
     str(function)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(constants())
 def test_any_constant_comes_back(constant: Constant) -> None:
@@ -272,6 +274,7 @@ def by_the_grammar(text: str) -> object:
         return outcome(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([RECURRING, EXAMPLE]), st.data())
 @example(RECURRING, None)
@@ -283,6 +286,7 @@ def test_what_is_taken_at_one_look_means_what_the_grammar_says(text: str, data: 
     assert outcome(text) == by_the_grammar(text)
 
 
+@pytest.mark.slow
 @given(functions())
 def test_any_function_is_read_alike_at_one_look(function: Function) -> None:
     text = to_text(function)

@@ -106,6 +106,7 @@ def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
     assert time.process_time() - start < 60  # seconds: a bound on blow-up, not a measurement
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 @example(None)

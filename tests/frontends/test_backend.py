@@ -22,6 +22,8 @@ from xrt.frontends.torch import backend, frozen
 from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:

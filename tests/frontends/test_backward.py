@@ -19,6 +19,8 @@ from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 from xrt.graph.opaque_call import DOMAIN
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
@@ -122,7 +124,7 @@ def compare_gradients(module: nn.Module, twin: nn.Module) -> None:
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=2e-6 + 2e-5 * scale, msg=name)
 
 
-@pytest.mark.proof("pytorch", share=6)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_running_statistics_are_those_of_eager(name: str, engine: Any, functions: list[Function]) -> None:
@@ -148,7 +150,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.proof("pytorch", share=4)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twenty_steps_are_those_of_eager(name: str, optimizer: str, functions: list[Function]) -> None:
@@ -194,7 +196,7 @@ def test_a_gradient_stays_as_it_is_while_others_are_computed() -> None:
     torch.testing.assert_close(list(kept), copies, rtol=0, atol=0)
 
 
-@pytest.mark.proof("pytorch", share=3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["perceptron", "convolutional", "decoder"])
 def test_other_batches_are_calls_of_the_same_graphs(name: str, functions: list[Function]) -> None:
     module, inputs = make(name)
@@ -290,7 +292,7 @@ def test_the_mask_of_a_dropout_is_that_of_its_gradient() -> None:
 IMAGE = (2, 4, 6, 6)
 
 
-@pytest.mark.proof("pytorch", share=4)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("module", "shape"),
     [

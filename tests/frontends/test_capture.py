@@ -59,6 +59,7 @@ def test_nodes_are_named_after_their_modules_so_that_pins_find_them() -> None:
     assert engines["first/gemm_1"] == "toy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 7])
 def test_a_text_is_the_name_of_a_dimension(batch: int) -> None:
     module = Block()
@@ -82,6 +83,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", SHAPES)
 def test_numbers_that_follow_from_symbolic_sizes_are_computed(function: Any) -> None:
     axes = {0: torch.export.Dim("rows", min=2, max=64), 1: 2 * torch.export.Dim("half", min=2, max=64)}
@@ -90,6 +92,7 @@ def test_numbers_that_follow_from_symbolic_sizes_are_computed(function: Any) -> 
     np.testing.assert_allclose(run(found, x.numpy()), function(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_depends_on_data_is_computed() -> None:
     found = xrt.from_torch(Call(lambda x: torch.ones(x.nonzero().shape[0]) * x.sum()), (torch.tensor([1.0, 0.0, 2.0]),))
     np.testing.assert_array_equal(run(found, np.array([1, 1, 3], "float32")), np.full(3, 5, "float32"))
@@ -105,6 +108,7 @@ class Counter(nn.Module):
         return self.count * 2
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_updated_is_an_input_with_an_alias() -> None:
     found = capture(Counter(), (torch.ones(2),))
     assert found.buffers == ("count",)
@@ -125,6 +129,7 @@ def test_outputs_are_named_after_keys_and_fields() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
     found = capture(Call(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x)), (torch.eye(3),))
     (node,) = [node for node in found.function.nodes if node.op_type == "aten__linalg_svd_default"]
@@ -150,6 +155,7 @@ def test_what_a_rule_gets_wrong_is_an_opaque_node(monkeypatch: pytest.MonkeyPatc
     assert [node.op for node in found.function.nodes] == ["aten.aten_flatten_using_ints"]
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_not_dense_is_refused() -> None:
     with pytest.raises(ModelError, match=r"computes with a tensor of layout torch\.sparse_coo; only dense tensors are lowered"):
         xrt.from_torch(Call(lambda x: x.to_sparse().sum()), (torch.eye(3),))
@@ -184,6 +190,7 @@ def test_without_pytorch_the_function_says_what_to_install() -> None:
     assert done.stdout.strip().endswith("pip install 'xrt[torch]'")
 
 
+@pytest.mark.slow
 def test_a_power_of_a_size_is_a_product() -> None:
     function = xrt.from_torch(Call(lambda x: torch.ones(x.shape[0] ** 2)), (torch.ones(3),), dynamic_shapes=(({0: "n"},),))
     assert "Pow" not in {node.op for node in function.nodes}

@@ -54,6 +54,7 @@ def train_part(model: nn.Sequential) -> None:
 CHANGES = [replace_weight, replace_module, load, parametrize, set_data, replace_buffer, train_part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_module_is_captured_again(change: Callable[[Any], None]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)).eval()
@@ -65,6 +66,7 @@ def test_a_changed_module_is_captured_again(change: Callable[[Any], None]) -> No
     torch.testing.assert_close(module(x), expected)
 
 
+@pytest.mark.slow
 def test_replaced_buffers_are_those_that_are_updated() -> None:
     model, x = nn.BatchNorm1d(4).train(), torch.randn(3, 4)
     module = xrt.XRTModule(model, engine="toy")
@@ -86,6 +88,7 @@ BRANCHES: list[tuple[Callable[..., Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "sizes"), BRANCHES)
 def test_a_branch_on_a_size_is_taken(function: Callable[..., Any], sizes: list[int]) -> None:
     module = xrt.XRTModule(Call(function), engine="toy")
@@ -100,6 +103,7 @@ def test_a_named_size_that_the_module_branches_on_is_refused(function: Callable[
         xrt.from_torch(Call(function), (torch.ones(sizes[0], 2),), dynamic_shapes={"tensors": ({0: "n"},)})
 
 
+@pytest.mark.slow
 def test_threads_capture_one_after_another() -> None:
     failures: list[BaseException] = []
 
@@ -117,6 +121,7 @@ def test_threads_capture_one_after_another() -> None:
     assert failures == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda model, x: model, lambda model, x: xrt.from_torch(model, (x,))], ids=["module", "function"]
 )
@@ -172,6 +177,7 @@ def test_nothing_is_made_between_calls(options: dict[str, Any]) -> None:
     module.settle()
 
 
+@pytest.mark.slow
 def test_numbers_are_distinguished_by_their_bits() -> None:
     module = xrt.XRTModule(Call(lambda x, k: torch.copysign(x, torch.tensor(k))), engine="toy")
     x = torch.ones(1)
@@ -182,6 +188,7 @@ def test_numbers_are_distinguished_by_their_bits() -> None:
     assert "captured 3 times" in repr(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda a: a[::-1], lambda a: np.broadcast_to(a, a.shape)])
 def test_an_input_that_cannot_be_updated_in_place_is_refused(make: Callable[[Any], Any]) -> None:
     module = xrt.XRTModule(Call(lambda x: x.add_(1)), engine="toy")

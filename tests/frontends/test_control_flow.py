@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 import xrt
 from xrt.graph import Function
 
+pytestmark = pytest.mark.slow
+
 
 class Layer(nn.Module):
     """A function of a layer and a tensor, as a module."""
@@ -102,7 +104,7 @@ def list_ops(function: Function) -> set[str]:
     return {node.op for _, node in function.walk()}
 
 
-@pytest.mark.proof("pytorch", share=8)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("engine", ["ort", ["torch", "toy"]], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_module_gives_what_it_gives_in_pytorch(case: Case, engine: Any) -> None:
@@ -114,7 +116,7 @@ def test_a_module_gives_what_it_gives_in_pytorch(case: Case, engine: Any) -> Non
     assert module.opaque == {}
 
 
-@pytest.mark.proof("pytorch", share=5)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sizes_may_be_symbolic(case: Case) -> None:
     model = Layer(case.function)
@@ -129,7 +131,7 @@ def test_sizes_may_be_symbolic(case: Case) -> None:
         check([torch.from_numpy(one) for one in results], model(x))
 
 
-@pytest.mark.proof("pytorch", share=8)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_compiled_module_gives_what_it_gives_in_pytorch(case: Case, dynamic: bool) -> None:

@@ -33,7 +33,7 @@ def grow(kind: str, source: str) -> Function:
     return capture(make(kind)[0], source, None)
 
 
-@pytest.mark.proof("pytorch", share=6)
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # of torch.onnx, about itself
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")  # of torch.onnx, of a name that all caches share
 @pytest.mark.parametrize("source", ["torch", "onnx"])

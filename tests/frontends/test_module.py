@@ -55,6 +55,7 @@ def test_inputs_and_outputs_may_be_nested() -> None:
     torch.testing.assert_close(module(Pair(x, y), {"x": x, "factor": 4})["rest"][0], x * 4)
 
 
+@pytest.mark.slow
 def test_keywords_are_those_of_the_module() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None, negate: bool = False) -> torch.Tensor:
@@ -69,6 +70,7 @@ def test_keywords_are_those_of_the_module() -> None:
     assert module(x=x, scale=x).tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_third_size_needs_no_capture() -> None:
     block = Block()
     module = xrt.XRTModule(block, engine="toy")
@@ -81,6 +83,7 @@ def test_a_third_size_needs_no_capture() -> None:
     assert [str(f.inputs[0].type.shape[0]).isdigit() for f in functions] == [True, False, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_written_to_is_seen() -> None:
     linear = nn.Linear(2, 2)
     module = xrt.XRTModule(linear, engine="toy")
@@ -96,6 +99,7 @@ def test_a_parameter_that_is_written_to_is_seen() -> None:
     assert module(x).tolist() == [[3, 3]]
 
 
+@pytest.mark.slow
 def test_buffers_and_inputs_are_updated_in_place() -> None:
     counter = Counter()
     module = xrt.XRTModule(counter, engine="toy")
@@ -187,6 +191,7 @@ def test_dataclasses_in_outputs_are_made_known_to_pytorch() -> None:
     assert result.value.tolist() == result.inner["a"].tolist() == [2, 2]
 
 
+@pytest.mark.slow
 def test_errors_name_what_was_given() -> None:
     with pytest.raises(ModelError, match=r"Linear is a class; pass an instance: XRTModule\(Linear\(\.\.\.\)\)"):
         xrt.XRTModule(nn.Linear)
@@ -260,6 +265,7 @@ class Twice(nn.Module):
         return self.inner(self.inner(x)) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_function_that_became_a_module_is_captured_with_its_nodes(dynamic: bool) -> None:
     block, x = Block(), torch.randn(3, 4)
@@ -288,6 +294,7 @@ def test_what_an_xrt_module_runs_becomes_a_module_of_pytorch() -> None:
         xrt.to_torch(block)
 
 
+@pytest.mark.slow
 def test_the_engine_torch_is_added_for_what_has_no_onnx_form() -> None:
     module = xrt.XRTModule(Call(lambda x: torch.i0(x) + 1), engine="ort")
     x = torch.randn(3)
@@ -331,6 +338,7 @@ class Branching(nn.Module):
         return {"out": self.second(hidden)}
 
 
+@pytest.mark.slow
 def test_a_module_that_branches_on_data_runs_in_parts() -> None:
     model = Branching().eval()
     module = xrt.XRTModule(model, engine="toy")
@@ -357,6 +365,7 @@ def test_a_module_that_branches_on_data_runs_in_parts() -> None:
         module(x)
 
 
+@pytest.mark.slow
 def test_parts_see_a_parameter_that_is_written_to_and_strict_refuses_them() -> None:
     model = Branching().eval()
     module = xrt.XRTModule(model, engine="toy")

@@ -12,7 +12,7 @@ from tests.frontends.cases import CASES, Call, Case
 from xrt.frontends.torch.capture import capture
 
 
-@pytest.mark.proof("pytorch", share=3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
     inputs = case.inputs()

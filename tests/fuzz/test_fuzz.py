@@ -35,7 +35,7 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
     assert fuzzer.counts["mixture of ort,toy", Verdict.AGREES] > 240
 
 
-@pytest.mark.proof("engine tvm", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_generated_graphs_agree_on_tvm_and_on_mixtures():
     fuzzer = Fuzzer([], ["tvm"], one_in=1, shrinks=False)
@@ -51,6 +51,7 @@ def test_a_seed_is_one_graph_with_its_inputs():
             assert np.array_equal(a, b) or a.tobytes() == b.tobytes(), "a NaN equals nothing"
 
 
+@pytest.mark.slow
 def test_graphs_are_valid_and_of_many_kinds():
     operators, ranks, kinds = set(), set(), set()
     for seed in range(300):
@@ -65,6 +66,7 @@ def test_graphs_are_valid_and_of_many_kinds():
     assert {"If", "Loop", "Scan", "SequenceConstruct", "NonZero", "BitShift"} <= operators
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "operator"), [("value", "Tanh"), ("shape", "Transpose"), ("dtype", "Cast"), ("value", "ReduceSum")]
 )
@@ -132,6 +134,7 @@ def test_a_file_that_is_no_entry_is_refused(tmp_path):
         read_entry(tmp_path / "odd.txt")
 
 
+@pytest.mark.slow
 def test_the_command_counts_and_exits_with_0(capsys):
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "3", "--engines", "ort"])
@@ -151,6 +154,7 @@ def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
     assert "alone: it took none of the graphs, so nothing is known of it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
     seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))

@@ -32,6 +32,7 @@ def on_toy(function: Function, inputs: Any) -> list[Any]:
     return run_alone(registry.create("toy"), function, inputs)
 
 
+@pytest.mark.slow
 def test_half_of_the_graphs_have_special_numbers_of_each_kind() -> None:
     arrays = [array for seed in range(300) for array in make_sample(seed).inputs if array.dtype.kind == "f"]
     assert sum(bool(np.isnan(array).any()) for array in arrays) > 30
@@ -40,6 +41,7 @@ def test_half_of_the_graphs_have_special_numbers_of_each_kind() -> None:
     assert sum(not select_kinds(seed) for seed in range(300)) > 100
 
 
+@pytest.mark.slow
 def test_casts_between_float_types_are_among_the_operators() -> None:
     kinds = {(str(n.attr("to"))) for seed in range(400) for _, n in make_sample(seed).function.walk() if n.op == "Cast"}
     assert {"1", "10", "11", "16"} <= kinds
@@ -61,6 +63,7 @@ def test_denormal_numbers_become_zeros_with_their_signs() -> None:
     assert with_zeros_for_denormals(array, frozenset({"float64"})) is array
 
 
+@pytest.mark.slow
 def test_a_lost_nan_is_found_unless_it_is_declared() -> None:
     losing, honest = Fuzzer([Losing(native="off")], kinds=["alone"]), Fuzzer([Honest(native="off")], kinds=["alone"])
     seeds = [seed for seed in range(400) if _reads_nan(make_sample(seed))][:3]
@@ -121,6 +124,7 @@ def test_graphs_that_are_merged_compute_what_each_does() -> None:
     assert all(np.array_equal(*pair, equal_nan=pair[0].dtype.kind == "f") for pair in zip(results, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_a_batch_finds_what_each_graph_alone_finds() -> None:
     seeds = range(40)
     one, many = (Fuzzer(["ort"], kinds=["alone"], batch=batch) for batch in (1, 16))
@@ -147,6 +151,7 @@ def test_nodes_alternate_and_the_last_engine_has_what_no_other_takes() -> None:
     assert Alternating(engines).run(function, [f32(1, -2)])[0].tolist() == [-1, 0]
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--batch", "6", "--in-process"]
     with pytest.raises(SystemExit, match="0"):

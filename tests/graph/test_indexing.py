@@ -92,6 +92,7 @@ def test_slices_are_one_node() -> None:
     assert [node.op for node in function.nodes] == ["Slice", "Squeeze"]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_basic_key(data: st.DataObject) -> None:
@@ -102,6 +103,7 @@ def test_any_basic_key(data: st.DataObject) -> None:
     np.testing.assert_array_equal(actual, x[key])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_integer_arrays(data: st.DataObject) -> None:

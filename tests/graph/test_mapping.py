@@ -17,6 +17,8 @@ from xrt.formats.onnx import load, save
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
 from xrt.graph.memory_map import find_file_offset, is_mapped, release
 
+pytestmark = pytest.mark.slow
+
 SIZE = (1 << 20) + 64
 
 

@@ -11,7 +11,7 @@ from selenium import webdriver
 from tests.bench.test_page_in_browser import BEYOND, CONTRAST
 from tests.html.views import VIEWS
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof("pages", share=5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(5)]
 
 NOTEBOOK = """
 html { font-size: 8px; }

@@ -170,6 +170,7 @@ def test_a_module_explains_with_its_plan() -> None:
     assert "svg" in {name for name, _ in read(m.explain()).elements}
 
 
+@pytest.mark.slow
 def test_a_plain_call_loads_nothing_of_it() -> None:
     plain = """
 import sys, numpy, xrt

@@ -39,6 +39,7 @@ def _check(folder: Path, rows: list[np.ndarray]) -> None:
     assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
+@pytest.mark.slow
 def test_rows_of_several_files_come_out_in_order(tmp_path):
     model = write_model(tmp_path, TEXT)
     (tmp_path / "in").mkdir()
@@ -54,6 +55,7 @@ def test_rows_of_several_files_come_out_in_order(tmp_path):
     assert again == (0, f"{tmp_path / 'out'}: 0 of 32 rows written in 0 parts, 32 were there\n")
 
 
+@pytest.mark.slow
 def test_rows_are_read_again_after_a_change(tmp_path):
     job = BatchJob(write_model(tmp_path, TEXT), ("toy",), part_rows=5)
     for seed, group in enumerate((20, 7, 20)):
@@ -121,6 +123,7 @@ def test_a_folder_belongs_to_one_job(tmp_path):
     other.close()
 
 
+@pytest.mark.slow
 def test_parts_are_as_large_as_their_bytes_allow(tmp_path):
     wide = pa.table({"x": pa.array(np.random.default_rng(0).random((40, 1 << 17)).tolist(), pa.list_(pa.float64()))})
     pq.write_table(wide, tmp_path / "wide.parquet")

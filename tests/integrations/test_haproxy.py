@@ -53,6 +53,7 @@ def test_all_interfaces_become_loopback():
     assert "bind 192.0.2.1:8000" in haproxy.restrict_addresses(named)
 
 
+@pytest.mark.slow
 def test_ray_starts_a_program_that_may_be_executed(tmp_path, monkeypatch):
     copy = tmp_path / "haproxy.py"
     copy.write_bytes(Path(haproxy.__file__).read_bytes())

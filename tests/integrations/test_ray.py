@@ -64,7 +64,7 @@ def test_the_threads_of_an_actor_are_what_ray_grants(cluster, tmp_path, cpus, th
     ray.kill(actor)
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_dataset_of_ragged_rows(cluster, tmp_path):
     import ray.data
 
@@ -99,7 +99,7 @@ def test_a_task_keeps_its_model(cluster, tmp_path):
         np.testing.assert_array_equal(batch["mean"], [2.5, 12.5])
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
     import ray
 
@@ -141,7 +141,7 @@ def _check(folder, rows) -> None:
     assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_machine_is_lost_in_the_middle_of_a_job(cluster, tmp_path):
     model, rows = write_model(tmp_path, TEXT), write_texts(tmp_path / "rows.parquet", 120)
     node, seen = cluster.add_node(num_cpus=1, object_store_memory=100 << 20), []
@@ -169,7 +169,7 @@ run_cluster_job(job, [sys.argv[3]], sys.argv[4], address=sys.argv[1], workers=2,
 """
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_the_driver_is_killed_and_another_continues(cluster, tmp_path):
     model, rows = write_model(tmp_path, TEXT), write_texts(tmp_path / "rows.parquet", 60)
     job = [model, str(tmp_path / "rows.parquet"), str(tmp_path / "out")]

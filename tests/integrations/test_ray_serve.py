@@ -91,7 +91,7 @@ def _check_requests(handle, port):
     assert (status, document["error"]) == (400, "no value for input 'bias'; the model takes 2 inputs (x, bias)")
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_replica_is_killed_under_load(port, tmp_path):
     import ray
 
@@ -127,7 +127,7 @@ count (float[1] step, float[1] total) => (float[1] debt, float[1] sum) {
 """
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_session_stays_with_its_replica_or_is_unknown(port, tmp_path):
     """No request gets the answer of an empty state, though a router that does not know all replicas yet sends it elsewhere."""
     function = xrt.load_onnx(write_model(tmp_path, COUNTER, "count.onnx"))
@@ -158,7 +158,7 @@ def test_a_session_stays_with_its_replica_or_is_unknown(port, tmp_path):
         assert called["debt"].tolist() == [-1]
 
 
-@pytest.mark.proof("ray", share=0)
+@pytest.mark.full
 def test_a_damaged_bundle_is_never_in_service(port, tmp_path):
     path = _bundle(tmp_path)
     data = bytearray(path.read_bytes())

@@ -54,6 +54,7 @@ class _Spy:
         return self._module(*values)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.sampled_from([None, 1, 3]))
 def test_ragged_rows_equal_single_ones_and_keep_their_order(tmp_path_factory, lengths, batch):
@@ -159,6 +160,7 @@ def test_mistakes_name_what_there_is(tmp_path, options, columns, text):
     assert str(caught.value) == text
 
 
+@pytest.mark.slow
 def test_the_batch_is_what_the_model_declares_or_was_tuned_for(tmp_path):
     with open_model(write_model(tmp_path, FOUR), engine="toy") as fixed:
         assert choose_batch(fixed) == 4

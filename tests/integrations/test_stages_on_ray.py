@@ -127,10 +127,11 @@ def call_for_ever(piped: StagePipeline, *inputs: Any) -> None:
         piped(*inputs)
 
 
-@pytest.mark.proof("ray", share=9, laws=7)
+@pytest.mark.sample(9)
 class TestOnRay:
     pytestmark = on_ray
 
+    @pytest.mark.full
     def test_four_stages_run_on_the_cores_there_are(self, cluster, tmp_path):
         """More stages than cores, one node for each; many parts, in order, twice over the bound of parts on their way."""
         model = chain(tmp_path)
@@ -146,6 +147,7 @@ class TestOnRay:
                 np.testing.assert_array_equal(found, whole)
                 assert found.flags.writeable
 
+    @pytest.mark.full
     def test_a_process_has_the_weights_of_its_stage_alone(self, cluster, tmp_path):
         """Pages of the mapped bundle, the largest ones, and the peak over that of a model without weights to speak of."""
         layers, width = 16, 1024  # 4 MB each
@@ -164,6 +166,7 @@ class TestOnRay:
             np.testing.assert_allclose(piped(x), module(x), rtol=1e-4, atol=1e-6)
             return [(count_mapped(process.pid, path), count_peak(process.pid)) for process in piped.processes]
 
+    @pytest.mark.full
     def test_parts_on_their_way_are_bounded(self, cluster, tmp_path):
         taken = []
 
@@ -179,6 +182,7 @@ class TestOnRay:
             results.close()  # type: ignore[attr-defined]  # a generator
             assert piped(np.zeros((1, 4), "float32")).shape == (1, 4)
 
+    @pytest.mark.full
     def test_a_pipeline_equals_the_whole_model(self, cluster, tmp_path):
         model = write_model(tmp_path, SCALE)
         rng = np.random.default_rng(0)
@@ -202,6 +206,7 @@ class TestOnRay:
             found(x, bias)
         assert str(closed.value) == "the pipeline is closed; make another one: xrt.ray.pipeline(...)"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("channel", ["calls", "graph"])
     def test_a_stage_that_dies_is_named_and_started_again(self, cluster, tmp_path, channel):
         x, bias = np.ones((1, 3), "float32"), np.ones(1, "float32")
@@ -226,6 +231,7 @@ class TestOnRay:
             for mine, whole in zip(piped(x, bias), expected, strict=True):
                 np.testing.assert_array_equal(mine, whole)
 
+    @pytest.mark.slow
     def test_a_machine_that_is_lost_takes_its_stage(self, cluster, tmp_path):
         kept, node = (
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={name: 1}) for name in ("kept", "lost")
@@ -256,6 +262,7 @@ class TestOnRay:
             for number, result in enumerate(found.map(np.array([place % 3]) for place in range(30))):
                 np.testing.assert_array_equal(result, [-(2.0 ** (number % 3))])
 
+    @pytest.mark.full
     def test_a_stage_that_does_not_answer(self, cluster, tmp_path):
         """A process that is stopped neither computes nor ends; the pipeline names it, and replaces it."""
         x = np.ones((1, 4), "float32")
@@ -272,6 +279,7 @@ class TestOnRay:
             piped.rebuild()
             np.testing.assert_array_equal(piped(x), expected)
 
+    @pytest.mark.full
     def test_a_stage_that_nothing_can_run(self, cluster, tmp_path):
         with pytest.raises(StageLost) as caught:
             pipeline(chain(tmp_path), 2, engine="toy", actor_options=[{}, {"resources": {"absent": 1}}], timeout=5)
@@ -281,6 +289,7 @@ class TestOnRay:
         )
         assert str(caught.value).endswith("add nodes, ask for less (num_cpus, memory, actor_options), or wait longer (timeout)")
 
+    @pytest.mark.slow
     def test_an_error_while_a_stage_loads(self, cluster, tmp_path):
         """The first process that loads finds no model: the error is that of the file, not a dead actor."""
         from xrt.integrations.ray.stage_process import StageSource, load_stages, start_stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import networkx as nx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from xrt.graph import Function
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.strategies import functions
+
+pytestmark = pytest.mark.slow
 
 
 def waits(function: Function) -> list[tuple[str, str]]:

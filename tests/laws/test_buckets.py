@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def close_for(function: Function, padded: PaddedFunction) -> Tolerance:
     return Tolerance(rtol=1e-5, atol=1e-6, peak=1e-6) if adds_otherwise else BIT_EQUAL
 
 
+@pytest.mark.slow
 @bounded
 @given(function=opened(), n=st.integers(1, 6), m=st.integers(1, 6), more=st.tuples(st.integers(0, 5), st.integers(0, 5)))
 def test_padded_begins_with_exact(function, n, m, more):

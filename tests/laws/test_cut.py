@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from xrt.partition import ClusteringOptions
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.execution import run_regions, split_regions
+
+pytestmark = pytest.mark.slow
 
 PURE = Form(aliases=False)
 

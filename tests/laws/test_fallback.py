@@ -18,6 +18,7 @@ BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "rai
 ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 @pytest.mark.parametrize(("where", "how"), ANYWHERE)
 @settings(bounded, max_examples=25)
@@ -48,6 +49,7 @@ def test_what_fails_is_an_error_where_the_module_is_strict():
         module(*one.make_inputs())
 
 
+@pytest.mark.slow
 @bounded
 @given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
 def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):

@@ -19,6 +19,7 @@ from xrt.verify.discontinuities import find_ambiguity
 PLAIN = Form(dtypes=Form().dtypes[:3])
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=40)
 @given(data=st.data(), parity=st.integers(0, 1))
 def test_ort_and_toy_alternate(data, parity):

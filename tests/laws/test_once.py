@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
 
 
+@pytest.mark.slow
 @bounded
 @given(data=st.data(), runs=st.integers(1, 5))
 def test_once_per_region_whatever_the_number_of_runs(data, runs):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.renaming import rename_values
 from xrt.testing.strategies import functions
+
+pytestmark = pytest.mark.slow
 
 
 def takers() -> list[GraphCompiler]:

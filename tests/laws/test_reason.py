@@ -15,6 +15,7 @@ from xrt.testing.running import make_module
 from xrt.testing.strategies import functions, make_random_inputs
 
 
+@pytest.mark.slow
 @bounded
 @given(data=st.data(), minimum=st.integers(1, 3), takes=st.sampled_from(["A*|S*|C*", "Relu|Add|If", "none"]))
 def test_every_node_elsewhere_has_a_reason_for_each_engine_before(data, minimum, takes):
@@ -34,6 +35,7 @@ def _before(home, specs):
             yield node, spec
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions())
 def test_a_declined_node_carries_what_the_engine_said(function):

@@ -19,6 +19,7 @@ from xrt.testing.strategies import functions
 NAMES = [e.name for e in CORPUS]
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions(), inferred=st.booleans())
 def test_text(function, inferred):
@@ -26,6 +27,7 @@ def test_text(function, inferred):
     assert parse(to_text(function)) == function
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions(), inferred=st.booleans())
 def test_onnx(function, inferred):
@@ -35,6 +37,7 @@ def test_onnx(function, inferred):
     assert again.fingerprint == function.fingerprint
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions())
 def test_pickle(function):

@@ -104,6 +104,7 @@ def test_another_engine_or_context_is_another_signature(ingredient, one, other):
     assert mine.difference(theirs) == (ingredient,)
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions(), seed=st.integers(0, 9))
 def test_an_equal_function_is_the_same_signature(function, seed):
@@ -112,6 +113,7 @@ def test_an_equal_function_is_the_same_signature(function, seed):
     assert mine.key == other.key
 
 
+@pytest.mark.slow
 @bounded
 @given(function=functions(Form(symbolic=False)))
 def test_a_second_module_hits(function):
@@ -124,6 +126,7 @@ def test_a_second_module_hits(function):
     assert cache.statistics.hits == launches
 
 
+@pytest.mark.slow
 def test_one_compile_however_many_threads_ask():
     cache, engine = CompileCache(), RecordingEngine()
     barrier = threading.Barrier(16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from xrt.testing.strategies import Form, make_random_inputs
 PURE = Form(aliases=False)
 
 
+@pytest.mark.slow
 @bounded
 @given(data=st.data(), count=st.integers(1, 4), most=st.one_of(st.none(), st.integers(1, 3)))
 def test_stages_give_what_the_whole_gives(data, count, most):
@@ -41,6 +43,7 @@ def test_stages_give_what_the_whole_gives(data, count, most):
         ]
 
 
+@pytest.mark.slow
 @bounded
 @given(data=st.data(), count=st.integers(1, 4), memory=st.integers(0, 2000))
 def test_stages_fit_in_their_memory(data, count, memory):

@@ -19,6 +19,8 @@ from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
 from xrt.verify.discontinuities import find_ambiguity
 
+pytestmark = pytest.mark.slow
+
 RECURRENT = Form(aliases=False, symbolic=False)
 PLAIN = Form(dtypes=Form().dtypes[:3], aliases=False, symbolic=False)
 STEPS = 3

@@ -26,7 +26,7 @@ COUNT = 60
 """Mutants for each reader; `make fuzz` has 5,000."""
 
 
-@pytest.mark.proof("files", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_readers_take_whatever_they_are_given() -> None:
     keys = cases(count=COUNT)
@@ -36,6 +36,7 @@ def test_readers_take_whatever_they_are_given() -> None:
     assert {reader for reader, _ in report.outcomes} == set(READERS)
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_is_tried() -> None:
     crafted = sum(len(reader.crafted) for reader in READERS.values())
     assert crafted > 150
@@ -96,6 +97,7 @@ def test_damage_below_the_checksums_is_not_seen_by_them() -> None:
 # ---------------------------------------------------------------------- what a reader must not do
 
 
+@pytest.mark.slow
 def test_each_sin_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a process that reads by a table of sinners, each is found, named, and the next has its turn."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
@@ -127,6 +129,7 @@ def test_a_way_to_die_is_reported() -> None:
 # ---------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_counts_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["--count", "5", "--reader", "weights memo"], standalone_mode=False) == 0
     shown = capsys.readouterr().out
@@ -196,6 +199,7 @@ def test_a_pin_of_many_stars_is_matched_in_no_time(tmp_path: Path) -> None:
     assert time.process_time() - start < 60, "a choice at each star, and there is no end"
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes_without_names_are_named_in_no_time() -> None:
     """Looking for a free name began anew for each, which took minutes."""
     start = time.process_time()

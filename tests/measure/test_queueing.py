@@ -18,6 +18,7 @@ def _estimate(values: Times, parts: int = 40) -> tuple[float, float]:
     return float(means.mean()), float(means.std(ddof=1) / math.sqrt(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_a_queue_of_constant_times_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     service = 0.01
@@ -27,6 +28,7 @@ def test_a_queue_of_constant_times_waits_as_pollaczek_and_khinchine_say(load: fl
     assert abs(mean - load * service / (2 * (1 - load))) < 4 * error
 
 
+@pytest.mark.slow
 def test_a_queue_of_varying_times_waits_as_pollaczek_and_khinchine_say() -> None:
     generator, rate = np.random.default_rng(5), 50.0
     arrivals = draw_arrivals(rate, 60_000, seed=4)
@@ -35,6 +37,7 @@ def test_a_queue_of_varying_times_waits_as_pollaczek_and_khinchine_say() -> None
     assert abs(mean - 1 / (100.0 - rate)) < 4 * error  # M/M/1: the time in the system
 
 
+@pytest.mark.slow
 def test_two_servers_wait_as_erlang_says() -> None:
     generator, rate, service = np.random.default_rng(6), 120.0, 0.01
     arrivals = draw_arrivals(rate, 60_000, seed=5)

@@ -36,6 +36,7 @@ MIXTURES = ["toy", "ort", "openvino", ["ort", "toy"], ["toy", "ort"], ["openvino
 PINS = {"['ort', 'toy']": ["TensorScatter=toy"], "['toy', 'ort']": ["MatMul=ort"], "['openvino', 'ort']": ["TensorScatter=ort"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", MIXTURES, ids=str)
 def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> None:
     function, expected = decoder
@@ -62,6 +63,7 @@ def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:
     assert session(IDS[:, :1]).shape == (2, 50)
 
 
+@pytest.mark.slow
 def test_a_fork_explores_another_end() -> None:
     first = xrt.XRTModule(make("llama"), engine="ort").new_session()
     first(IDS[:, :4])
@@ -71,6 +73,7 @@ def test_a_fork_explores_another_end() -> None:
     assert np.abs(one - two).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", ["ort", "toy"]], ids=str)
 def test_conversations_in_many_threads_are_what_they_are_alone(engine: Any) -> None:
     m = xrt.XRTModule(make("llama", batch=1), engine=engine, pins=PINS.get(str(engine), []), threads=1)

@@ -29,6 +29,7 @@ def test_there_are_nine() -> None:
     assert light_models() == NINE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_seed_decides_the_weights(name: str) -> None:
     assert load_light(name).fingerprint == load_light(name).fingerprint
@@ -46,6 +47,7 @@ def layers(function: Function) -> Function:
     return function.replace(outputs=tuple(Value(node.outputs[0]) for node in function.nodes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NINE])
 def test_every_layer_stays_near_unit_size_and_the_output_says_something(name: str) -> None:
     function = load_light(name)

@@ -85,6 +85,7 @@ def test_the_seed_decides_the_weights(name: str) -> None:
 WITHOUT_WEIGHTS = ("chain", "softmax_chain", "reductions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_every_size_counts(name: str) -> None:
     whole = load(name, **TINY[name]).fingerprint
@@ -123,6 +124,7 @@ def test_every_band_of_pitch_hears_some_frequency() -> None:
     assert filters.sum(axis=0).min() > 0.1
 
 
+@pytest.mark.slow
 def test_boxes_of_one_class_hardly_overlap_and_the_best_come_first() -> None:
     function = load("detector", **TINY["detector"])
     boxes, scores, labels = run("toy", function, sample_inputs(function))

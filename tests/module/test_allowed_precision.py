@@ -24,7 +24,7 @@ from xrt.placement.available_engines import list_available_engines
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
     pytest.mark.usefixtures("here"),
-    pytest.mark.proof("placement", share=3, laws=3),
+    pytest.mark.sample(3),
 ]
 
 PAIR = chain("Exp", "Cos")
@@ -86,6 +86,7 @@ def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, 
     assert bool(np.abs(found - RIGHT).max() > 1e-4) is not is_exact
 
 
+@pytest.mark.slow
 def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tmp_path: Path) -> None:
     engine = Lossy(lowered="0.001")
     lower = engine.lower_precision("bf16")
@@ -96,12 +97,14 @@ def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tm
         assert "no engine of the list computes in bf16" not in str(m.explain())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16", "strict_types": True}], ids=["none", "strict types"])
 def test_one_form_takes_part_where_no_precision_is_allowed_or_one_is_demanded(options: Any, tmp_path: Path) -> None:
     with xrt.XRTModule(PAIR, [Rounding(), "auto"], cache=tmp_path, threads=1, strict=True, **options) as m:
         assert m.engines == ("rounding",)
 
 
+@pytest.mark.full
 def test_openvino_takes_part_in_both() -> None:
     openvino = create("openvino")
     context = CompileContext(ExecutionOptions(precision="bf16"), threads=1)
@@ -116,6 +119,7 @@ def test_openvino_takes_part_in_both() -> None:
     assert exact_engine.unsupported_options(CompileContext(ExecutionOptions(strict_types=True))) is None
 
 
+@pytest.mark.full
 def test_openvino_in_fp32_computes_so_whatever_is_allowed() -> None:
     rng = np.random.default_rng(0)
     function = chain("Tanh").replace(name="one")
@@ -127,6 +131,7 @@ def test_openvino_in_fp32_computes_so_whatever_is_allowed() -> None:
     executable.close()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_bundle_of_both_forms_loads(tmp_path: Path) -> None:
     """Its list has engines that do not honor the precision, which it allows and does not demand."""
@@ -138,6 +143,7 @@ def test_a_bundle_of_both_forms_loads(tmp_path: Path) -> None:
         assert loaded.engines == m.engines
 
 
+@pytest.mark.full
 def test_a_list_without_auto_demands_it() -> None:
     with pytest.raises(OptionError) as caught:
         xrt.XRTModule(PAIR, ["toy"], precision="bf16")

@@ -26,7 +26,7 @@ from xrt.testing.fault_injection import FaultyEngine
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
     pytest.mark.usefixtures("here"),
-    pytest.mark.proof("placement", share=3, laws=3),
+    pytest.mark.sample(3),
 ]
 
 SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
@@ -41,6 +41,7 @@ def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: 
 # ---------------------------------------------------------------------- when it measures, and what it tells
 
 
+@pytest.mark.full
 def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> None:
     with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
@@ -58,6 +59,7 @@ def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> 
         assert "placed by an earlier measurement" in str(m.explain())
 
 
+@pytest.mark.slow
 def test_compile_and_plan_measure_on_random_values(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy") as m:
         m.compile()
@@ -65,6 +67,7 @@ def test_compile_and_plan_measure_on_random_values(tmp_path: Path) -> None:
         assert m.tuned.how == "measured"
 
 
+@pytest.mark.full
 def test_tune_measures_again(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", "toy{native=off}", function=chain("Exp")) as m:
         m(X)
@@ -75,6 +78,7 @@ def test_tune_measures_again(tmp_path: Path) -> None:
         np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_tune_places_a_module_of_a_fixed_list(tmp_path: Path) -> None:
     with xrt.XRTModule(PAIR, engine=[SLOW_EXP, SLOW_COS], cache=tmp_path, threads=1) as m:
         assert m(X) is not None
@@ -84,6 +88,7 @@ def test_tune_places_a_module_of_a_fixed_list(tmp_path: Path) -> None:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_search_places_all_sizes_of_an_open_extent(tmp_path: Path) -> None:
     open_ended = TensorType(DType.FLOAT32, ("n", 3))
     function = PAIR.replace(inputs=(Value("x", open_ended),), outputs=(Value("y", open_ended),))
@@ -103,6 +108,7 @@ def test_one_search_places_all_sizes_of_an_open_extent(tmp_path: Path) -> None:
             assert m.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (rows, 3))
 
 
+@pytest.mark.slow
 def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None:
     with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
         np.testing.assert_allclose(m(X, fetch=["v1"])["v1"], np.exp(X), rtol=1e-5)
@@ -111,6 +117,7 @@ def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None
         assert map_nodes_to_engines(m._specializations.to_dict()[None, ("v1",)].plan) == map_nodes_to_engines(m.plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [("x",), ("c",), ("x", "c")])
 def test_a_function_without_nodes_needs_no_measurement(outputs: tuple[str, ...], tmp_path: Path) -> None:
     values = {"x": X, "c": np.ones_like(X)}
@@ -123,6 +130,7 @@ def test_a_function_without_nodes_needs_no_measurement(outputs: tuple[str, ...],
         assert (m.tuned and m.tuned.how, len(m.plan.launches)) == ("priority", 0)
 
 
+@pytest.mark.full
 def test_a_function_without_nodes_is_placed_for_other_sizes_too(tmp_path: Path) -> None:
     value = Value("x", TensorType(DType.FLOAT32, ("n", 3)))
     with automatic(tmp_path, SLOW_EXP, SLOW_COS, function=Function((value,), (value,), (), opsets={"": 20}), first="wanted") as m:
@@ -134,6 +142,7 @@ def test_a_function_without_nodes_is_placed_for_other_sizes_too(tmp_path: Path) 
 # ---------------------------------------------------------------------- afterwards
 
 
+@pytest.mark.full
 def test_a_region_that_fails_goes_to_the_best_plan_without_it(tmp_path: Path) -> None:
     """The faulty engine is the quickest until it has run for longer than a search does."""
     late = FaultyEngine(nth=10**9)
@@ -154,6 +163,7 @@ def test_a_region_that_fails_goes_to_the_best_plan_without_it(tmp_path: Path) ->
         assert m.plan == following.plan
 
 
+@pytest.mark.full
 def test_isolation_and_checks_combine_with_it(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", function=chain("Exp"), isolate="all", isolate_run=True, check="first") as m:
         np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
@@ -162,6 +172,7 @@ def test_isolation_and_checks_combine_with_it(tmp_path: Path) -> None:
     assert "1 call so far" in told
 
 
+@pytest.mark.full
 def test_a_bundle_of_it_runs_the_plan_that_was_chosen(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", "toy{native=off}", "ort") as m:
         m.save(tmp_path / "m.xrt", X)
@@ -203,12 +214,14 @@ def test_an_engine_of_the_list_that_is_not_there_is_left_out(state: str, tmp_pat
         automatic(tmp_path, "ort")
 
 
+@pytest.mark.full
 def test_auto_is_all_that_are_ready_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("toy", "ort"))
     with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, strict=True) as m:
         assert m.engines == ("ort", "toy")
 
 
+@pytest.mark.full
 def test_what_is_not_installed_is_no_surprise_but_what_is_broken_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         told = unavailable(patch, "ort", "missing")
@@ -224,6 +237,7 @@ def test_what_is_not_installed_is_no_surprise_but_what_is_broken_is(tmp_path: Pa
         xrt.XRTModule(PAIR, engine="auto", cache=other, strict=True)
 
 
+@pytest.mark.slow
 def test_a_library_is_not_imported_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
     with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, pins=["*=toy"]) as m:
@@ -239,18 +253,21 @@ def test_a_library_is_not_imported_before_it_is_needed(tmp_path: Path, monkeypat
     assert "ort" not in created
 
 
+@pytest.mark.full
 def test_an_engine_that_does_not_honour_an_option_is_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("toy",))
     with pytest.raises(OptionError, match=r"^no engine is left for engine='auto': engine 'toy' is left out: "):
         xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, precision="fp16", strict_types=True)
 
 
+@pytest.mark.slow
 def test_a_lower_precision_that_no_engine_has_leaves_float32(tmp_path: Path) -> None:
     with xrt.XRTModule(PAIR, engine=["toy", "auto"], cache=tmp_path, threads=1, precision="bf16") as m:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
         assert "no engine of the list computes in bf16 here: all are placed in fp32" in str(m.explain())
 
 
+@pytest.mark.slow
 def test_a_lower_precision_is_allowed_and_not_demanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
     monkeypatch.setattr(registry, "list_by_rank", lambda: ("ort", "toy"))
@@ -262,6 +279,7 @@ def test_a_lower_precision_is_allowed_and_not_demanded(tmp_path: Path, monkeypat
         assert [engine.name for engine in m._engines.engines] == ["toy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -295,6 +313,7 @@ def test_a_second_process_plans_without_measuring(tmp_path: Path) -> None:
     assert second.split()[2:] == first.split()[2:]
 
 
+@pytest.mark.full
 def test_the_budget_counts_from_the_beginning_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spent, tuned = [], xrt.placement.tune
     monkeypatch.setattr("xrt.placement.auto.tune", lambda *given, **named: spent.append(given[0].spent) or tuned(*given, **named))

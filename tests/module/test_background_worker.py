@@ -26,7 +26,7 @@ from xrt.graph import Function, Node
 from xrt.module.options import REFERENCE
 from xrt.worker.background import NICENESS
 
-pytestmark = pytest.mark.proof("placement", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 FOLDER = "XRT_TEST_BACKGROUND"
 """Names the folder in which processes leave word."""
@@ -131,6 +131,7 @@ def call(module: xrt.XRTModule, rows: int = 5) -> str:
 CACHES = {"directory": lambda folder: folder.parent / "cache", "memory": lambda folder: CompileCache()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("step", ["compile", "save"])
 def test_calls_go_on_while_a_library_holds_the_lock(
@@ -148,6 +149,7 @@ def test_calls_go_on_while_a_library_holds_the_lock(
         assert read_notes(folder)[:3] == [("compile", False, NICENESS), ("save", False, NICENESS), ("load", True, 0)]
 
 
+@pytest.mark.full
 def test_a_later_module_finds_what_was_compiled_there(folder: Path) -> None:
     for is_later in (False, True):
         with make(folder.parent / "cache") as module:
@@ -158,6 +160,7 @@ def test_a_later_module_finds_what_was_compiled_there(folder: Path) -> None:
         assert [step for step, *_ in read_notes(folder)] == ["compile", "save", "load", "load"][: 4 if is_later else 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
     ("fault", "text"),
@@ -176,6 +179,7 @@ def test_a_failure_there_places_the_region_elsewhere(cache: str, fault: str, tex
         assert {is_here for _, is_here, _ in read_notes(folder)} == {False}
 
 
+@pytest.mark.full
 def test_what_the_system_kills_is_compiled_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no process can be started: memory for both may have been too little."""
     monkeypatch.setattr(os, "kill", partial(_kill_others, os.kill, os.getpid()))
@@ -191,6 +195,7 @@ def _kill_others(kill: Callable[[int, int], None], own: int, process: int, numbe
         kill(process, number)
 
 
+@pytest.mark.slow
 def test_to_close_the_module_ends_the_compile(folder: Path, block: Callable[[str], Callable[[], None]]) -> None:
     go_on = block("compile")
     module = make(folder.parent / "cache")
@@ -203,6 +208,7 @@ def test_to_close_the_module_ends_the_compile(folder: Path, block: Callable[[str
     module.settle(PATIENCE)
 
 
+@pytest.mark.full
 def test_the_process_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("xrt.placement.background.REST", 0.0)
     with make(folder.parent / "cache") as module:

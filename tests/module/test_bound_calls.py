@@ -14,6 +14,7 @@ from xrt.errors import InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 512])
 @pytest.mark.parametrize("engine", MIXTURES, ids=str)
 def test_a_bound_call_follows_what_its_inputs_hold(engine: Any, size: int) -> None:
@@ -197,6 +198,7 @@ def test_a_bound_call_outlives_its_module_and_ends_when_it_is_closed() -> None:
         m.bind(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", MIXTURES, ids=str)
 def test_threads_bind_each_for_itself(engine: Any) -> None:
     m = module(engine, blocks())

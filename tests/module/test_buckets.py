@@ -88,6 +88,7 @@ def test_a_bucket_is_less_than_half_as_large_again() -> None:
     assert round_up(0) == 0
 
 
+@pytest.mark.slow
 def test_512_sizes_take_18_compiles(compiled: list[Any]) -> None:
     with make(relu(("s", 3))) as module:
         for size in range(1, 513):
@@ -220,6 +221,7 @@ def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
             assert loaded._settings.buckets == {"s": buckets}
 
 
+@pytest.mark.slow
 def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
     monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**12))

@@ -65,6 +65,7 @@ def saved(path: Path, engine: object = "ort", **options: object) -> np.ndarray:
 # ---------------------------------------------------------------------- the law
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 9))
 def test_a_saved_bundle_runs_equal_to_the_module(
@@ -101,6 +102,7 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, mon
         loaded(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, runs: bool) -> None:
     """Its compiled form is loaded where it runs, by the worker."""
@@ -113,6 +115,7 @@ def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, ru
         assert loaded._cache.statistics.disk.hits == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold: CompileCache) -> None:
     expected = saved(path)
     with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=True) as loaded:
@@ -341,6 +344,7 @@ def test_truncated_files_are_refused(path: Path, cut: int) -> None:
         xrt.load(path)
 
 
+@pytest.mark.slow
 def test_random_damage_is_a_bundle_error_or_nothing(path: Path) -> None:
     expected = saved(path)
     whole, rng = path.read_bytes(), random.Random(1)
@@ -357,6 +361,7 @@ def test_random_damage_is_a_bundle_error_or_nothing(path: Path) -> None:
         np.testing.assert_array_equal(found, expected)  # the damage lies in what pads, or in a model that nobody reads
 
 
+@pytest.mark.slow
 def test_damaged_manifests_under_right_checksums_are_refused(path: Path) -> None:
     """What checksums cannot find: a file that was made wrong on purpose."""
     saved(path)

@@ -55,6 +55,7 @@ def test_an_engine_whose_options_may_name_files_is_not_made(
     )
 
 
+@pytest.mark.slow
 def test_what_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = f"iree{{dump_dir={tmp_path}/dumps}}"
     path = bundle_with(spec, tmp_path / "model.xrt")
@@ -73,6 +74,7 @@ def test_naming_what_the_bundle_has_not_is_an_error(tmp_path: Path) -> None:
     assert str(caught.value) == "engine names 'toy{native=of}'; the bundle has toy{native=off}. Did you mean 'toy{native=off}'?"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["toy{native=off}", "ort{providers=CPUExecutionProvider}", "tvm{mcpu=x86-64-v3}", "iree{opt_level=1}"]
 )
@@ -100,6 +102,7 @@ def test_a_field_says_whether_it_names_files(monkeypatch: pytest.MonkeyPatch) ->
     assert registry.why_not_chosen("declared{word=b}", "lock") is None
 
 
+@pytest.mark.slow
 def test_the_command_takes_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from xrt.cli import main
 

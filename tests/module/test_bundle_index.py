@@ -45,6 +45,7 @@ def is_deferred(module: xrt.XRTModule) -> bool:
     return any(isinstance(launch.function, DeferredFunction) for launch in build._plan.launches)
 
 
+@pytest.mark.slow
 def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
     expected = saved(path)
     np.save(path.parent / "x.npy", X)
@@ -63,6 +64,7 @@ def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
     assert np.array_equal(np.load(files[2]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "toy", ["tvm", "ort"]])
 def test_what_the_index_lacks_comes_from_the_manifest(path: Path, engine: Any) -> None:
     pins = ["Softmax=ort"] if isinstance(engine, list) else []

@@ -58,6 +58,7 @@ def save(path: Path, engine: str, threads: int | None) -> np.ndarray:
         return np.asarray(module(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
     """Strictly: nothing is compiled, and the results are the same."""
@@ -70,6 +71,7 @@ def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
             assert "its compiled form comes from the bundle" in str(loaded.explain())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "openvino", "iree"])
 def test_a_form_without_threads_serves_more_than_it_was_saved_with(engine: str, path: Path) -> None:
     expected = save(path, engine, 1)
@@ -77,6 +79,7 @@ def test_a_form_without_threads_serves_more_than_it_was_saved_with(engine: str, 
         np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["tvm", "xla"])
 def test_loops_that_are_not_shared_are_compiled_again_for_more_threads(engine: str, path: Path) -> None:
     expected = save(path, engine, 1)
@@ -95,6 +98,7 @@ def test_an_engine_is_taken_to_depend_on_its_threads() -> None:
     assert not engine.serves_threads(2, 1)
 
 
+@pytest.mark.slow
 def test_a_loaded_session_has_as_many_threads_as_the_budget(path: Path) -> None:
     """Of the process: those that ONNX Runtime has started when the module is loaded and has run."""
     save(path, "ort", 2)
@@ -115,6 +119,7 @@ print(counts)
     assert done.stdout == "[0, 1, 3]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
     engine, context = xrt.engines.create("openvino"), CompileContext(threads=threads)
@@ -127,6 +132,7 @@ def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
 # ---------------------------------------------------------------------- which budget
 
 
+@pytest.mark.slow
 def test_without_a_number_the_bundle_has_that_of_its_module(path: Path) -> None:
     save(path, "ort", 2)
     assert xrt.load(path).threads == 2

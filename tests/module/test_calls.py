@@ -18,6 +18,7 @@ from xrt.graph import DType, Function, Node, SequenceType, TensorType, Value
 # ---------------------------------------------------------------------- prepared calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", MIXTURES, ids=str)
 def test_further_calls_are_right_by_position_and_by_name(engine: Any) -> None:
     m = module(engine, blocks())
@@ -28,6 +29,7 @@ def test_further_calls_are_right_by_position_and_by_name(engine: Any) -> None:
                 np.testing.assert_allclose(result, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_signatures_take_turns_and_the_plan_is_that_of_the_last_call() -> None:
     m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], strict=True)
     a, b = np.ones((2, 3), "float32"), np.ones((4, 3), "float32")
@@ -68,6 +70,7 @@ def test_results_of_a_prepared_call_are_the_callers_own(engine: Any) -> None:
         np.testing.assert_allclose(result, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 64, 512])
 @pytest.mark.parametrize("engine", MIXTURES, ids=str)
 def test_eight_threads_call_one_module(engine: Any, size: int) -> None:

@@ -62,6 +62,7 @@ def test_a_module_is_made_again(model: Callable[[Path], Any], again: Callable[[A
     made.close()
 
 
+@pytest.mark.slow
 def test_another_process_runs_it(tmp_path: Path) -> None:
     module = xrt.XRTModule(as_path(tmp_path), "toy", cache=tmp_path / "cache")
     (tmp_path / "m.pickle").write_bytes(pickle.dumps(module))

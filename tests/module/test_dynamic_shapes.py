@@ -222,6 +222,7 @@ def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> 
 # ---------------------------------------------------------------------- kept
 
 
+@pytest.mark.slow
 def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("cache.disk.weight_hashes", "formats.file_mapping"):
         monkeypatch.setattr(f"xrt.{place}.SETTLED", -(10**12))  # files count as settled that were written just now
@@ -236,6 +237,7 @@ def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypa
         monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
 
 
+@pytest.mark.slow
 def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make("openvino") as module:
         call(module, 5)
@@ -246,6 +248,7 @@ def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: p
         assert {*call(module, 5).values(), *call(module, 8).values()} == {"openvino"}
 
 
+@pytest.mark.slow
 def test_a_bundle_keeps_programs_for_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make("openvino", dynamic="never") as module:
         call(module, 5)

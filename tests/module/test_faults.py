@@ -19,7 +19,7 @@ from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),  # what is tested does not depend on them
-    pytest.mark.proof("faults", share=4),
+    pytest.mark.sample(4),
 ]
 
 T = TensorType(DType.FLOAT32, (2, 3))
@@ -59,7 +59,7 @@ FAULTS = [
 ]
 
 
-BEHIND = ["ort", "toy", pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)])]
+BEHIND = ["ort", "toy", pytest.param("tvm", marks=[pytest.mark.full])]
 
 
 @pytest.mark.parametrize("behind", BEHIND)
@@ -78,6 +78,7 @@ def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str,
     assert "\n" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, place: str) -> None:
@@ -88,6 +89,7 @@ def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, plac
     assert "xrt_faulty_" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_tvm_is_a_next_engine_too() -> None:
     with module(FaultyEngine(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="set to fail in run"):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
@@ -198,6 +200,7 @@ def test_a_call_that_fails_before_the_update_is_repeated() -> None:
     np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_checked_call_keeps_what_it_updates_and_so_is_repeated() -> None:
     function, state = updating()
     with module(FaultyEngine(how="value"), "toy", function=function, check="first") as m, pytest.warns(FallbackWarning):
@@ -222,6 +225,7 @@ def test_a_check_that_is_none_is_refused(check: Any) -> None:
         module("toy", check=check)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_in_a_long_model_is_quarantined() -> None:
     model = long_model()
     with module(Wrong(), "toy", function=model, check="first", maximum_nodes=20) as m:

@@ -31,7 +31,7 @@ from xrt.processes.ipc import SharedBuffer, receive
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("faults", share=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "hang": ({"time_limit": 600}, "it gave no answer within 600 s, and its process was killed"),
@@ -65,7 +65,7 @@ def completes(where: Any, how: Any, place: str, behind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=9)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
@@ -79,7 +79,8 @@ def test_a_crash_is_one_more_fault(where: Any) -> None:
     completes(where, "kill", "Exp", "ort")
 
 
-@pytest.mark.proof("processes", share=2)
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "memory"))])
 @pytest.mark.parametrize("where", ["compile", "run"])
 def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any, how: Any) -> None:
@@ -91,6 +92,7 @@ def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any
     assert str(caught.value).startswith(f"engine {m.engines[0]!r} failed to {where} xrt_faulty_1: {text}")
 
 
+@pytest.mark.slow
 def test_regions_that_did_no_harm_are_compiled_again_in_the_next_worker() -> None:
     """The second worker counts its runs from one again, so that it outlives the call in which the first one died."""
     with isolated(FaultyEngine(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
@@ -128,6 +130,7 @@ def test_no_request_reaches_the_executable_of_another_region(request_: str) -> N
 # ---------------------------------------------------------------------- what a worker computes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
 def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
     weights = Constant(np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32))
@@ -149,6 +152,7 @@ def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
         assert f"  {shown} in a process of its own" in str(m.explain()).splitlines()
 
 
+@pytest.mark.slow
 def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolated() -> None:
     cache = CompileCache()
     with module("ort", isolate="ort", cache=cache) as m, module("ort", cache=cache) as plain:
@@ -157,6 +161,7 @@ def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolat
     assert cache.statistics.misses == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
 def test_tvm_works_in_a_worker(runs: bool) -> None:
     with module("tvm", isolate="tvm", isolate_run=runs, strict=True) as m:
@@ -199,6 +204,7 @@ def test_values_of_every_kind_pass() -> None:
     assert [found[5][0].tolist(), found[5][1][0].tolist(), found[6]] == [[0, 1, 2], [True], None]
 
 
+@pytest.mark.slow
 def test_sequences_pass_through_a_worker() -> None:
     pair = Value("s", SequenceType(TensorType(DType.FLOAT32, (2, 3))))
     function = Function(
@@ -222,6 +228,7 @@ def worker_of(m: xrt.XRTModule) -> subprocess.Popen[bytes]:
     return worker._process
 
 
+@pytest.mark.slow
 def test_the_worker_ends_with_its_module() -> None:
     with isolated(FaultyEngine(nth=9), "ort") as m:
         m(X)
@@ -262,6 +269,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
 def test_the_worker_ends_with_the_process(then: str, hangs: Path) -> None:
     """It leaves, it is killed, or it is killed while the worker hangs."""
@@ -286,6 +294,7 @@ class Starting(FaultyEngine):
         return super().compile(function, context)
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
     with (
         module(Starting(), "ort", isolate=["starting"], time_limit=600) as m,
@@ -296,6 +305,7 @@ def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
     wait_until(lambda: not is_running(started))
 
 
+@pytest.mark.slow
 def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
     monkeypatch.setattr("xrt.processes.client.receive", receive)
@@ -329,6 +339,7 @@ class _Waiting(Executable):
         return self._run(inputs, options)
 
 
+@pytest.mark.slow
 def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -> None:
     """The interrupt comes while the worker computes, whose answer nobody has waited for."""
     begun, ends = (hangs.with_name(name) for name in ("begun", "ends"))

@@ -16,7 +16,7 @@ from xrt.errors import LockError, OptionError, PlacementFileError, PlacementWarn
 from xrt.formats.placement_file import CandidateRecord, PlacementFile, read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 
-pytestmark = pytest.mark.proof("placement", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
 ENGINES = ["ort", "toy", "auto"]
@@ -36,6 +36,7 @@ def path(lock: PlacementFile, tmp_path: Path) -> Path:
     return tmp_path / "chain.lock"
 
 
+@pytest.mark.slow
 def test_a_long_name_of_a_model_is_cut(lock: PlacementFile, path: Path) -> None:
     assert read_placement(path) == lock
     assert lock.model["name"] == "n" * 400
@@ -73,6 +74,7 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
         np.testing.assert_allclose(inner, -np.abs(X))
 
 
+@pytest.mark.full
 def test_a_lock_may_be_a_value(lock: PlacementFile) -> None:
     with xrt.XRTModule(chain(*OPS), "auto", lock=lock, cache=CompileCache()) as module:
         regions = {run.region: run.engine for run in lock.plan}  # two of one engine, where a busy machine measured that
@@ -80,6 +82,7 @@ def test_a_lock_may_be_a_value(lock: PlacementFile) -> None:
         assert f"  from the lock that was given, made on {lock.date} by xrt " in str(module.tuned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -110,6 +113,7 @@ def test_a_lock_of_something_else_says_what_differs_and_measures(
         module(X)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: Path) -> None:
     write_placement(mixture(lock), path)
     text = (
@@ -147,6 +151,7 @@ def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: t
 # ---------------------------------------------------------------------- a module's lock and its gate
 
 
+@pytest.mark.full
 def test_a_lock_tells_the_whole_race(lock: PlacementFile) -> None:
     assert {one.plan for one in lock.candidates} >= {"ort", "toy"}
     assert lock.candidates[0].verdict == "won"
@@ -155,6 +160,7 @@ def test_a_lock_tells_the_whole_race(lock: PlacementFile) -> None:
     assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
 
 
+@pytest.mark.full
 def test_only_what_was_measured_is_locked() -> None:
     with (
         xrt.XRTModule(chain(*OPS), "ort") as module,

@@ -20,7 +20,7 @@ from xrt.module.tuning import tune_throughput
 from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.request import Split
 
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")]
 
 X = np.ones((4, 4), "float32")
 

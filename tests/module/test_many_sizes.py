@@ -111,6 +111,7 @@ def count_objects() -> Counter[str]:
     return Counter(kind.__name__ for type_ in types for kind in kinds if issubclass(type_, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None:
     cache = CompileCache()
@@ -129,6 +130,7 @@ def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None
             call(module, rows)
 
 
+@pytest.mark.slow
 def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     engine = Static()
     module = make(engine, max_specialization_bytes=32 * LEAST_BYTES)

@@ -47,6 +47,7 @@ def test_a_classifier_gives_maps_and_is_verified(engine: str) -> None:
     assert found and found.whole.verdict is Verdict.AGREES
 
 
+@pytest.mark.slow
 def test_auto_measures_a_model_with_maps() -> None:
     with xrt.XRTModule(classifier(), engine=["ort", "toy", "auto"], budget=30.0) as module:
         module(X)

@@ -85,6 +85,7 @@ def compiled_alone() -> Memory:
         return m.memory()
 
 
+@pytest.mark.slow
 def test_after_the_compile_engines_tell_what_they_hold() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:  # what others here let go of meanwhile would count
         found = fresh.submit(compiled_alone).result()
@@ -122,6 +123,7 @@ def test_weights_in_files_and_weights_that_were_folded_away(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_tell() -> None:
     m = xrt.XRTModule(products(1), engine=Reticent(), strict=True)
     m.compile()
@@ -137,6 +139,7 @@ def test_a_reason_is_reported_once() -> None:
     assert text.count("as above") == 2
 
 
+@pytest.mark.slow
 def test_tvm_copies_no_weight() -> None:
     m = xrt.XRTModule(products(1), engine="tvm", strict=True)
     m.compile()
@@ -163,6 +166,7 @@ def test_a_use_says_what_it_is() -> None:
     assert (use.name, use.nbytes, use.why, use.per_call) == ("packed", 5, "why", False)
 
 
+@pytest.mark.slow
 def test_shared_and_private_memory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a bundle the weights, and what an engine has mapped: packed ones, a blob."""
     monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)

@@ -76,6 +76,7 @@ def test_symbolic_extents_stay_symbolic_where_every_engine_keeps_them() -> None:
     assert cache.statistics.misses == 1
 
 
+@pytest.mark.slow
 def test_symbolic_extents_are_fixed_for_an_engine_that_needs_it() -> None:
     cache = CompileCache()
     m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], cache=cache)

@@ -126,6 +126,7 @@ def test_several_dims(names: tuple[str, str], searches: Searches) -> None:
     assert [x.shape for x in searches.inputs] == [(8, 3), (64, 3)]
 
 
+@pytest.mark.slow
 def test_decisions_are_found_by_later_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the search itself: what it stores is found again, by the sizes that it was stored for."""
     monkeypatch.undo()

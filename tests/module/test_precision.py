@@ -18,7 +18,7 @@ from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.placement import TuningResult
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 MODEL = load("mlp", features=64, hidden=128, classes=10)
 BATCHES = [sample_inputs(MODEL, seed) for seed in range(16)]
@@ -166,6 +166,7 @@ def test_int8_by_batches_or_by_a_table_of_the_model(engine: str, tmp_path: Path)
     assert by_batches == pytest.approx(by_table, rel=0.02)
 
 
+@pytest.mark.full
 def test_int8_keeps_the_nodes_of_constraints() -> None:
     module = xrt.XRTModule(MODEL, "ort", precision=["int8", "name:matmul_1|matmul_2|matmul_3=fp32"], calibrate=BATCHES[:8])
     with module:
@@ -185,6 +186,7 @@ def test_int8_keeps_the_nodes_of_constraints() -> None:
     )
 
 
+@pytest.mark.full
 def test_without_max_error_nothing_is_lowered() -> None:
     with xrt.XRTModule(MODEL, **AUTO, budget=2) as module:
         module(**BATCHES[0])
@@ -208,6 +210,7 @@ def test_a_module_with_a_budget_keeps_it_and_a_later_one_uses_the_decision(tmp_p
     assert "int8" in json.dumps(first.to_dict())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_tune_takes_a_budget_of_its_own() -> None:
     with xrt.XRTModule(MODEL, **AUTO) as module:
@@ -219,6 +222,7 @@ def test_tune_takes_a_budget_of_its_own() -> None:
     assert str(caught.value) == "calibrate= and validate= have examples for an error budget; pass max_error= too"
 
 
+@pytest.mark.full
 def test_a_bundle_has_the_engines_of_lower_precision(tmp_path: Path) -> None:
     engine = registry.create("openvino")
     lowered = engine.lower_precision("bf16")

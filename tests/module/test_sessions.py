@@ -114,6 +114,7 @@ def test_a_fork_goes_on_alone_and_copies_what_is_written() -> None:
     np.testing.assert_allclose(other.state["h"], np.tanh(2 * X + b), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_last_of_the_forks_copies_nothing() -> None:
     first = xrt.XRTModule(recurrent(1), engine="toy").new_session()
     first(X)
@@ -279,6 +280,7 @@ def test_two_calls_at_once_are_refused() -> None:
         np.testing.assert_array_equal(call.result(), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", ["ort", "toy"]], ids=str)
 def test_sessions_of_one_module_run_in_many_threads(engine: Any) -> None:
     m = xrt.XRTModule(recurrent(1), engine=engine, pins=["Tanh=toy"])
@@ -317,6 +319,7 @@ def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None
     np.testing.assert_allclose(other(X), np.exp(2 * X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
     faulty = FaultyEngine(how="kill", nth=3)
     m = xrt.XRTModule(recurrent(1), engine=faulty, strict=True, isolate="all", isolate_run=True)

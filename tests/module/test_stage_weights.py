@@ -98,6 +98,7 @@ def test_a_constant_that_may_be_computed_from_any_weight(tmp_path):
                 file.check_weights([sound, computed], {axes})
 
 
+@pytest.mark.slow
 def test_stages_of_a_bundle_equal_the_whole(tmp_path):
     for is_tied in (False, True):
         path = tmp_path / f"{is_tied}.xrt"

@@ -98,6 +98,7 @@ def check(static: Any, growing: Any, chunks: list[list[int]]) -> None:
 CHUNKS = [[7, 3, 1, 9, 4], [2], [8], [5, 6, 11], [1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("opset", [18, 20, 24])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
@@ -111,6 +112,7 @@ def test_a_static_cache_equals_the_growing_one(engine: str, opset: int, key_head
         assert copied == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("opset", [18, 20, 24])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
@@ -152,6 +154,7 @@ def test_a_front_needs_buffers_of_one_size() -> None:
         assert str(caught.value) == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("opset", [20, 24])
 @pytest.mark.parametrize("capacity", [24, "double"])
@@ -168,6 +171,7 @@ def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacit
         assert [copy for copy in static.profile().copies if copy.input != "xrt.length"] == []
 
 
+@pytest.mark.slow
 def test_a_cache_that_doubles_is_copied_where_it_grows() -> None:
     model = Decoder().make()
     with xrt.XRTModule(xrt.stateful(model)) as growing, xrt.XRTModule(xrt.stateful(model, capacity="double")) as static:

@@ -57,6 +57,7 @@ def rewrite_file(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [replace_file, rewrite_file, Path.unlink])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
@@ -76,6 +77,7 @@ def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
     np.testing.assert_array_equal(XRTModule(untouched, engine=engine, cache=cache)(*inputs()), expected)
 
 
+@pytest.mark.slow
 def test_a_new_signature_after_a_change_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     free_batch(path)
@@ -101,6 +103,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(path: Path, monkeypatc
         m.plan  # noqa: B018  # asking is what is tested
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Constants may fold to other bits, on another processor say."""
@@ -221,6 +224,7 @@ def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(module(path)(*inputs()), expected)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_not(path: Path) -> None:
     module(path, ["ort", "toy"], pins=["Relu=toy"])(*inputs())
     module(path, check="first")(*inputs())

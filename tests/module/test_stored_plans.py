@@ -78,6 +78,7 @@ def uses_plan(m: XRTModule) -> bool:
 # ---------------------------------------------------------------------- what is not done again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_second_process_neither_reads_nor_asks(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = module(path, engine)(*inputs())
@@ -89,6 +90,7 @@ def test_a_second_process_neither_reads_nor_asks(path: Path, engine: str, monkey
     assert m.inputs == network().inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
     first = module(path, engine)
@@ -105,6 +107,7 @@ def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
     np.testing.assert_array_equal(m(*inputs(), fetch=[fetched])[fetched], first(*inputs(), fetch=[fetched])[fetched])
 
 
+@pytest.mark.slow
 def test_a_call_of_a_new_process_loads_few_modules(path: Path) -> None:
     code = (
         "import sys; import xrt.cache.disk.weight_hashes as w\n"
@@ -130,6 +133,7 @@ def test_a_call_of_a_new_process_loads_few_modules(path: Path) -> None:
 # ---------------------------------------------------------------------- what makes a plan an old one
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_read(path: Path) -> None:
     before = module(path)(*inputs())
     other = network()
@@ -141,6 +145,7 @@ def test_a_changed_model_is_read(path: Path) -> None:
     assert uses_plan(module(path))
 
 
+@pytest.mark.slow
 def test_a_changed_file_of_external_data_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     save(network(), path, external_data=True)
@@ -172,6 +177,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_each_changed_ingredient_misses(path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module(path)(*inputs())
@@ -187,6 +193,7 @@ def test_another_copy_of_the_model_has_a_plan_of_its_own(path: Path) -> None:
     assert len(files(path)) == 2
 
 
+@pytest.mark.slow
 def test_each_signature_has_a_plan(tmp_path: Path) -> None:
     function, path = network(), tmp_path / "model.onnx"
     (value,) = function.inputs
@@ -200,6 +207,7 @@ def test_each_signature_has_a_plan(tmp_path: Path) -> None:
     assert isinstance(m._last.program().plan.launches[0].function, DeferredFunction)  # type: ignore[union-attr]  # called
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_while_it_is_used_is_an_error_that_says_so(path: Path) -> None:
     module(path)(*inputs())
     m = module(path)
@@ -221,6 +229,7 @@ def scaled(scale: float) -> Function:
     return function.replace(constants={name: Constant(one.array * np.float32(scale)) for name, one in function.constants.items()})
 
 
+@pytest.mark.slow
 def test_a_plan_is_not_kept_under_the_name_of_another_file(tmp_path: Path) -> None:
     for version, scale in (("v1", 1.0), ("v2", 2.0)):
         (tmp_path / version).mkdir()
@@ -236,6 +245,7 @@ def test_a_plan_is_not_kept_under_the_name_of_another_file(tmp_path: Path) -> No
     np.testing.assert_array_equal(second(*inputs()), XRTModule(scaled(2.0), engine="ort")(*inputs()))
 
 
+@pytest.mark.slow
 def test_a_link_to_external_data_that_leads_elsewhere_is_followed(tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
@@ -309,6 +319,7 @@ def free_batch(path: Path) -> Function:
     return function
 
 
+@pytest.mark.slow
 def test_all_signatures_of_a_process_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     free_batch(path)

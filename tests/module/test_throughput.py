@@ -25,7 +25,7 @@ from xrt.placement.profiling.runners import LocalRunner
 from xrt.placement.throughput.batch_dim import find_batch_dim
 from xrt.placement.throughput.request import Split
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 
@@ -44,6 +44,7 @@ def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
     return module.tune(*args, objective="throughput", **{"batches": (1, 4), "budget": 1.0, "progress": False, **terms})
 
 
+@pytest.mark.slow
 def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
@@ -74,6 +75,7 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, ca
     assert capsys.readouterr().out.splitlines()[-1] == f"tuned for throughput: {chosen}"
 
 
+@pytest.mark.full
 def test_a_bundle_of_a_module_that_was_not_tuned_has_no_choice(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="toy", cache=tmp_path) as m:
         m.save(tmp_path / "m.xrt", np.ones((3, 4), "float32"))
@@ -81,6 +83,7 @@ def test_a_bundle_of_a_module_that_was_not_tuned_has_no_choice(tmp_path: Path) -
         assert loaded.serving is None
 
 
+@pytest.mark.full
 def test_a_lock_gives_its_choice(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path / "a") as m:
         record = tune(m).to_record()
@@ -90,6 +93,7 @@ def test_a_lock_gives_its_choice(tmp_path: Path) -> None:
         assert locked.serving == chosen
 
 
+@pytest.mark.slow
 def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> None:
     mean = (
         Node("ReduceMean", ("h",), ("m",), name="n1"),
@@ -102,6 +106,7 @@ def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> No
     assert found.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
 
 
+@pytest.mark.full
 def test_a_model_without_a_batch_dim_is_tuned_for_instances(tmp_path: Path) -> None:
     fixed = perceptron(inputs=(tensor("x", 2, 4),), shape=(2, 3))
     with xrt.XRTModule(fixed, engine="toy", threads=1, cache=tmp_path) as m:
@@ -111,6 +116,7 @@ def test_a_model_without_a_batch_dim_is_tuned_for_instances(tmp_path: Path) -> N
     assert found.notes[0] == "requests are not joined: the first extent of input 'x' is no symbolic dim"
 
 
+@pytest.mark.slow
 def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
     class Doubled(xrt.Graph):
         def build(self, x: Any) -> Any:
@@ -125,6 +131,7 @@ def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
     assert str(caught.value) == "batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
 
 
+@pytest.mark.slow
 def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
         with pytest.raises(OptionError) as caught:
@@ -162,6 +169,7 @@ def test_which_dim_counts_requests() -> None:
     )
 
 
+@pytest.mark.full
 def test_requests_are_joined_and_results_split() -> None:
     x = np.arange(12, dtype="float32").reshape(3, 4)
     with xrt.XRTModule(perceptron(), engine="toy") as m:
@@ -201,6 +209,7 @@ def test_each_batch_size_has_the_plan_that_is_quickest_there(tmp_path: Path, mon
         bench.close()
 
 
+@pytest.mark.full
 def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
         monkeypatch.setattr(type(m), "_spell_serving", lambda self: "{}")
@@ -210,6 +219,7 @@ def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pyte
     assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
     import torch
@@ -220,6 +230,7 @@ def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
         assert m.serving == found.configuration
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::xrt.errors.BudgetWarning")
 def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
@@ -244,6 +255,7 @@ def test_instances_whose_calls_would_wait_have_modules_of_their_own(bound: int |
         bench.close()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_plans_within_an_error_budget_are_put_under_load(tmp_path: Path) -> None:
     weights = {"w": Constant(np.random.default_rng(1).standard_normal((4, 3)).astype("float32"))}
@@ -263,6 +275,7 @@ def test_plans_within_an_error_budget_are_put_under_load(tmp_path: Path) -> None
         assert later.serving == found.configuration
 
 
+@pytest.mark.full
 def test_an_error_budget_needs_engines_that_are_placed_by_measurement() -> None:
     x = np.ones((2, 4), "float32")
     with xrt.XRTModule(perceptron(), engine="ort", threads=1) as m, pytest.raises(OptionError) as caught:

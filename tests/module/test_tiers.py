@@ -146,6 +146,7 @@ def test_to_close_a_module_ends_its_search(searches: Searches) -> None:
         call(module, 5)
 
 
+@pytest.mark.slow
 def test_threads_see_right_results_while_programs_change(searches: Searches) -> None:
     failures: list[BaseException] = []
 

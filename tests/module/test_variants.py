@@ -70,6 +70,7 @@ def list_served(path: Path, *engines: str, **options: Any) -> tuple[str, int]:
         return module.engines[0], module.threads
 
 
+@pytest.mark.slow
 def test_the_variant_of_the_processor_is_chosen(machine: Machine, path: Path) -> None:
     save(path, "ort")
     machine.name = OTHER
@@ -130,12 +131,14 @@ def test_the_variant_of_the_thread_budget_is_chosen(machine: Machine, path: Path
         xrt.load(path, threads=2, strict=True, cache=CompileCache())
 
 
+@pytest.mark.slow
 def test_without_a_budget_it_is_that_of_the_process(machine: Machine, path: Path) -> None:
     save(path, "ort", threads=1)
     save(path, "openvino", threads=4, add=True)
     assert list_served(path) == ("openvino", 4)
 
 
+@pytest.mark.slow
 def test_a_variant_for_the_same_is_replaced_with_all_that_only_it_had(machine: Machine, path: Path) -> None:
     save(path, "ort", threads=1)
     machine.name = OTHER
@@ -151,6 +154,7 @@ def test_a_variant_for_the_same_is_replaced_with_all_that_only_it_had(machine: M
     assert list_served(path) == ("ort", 1)
 
 
+@pytest.mark.slow
 def test_a_bundle_without_a_list_of_variants_is_extended(machine: Machine, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("xrt.module.saving.VARIANTS", "other")
@@ -177,6 +181,7 @@ def test_a_bundle_of_another_model_is_not_extended(machine: Machine, path: Path)
         save(path.with_name("none.xrt"), add=True)
 
 
+@pytest.mark.slow
 def test_the_self_test_does_not_read_what_is_for_other_machines(machine: Machine, path: Path) -> None:
     save(path)
     machine.name = OTHER
@@ -212,6 +217,7 @@ def test_a_list_of_variants_that_is_none_is_an_error(text: bytes, path: Path, mo
         xrt.load(path)
 
 
+@pytest.mark.slow
 def test_the_command_adds_a_variant(machine: Machine, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(perceptron(), tmp_path / "model.onnx")
     name = str(path)

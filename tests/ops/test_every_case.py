@@ -53,7 +53,7 @@ def shape_of(node: Node) -> object:
     return node.op, inputs, len(node.outputs), plain
 
 
-@pytest.mark.proof("files", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_every_node_test_can_be_written_with_xrt_ops() -> None:
     wrong = []

@@ -46,6 +46,7 @@ print(partition(graph, palette(), ClusteringOptions(ignore_pipeline=False)))
 """
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_the_process() -> None:
     """Clusters were kept in sets of heap addresses."""
     texts = {_printed(seed) for seed in ("0", "1", "4242")}

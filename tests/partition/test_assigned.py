@@ -27,6 +27,7 @@ def homes(function: Function, chance: random.Random) -> dict[str, str]:
     return {n.name: chance.choice([e.spec for e in engines if e.why_not(n, function) is None]) for n in function.nodes}
 
 
+@pytest.mark.slow
 @given(graphs(), st.randoms(use_true_random=False))
 def test_every_node_is_where_it_was_put(function: Function, chance: random.Random) -> None:
     asked = homes(function, chance)
@@ -37,6 +38,7 @@ def test_every_node_is_where_it_was_put(function: Function, chance: random.Rando
     assert sorted(name for launch in plan.launches for name in launch.nodes) == sorted(n.name for n in function.nodes)
 
 
+@pytest.mark.slow
 @given(graphs(), st.randoms(use_true_random=False))
 def test_homes_and_groups_give_the_plan_back(function: Function, chance: random.Random) -> None:
     for plan in (plan_from_assignment(function, palette(), homes(function, chance)), partition(function, palette())):
@@ -46,12 +48,14 @@ def test_homes_and_groups_give_the_plan_back(function: Function, chance: random.
         assert str(again.function) == str(plan.function)
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_the_homes_of_a_plan_by_priority_give_its_regions(function: Function) -> None:
     plan = partition(function, palette())
     assert regions(plan_from_assignment(function, palette(), map_nodes_to_engines(plan))) == regions(plan)
 
 
+@pytest.mark.slow
 @given(graphs(), st.randoms(use_true_random=False))
 def test_a_part_is_what_the_launch_node_would_hold(function: Function, chance: random.Random) -> None:
     plan = plan_from_assignment(function, palette(), homes(function, chance))

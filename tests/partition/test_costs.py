@@ -61,12 +61,14 @@ def test_the_text_is_sorted_one_fact_on_a_line() -> None:
     assert dumps(CostTable().to_document()) == '{\n  "costs": {},\n  "format": 1,\n  "kind": "xrt placement"\n}\n'
 
 
+@pytest.mark.slow
 @given(tables)
 def test_the_table_comes_back_equal(table: CostTable) -> None:
     assert CostTable.from_document(loads(dumps(table.to_document()))) == table
     assert pickle.loads(pickle.dumps(table)) == table
 
 
+@pytest.mark.slow
 @given(tables, st.randoms(use_true_random=False))
 def test_the_order_of_facts_does_not_matter(table: CostTable, chance: random.Random) -> None:
     items = list(table.regions.items())

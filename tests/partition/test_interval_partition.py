@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def _list_all(units: Sequenced, parts: int, memory: int | None):
             yield max(cost for cost, _ in measured), sum(units.cuts[cut] for cut in inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(sequences(), st.integers(1, 5), st.one_of(st.none(), st.integers(0, 25)), st.sampled_from([0.0, 0.5]))
 def test_no_partition_is_better(units, parts, memory, slack):
@@ -53,6 +55,7 @@ def test_no_partition_is_better(units, parts, memory, slack):
     assert sum(units.cuts[cut] for cut in found[:-1]) == min(moved for cost, moved in every if cost <= bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(sequences(), st.integers(0, 25))
 def test_the_fewest_parts_are_those_below_which_there_are_none(units, memory):

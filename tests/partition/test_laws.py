@@ -7,12 +7,15 @@ import random
 from dataclasses import replace
 
 import networkx as nx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.partition.drawn import graphs, options, palette, quotient, regions, run
 from xrt.graph import Function, Value
 from xrt.partition import ClusteringOptions, DependencyGraph, Plan, partition
+
+pytestmark = pytest.mark.slow
 
 TERMS = {"x": "x", "y": "y"}
 

@@ -45,6 +45,7 @@ def by_hash(piece: ProfilingRequest) -> RegionCost:
 # ------------------------------------------------------------------ laws
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_every_plan_keeps_the_laws_whatever_costs_what(function: Function) -> None:
@@ -56,6 +57,7 @@ def test_every_plan_keeps_the_laws_whatever_costs_what(function: Function) -> No
         assert math.isfinite(predict_cost(plan, found.table).seconds), "a plan with an impossible region is no proposal"
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_plans_come_in_the_order_of_their_predictions(function: Function) -> None:
@@ -64,6 +66,7 @@ def test_plans_come_in_the_order_of_their_predictions(function: Function) -> Non
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(graphs(most=7))
 def test_the_regions_of_plans_have_the_keys_of_their_pieces(function: Function) -> None:
@@ -105,6 +108,7 @@ def test_a_region_measured_before_control_edges_left_the_plan_is_still_measured(
     assert any({"n0", "n3"} <= set(launch.nodes) for plan in found.plans for launch in plan.launches)
 
 
+@pytest.mark.slow
 def test_a_plan_cut_in_pieces_computes_the_same_bits() -> None:
     whole = _arithmetic()
     engines = [create("toy{native=off}"), create("toy")]
@@ -169,22 +173,24 @@ def exceeding(found: Callable[[World], Plan], seeds: range, most: int) -> dict[i
     return {seed: round(one, 2) for seed, one in ratios.items() if one > RATIO}
 
 
+@pytest.mark.slow
 def test_with_all_costs_known_the_plan_is_near_the_optimum() -> None:
     assert exceeding(proposed, range(8), most=9) == {}
 
 
-@pytest.mark.proof("planner", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [110, 150, 180])
 def test_with_all_costs_known_the_plan_is_near_the_optimum_on_many_graphs(first: int) -> None:
     assert exceeding(proposed, range(first, first + 10), 14) == {}
 
 
+@pytest.mark.slow
 def test_what_a_search_finds_is_near_the_optimum() -> None:
     assert exceeding(searched, range(12), most=7) == {}
 
 
-@pytest.mark.proof("planner", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [110, 150, 180])
 def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> None:
@@ -193,7 +199,7 @@ def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> N
     assert exceeding(searched, seeds, 14) == {seed: one for seed, one in EXCEEDING.items() if seed in seeds}
 
 
-@pytest.mark.proof("planner", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_optimum_is_what_trying_all_comes_to() -> None:
     for world in worlds(range(8), most=4, engines=(2, 3)):
@@ -258,6 +264,7 @@ def test_the_same_in_other_processes() -> None:
     assert len(answers) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(graphs(most=6))
 def test_what_was_found_before_does_not_matter(function: Function) -> None:

@@ -119,6 +119,7 @@ def test_a_plan_of_nothing_costs_nothing() -> None:
     assert str(predict_cost(plan, CostTable())) == "predicted: 0.0 us; 0 of 0 regions measured"
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(graphs(dead=False))
 def test_a_plan_unfolds_to_the_model(function: Function) -> None:

@@ -22,6 +22,7 @@ from xrt.placement.cost_model.bitset_graph import BitsetGraph, to_mask
 # ------------------------------------------------------------------ search, pieces, proposals
 
 
+@pytest.mark.slow
 def test_the_whole_is_asked_first_and_nothing_twice() -> None:
     whole = chain("RRGR")
     first = choose_requests(whole, palette())
@@ -33,6 +34,7 @@ def test_the_whole_is_asked_first_and_nothing_twice() -> None:
     assert {(p.key, p.spec) for p in asked}.isdisjoint(known.regions)
 
 
+@pytest.mark.slow
 def test_equal_blocks_are_asked_once() -> None:
     blocks = chain("RGRRG" * 12)
     whole = CostTable({(p.key, p.spec): MeasuredCost.exactly(1e-3) for p in choose_requests(blocks, palette())})
@@ -41,12 +43,14 @@ def test_equal_blocks_are_asked_once() -> None:
     assert len(alone) == len({(p.key, p.spec) for p in alone}) == 5, "Red on three engines, Green on two"
 
 
+@pytest.mark.slow
 def test_no_more_pieces_than_asked_for() -> None:
     whole = chain("RGB" * 10)
     known = CostTable({(p.key, p.spec): MeasuredCost.exactly(1e-3) for p in choose_requests(whole, palette())})
     assert len(choose_requests(whole, palette(), known, SearchOptions(pieces=7))) == 7
 
 
+@pytest.mark.slow
 def test_measuring_can_be_stopped() -> None:
     heard: list[ProfilingRequest] = []
 
@@ -59,6 +63,7 @@ def test_measuring_can_be_stopped() -> None:
     assert found.plans
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_better_at_a_run_gets_it() -> None:
     """Softmax, 50 elementwise, softmax: two engines, each ten times as quick at one of them."""
     nodes = [node("Softmax", "x", "v0", name="first")]
@@ -81,6 +86,7 @@ def test_an_engine_that_is_better_at_a_run_gets_it() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_was_measured_throughout_is_proposed_on_the_quickest_engines() -> None:
     """Estimates of what was not measured look better, and lead the search elsewhere: they may be wrong."""
     whole, engines = chain("RRBRRGRRGRR"), [engine("main", "Red", "Green"), engine("poor", "Blue"), engine("all")]
@@ -101,6 +107,7 @@ def test_what_was_measured_throughout_is_proposed_on_the_quickest_engines() -> N
     assert predict_cost(found, table).is_measured
 
 
+@pytest.mark.slow
 def test_a_whole_that_fails_is_cut() -> None:
     """One engine takes everything, and fails at more than three nodes: there is a plan all the same."""
     whole = chain("RRRRRRRR")
@@ -138,6 +145,7 @@ def test_a_bound_below_one_is_reported(field: str) -> None:
 # ------------------------------------------------------------------ unlocks
 
 
+@pytest.mark.slow
 def test_what_would_unlock_a_model_is_reported_with_what_it_saves() -> None:
     """The quick engine declines White in the middle of a chain, which costs a change of engines there and back."""
     whole = chain("RRRWRRR")
@@ -148,6 +156,7 @@ def test_what_would_unlock_a_model_is_reported_with_what_it_saves() -> None:
     assert shown[0].seconds > 5e-5
 
 
+@pytest.mark.slow
 def test_what_saves_nothing_is_left_out() -> None:
     whole = chain("RRWRR")
     engines = [engine("slow", "Red"), engine("quick")]

@@ -49,6 +49,7 @@ def is_grouping(units: QuotientGraph, group: list[int]) -> bool:
     return sorted(kinds) == list(range(len(kinds))) and all(any(k <= a for a in accepted) for k in kinds.values())
 
 
+@pytest.mark.slow
 @given(units())
 def test_the_count_of_regions_is_the_true_minimum(units: QuotientGraph) -> None:
     group = minimize_cut(units, find_engine_sequence(units), (), None)
@@ -79,6 +80,7 @@ def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset
     return frozenset(then)
 
 
+@pytest.mark.slow
 @given(units(most=12, devices=1, engines=4))
 def test_the_plain_algorithm_is_a_grouping_and_never_better(units: QuotientGraph) -> None:
     group = merge_greedily(units)
@@ -87,6 +89,7 @@ def test_the_plain_algorithm_is_a_grouping_and_never_better(units: QuotientGraph
     assert compute_lower_bound(units) <= len(set(group))
 
 
+@pytest.mark.slow
 @given(units(most=12, devices=1))
 def test_the_plain_algorithm_merges_across_each_edge_that_it_can(units: QuotientGraph) -> None:
     """After it, a further merge across an edge between equal kinds would close a cycle."""
@@ -127,6 +130,7 @@ def test_the_plain_algorithm_stops_merging_beyond_its_effort() -> None:
     assert is_grouping(units, merge_greedily(units, effort=0))
 
 
+@pytest.mark.slow
 @given(units(most=14, devices=1), st.sampled_from([0, 1, None]))
 def test_sweeps_let_fewer_values_cross(units: QuotientGraph, sweeps: int | None) -> None:
     found = find_engine_sequence(units)
@@ -186,6 +190,7 @@ def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:
 # ------------------------------------------------------------------ ignore_pipeline=False
 
 
+@pytest.mark.slow
 @given(units(most=12))
 def test_prompt_groups_wait_for_no_more_than_each_of_their_first_units(units: QuotientGraph) -> None:
     group = cluster_without_delay(units)

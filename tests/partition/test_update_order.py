@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import networkx as nx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def list_kept(positions: list[int], waits: dict[int, set[int]]) -> set[tuple[int
     return {(a, b) for a, earlier in waits.items() for b in earlier if positions[b] < positions[a]}
 
 
+@pytest.mark.slow
 @given(orders())
 def test_edges_are_kept_and_waits_where_they_make_no_cycle(drawn: tuple[list[set[int]], dict[int, set[int]]]) -> None:
     successors, waits = drawn
@@ -49,6 +51,7 @@ def test_edges_are_kept_and_waits_where_they_make_no_cycle(drawn: tuple[list[set
     assert wanted <= list_kept(positions, waits)
 
 
+@pytest.mark.slow
 @given(orders())
 def test_one_that_waits_waits_for_all_that_do_not_follow_it(drawn: tuple[list[set[int]], dict[int, set[int]]]) -> None:
     successors, waits = drawn
@@ -92,6 +95,7 @@ def test_work_grows_with_edges_alone() -> None:
     assert _count_reads(2000) <= 10.1 * _count_reads(200)
 
 
+@pytest.mark.slow
 def test_thousands_of_states_that_are_updated_elsewhere() -> None:
     count = 3000
     reads = [node("Red", f"r{i} s{i}", f"r{i + 1}", name=f"read{i}") for i in range(count)]

@@ -334,6 +334,7 @@ def test_names_and_unknown_elements(op: str, inputs: list[Any], expected: list[A
     assert found[0].elements.tolist() == expected
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
@@ -352,6 +353,7 @@ def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
     np.testing.assert_array_equal(found[0].elements.astype(np.int64), expected)
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=60, deadline=None)
 def test_simplified_functions_compute_the_same_bits(function: Function) -> None:

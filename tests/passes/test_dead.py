@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
@@ -92,6 +93,7 @@ def test_a_body_that_needs_less_captures_less() -> None:
     assert drop_dead_nodes(dropped) is dropped
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=50, deadline=None)
 def test_generated_functions_keep_their_face_and_nothing_dead(function: Function) -> None:

@@ -126,6 +126,7 @@ def test_what_is_part_of_a_control_edge() -> None:
     assert not left_alone(function)
 
 
+@pytest.mark.slow
 def test_what_would_be_too_large() -> None:
     count = constant_folding.LARGEST_BYTES // 4
     text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
@@ -263,6 +264,7 @@ def _is_served(function: Function) -> bool:
     return all(node.op_type != "Softsign" for node in function.nodes)
 
 
+@pytest.mark.slow
 @given(functions(Form(control=False, empty=False, takes=_is_served)))  # on others the reference fails
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:

@@ -209,6 +209,7 @@ def test_models_with_control_flow_compute_the_same(entry: Any, fold: bool) -> No
     assert entry.judge(evaluate(optimize(infer_shapes(entry.function), fold=fold), entry.make_inputs()))
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same_in_a_branch_that_is_taken(function: Function) -> None:

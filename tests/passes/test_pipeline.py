@@ -83,6 +83,7 @@ def test_a_pass_of_ones_own_runs_among_the_others() -> None:
     assert repr(_Renaming()) == "_Renaming(to='other')"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(function=functions())
 def test_the_pipeline_of_a_module_keeps_the_results(function: Function) -> None:

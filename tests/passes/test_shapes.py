@@ -199,6 +199,7 @@ def test_large_tensors_among_the_attributes_do_not_stand_in_the_way() -> None:
     assert types(infer_shapes(function)) == {"y": "int64[5000]", "z": "int4[5000]"}
 
 
+@pytest.mark.slow
 @given(functions())
 @settings(max_examples=100, deadline=None)
 def test_generated_functions_are_inferred_once_and_for_all(function: Function) -> None:

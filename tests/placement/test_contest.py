@@ -58,6 +58,7 @@ def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
     assert clock.calls == ["a"] * 4
 
 
+@pytest.mark.slow
 def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
     clock = Clock()
     given = entrants(clock, 1.0, 0.01)
@@ -67,6 +68,7 @@ def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
     assert clock.now == pytest.approx(needed, rel=0.01)
 
 
+@pytest.mark.slow
 def test_turns_rotate_and_then_go_backwards() -> None:
     assert ["".join(rotate("abc", turn)) for turn in range(6)] == ["abc", "bac", "cab", "acb", "bca", "cba"]
     clock = Clock()
@@ -77,6 +79,7 @@ def test_turns_rotate_and_then_go_backwards() -> None:
     assert turns[:18] == "abcbaccabacbbcacba"
 
 
+@pytest.mark.slow
 def test_who_has_lost_for_certain_leaves() -> None:
     clock = Clock()
     quick, slow = entrants(clock, 0.1, 0.2, simple=2)
@@ -86,6 +89,7 @@ def test_who_has_lost_for_certain_leaves() -> None:
     assert not quick.is_out
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_interval_is_narrower_than_the_gain() -> None:
     clock, noise = Clock(), cycle([0.9, 1.1, 1.0, 1.05, 0.95])
     sure, unsure = (entrants(clock, 0.1, lambda number, part=part: part * 0.1 * next(noise)) for part in (0.5, 0.99))

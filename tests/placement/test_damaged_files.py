@@ -182,6 +182,7 @@ def as_installed() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 @SETTINGS
@@ -298,6 +299,7 @@ def keep_costs(folder: Path, begins: str) -> None:
     CostStore(folder).keep(CostTable({(begins.ljust(64, "0"), SPECS[0]): "it hung"}), ENGINES[:1], CONTEXT)
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
     search = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name], env=search) for name in "ab"]

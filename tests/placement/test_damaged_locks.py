@@ -37,6 +37,7 @@ def as_installed() -> Iterator[None]:
 GATE = Baseline("ort", 0.72, 0.71, 0.735, 24, list_node_ranges(single("ort"), NET))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @SETTINGS
 def test_a_damaged_lock_is_an_error_that_says_what_to_do(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

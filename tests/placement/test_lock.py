@@ -275,6 +275,7 @@ def test_a_gate_ends_when_its_time_is_over(plans: tuple[list[GraphCompiler], Pla
     assert gate is not None and gate.rounds == SPELLS
 
 
+@pytest.mark.slow
 def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
     engines, quick, slow = plans
     race = race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost"))
@@ -289,6 +290,7 @@ def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Pla
     assert lines[1].startswith(f"time over that of {SLOW.spec}: ") and lines[1].endswith(" in the lock")
 
 
+@pytest.mark.slow
 def test_a_plan_that_has_become_slower_has_regressed(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
     engines, quick, slow = plans
     gate = Baseline("slow", 0.1, 0.099, 0.101, 20)
@@ -298,6 +300,7 @@ def test_a_plan_that_has_become_slower_has_regressed(plans: tuple[list[GraphComp
     assert "ranges" not in outcome.to_dict()["locked"]
 
 
+@pytest.mark.slow
 def test_noise_decides_nothing(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
     engines, quick, slow = plans
     gate = Baseline("slow", 0.5, 0.1, 3.0, 20)

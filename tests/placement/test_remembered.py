@@ -24,9 +24,10 @@ from xrt.placement import CostStore, TuningBudget, decision_store
 from xrt.placement.request import PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
@@ -39,11 +40,13 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
     assert tuned(renamed, SLOW_EXP, SLOW_COS, store=store).how == "remembered"
 
 
+@pytest.mark.full
 def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_store, "hash_sources", lambda module: CODE_UNKNOWN)
     assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
 
 
+@pytest.mark.slow
 def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
     asked = (
         "import sys; from xrt.cache.signature import hash_sources; print(hash_sources('xrt.engines.tvm'), 'tvm' in sys.modules)"
@@ -52,6 +55,7 @@ def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
     assert done.stdout.split() == [hash_sources("xrt.engines.tvm"), "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
@@ -61,6 +65,7 @@ def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> No
     assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, retune=True).how == "measured"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_an_explicit_search_decides_for_every_budget(tmp_path: Path) -> None:
     """``xrt tune --budget 5s`` promised that its result is used, and a module with its 20 seconds searched again."""
@@ -92,6 +97,7 @@ def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, mo
     assert tuned(function, *engines, store=store, **options).how == "measured"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"kind": "xrt placement", "format": 1}', b"\xff\x00", b"[" * 100_000])
 @pytest.mark.usefixtures("here")
 def test_a_damaged_decision_is_a_warning_and_is_measured_again(text: bytes, tmp_path: Path) -> None:
@@ -116,6 +122,7 @@ UNFIT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "told"), UNFIT, ids=[told for _, told in UNFIT])
 @pytest.mark.usefixtures("here")
 def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, tmp_path: Path) -> None:
@@ -128,6 +135,7 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
         assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_decision_with_a_long_note_can_be_read() -> None:
     found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
@@ -136,10 +144,12 @@ def test_a_decision_with_a_long_note_can_be_read() -> None:
     assert again.notes == (found.notes[0][:2000],)
 
 
+@pytest.mark.full
 def test_a_contender_of_which_less_is_known_prints_too() -> None:
     assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("won: toy")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_damaged_table_is_a_warning_and_is_measured_again(tmp_path: Path) -> None:
     tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
@@ -149,6 +159,7 @@ def test_a_damaged_table_is_a_warning_and_is_measured_again(tmp_path: Path) -> N
         assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).measurements == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
     parts = [tuned(chain(op), TOY).table for op in ("Exp", "Cos", "Abs", "Neg")]
@@ -162,6 +173,7 @@ def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
     assert not CostStore(tmp_path).table([TOY], CompileContext(threads=2)).regions
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_random_values_stand_in_for_inputs_and_those_given_are_not_changed() -> None:
     assert tuned(chain("Exp"), TOY, inputs=None).how == "measured"

@@ -34,6 +34,7 @@ def test_asked_sizes_serve_up_to_the_geometric_mean(size: int, near: int) -> Non
     assert ranges.get_key({"b": 3, "s": size}) == (2, near)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(SIZE, SIZE), min_size=1, max_size=8), SIZE, SIZE, st.lists(SIZE, max_size=3))
 def test_a_size_takes_its_range_or_the_nearest_one(known: list[tuple[int, int]], b: int, s: int, asked: list[int]) -> None:
     ranges = SizeRanges(parse_sizes({"s": asked}) if asked else {})
@@ -65,6 +66,7 @@ def test_extents_without_a_name_have_one() -> None:
     assert format_sizes(read_sizes(OPEN, values)) == "b=2, s=5, y[1]=4"
 
 
+@pytest.mark.slow
 @given(st.integers(0, 4), st.integers(0, 5), st.integers(1, 9), st.integers(1, 9))
 def test_values_of_other_sizes_are_made_of_those_given(b: int, s: int, more_b: int, more_s: int) -> None:
     rng = np.random.default_rng(0)

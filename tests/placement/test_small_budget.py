@@ -35,7 +35,7 @@ from xrt.verify.execution import Stopped
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
     pytest.mark.usefixtures("here"),
-    pytest.mark.proof("placement", share=3, laws=3),
+    pytest.mark.sample(3),
 ]
 
 RELEASED = threading.Event()
@@ -79,6 +79,7 @@ def ticking() -> Callable[[], float]:
 # ---------------------------------------------------------------------- what is measured first
 
 
+@pytest.mark.slow
 def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
     shown: list[str] = []
     found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, clock=ticking(), progress=lambda x: shown.append(x.stage))
@@ -86,11 +87,13 @@ def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
     assert found.how == "measured"
 
 
+@pytest.mark.full
 def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> None:
     found = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6, clock=ticking())
     assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [TuningBudget(small=100.0), TuningBudget(calm=1.0)], ids=["small", "much_is_spent"])
 def test_engines_race_before_mixtures_are_looked_for(bounds: TuningBudget, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ran first had won where the planner used up the rest of a budget."""
@@ -107,6 +110,7 @@ def endless(*given: Any, **options: Any) -> Any:
     raise OutOfTime
 
 
+@pytest.mark.slow
 def test_where_the_first_engine_takes_long_others_are_measured_before_mixtures_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,6 +121,7 @@ def test_where_the_first_engine_takes_long_others_are_measured_before_mixtures_a
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_ready_late_races_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
         self._ask(self._end, lambda: len(self._fresh_wholes(survey)) == 2)
@@ -130,6 +135,7 @@ def test_an_engine_that_is_ready_late_races_before_mixtures_are_looked_for(monke
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
 
 
+@pytest.mark.full
 def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = itertools.count()
 
@@ -149,6 +155,7 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
     assert said in str(found)
 
 
+@pytest.mark.full
 def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search planned with them, and in the end knew them for unasked: a PlanError in the call."""
 
@@ -167,6 +174,7 @@ def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPat
     assert found.unmeasured == {}
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     found = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(calibration=0.0, limit=0.01))
     assert {launch.engine for launch in found.plan.launches} == {"toy"}
@@ -187,6 +195,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> Non
     assert f"  the whole was not measured on stuck{{where=why_not}}: {found.unmeasured['stuck{where=why_not}']}" in str(found)
 
 
+@pytest.mark.full
 def test_what_nobody_can_run_in_time_goes_by_the_list_and_says_so() -> None:
     with pytest.warns(PlacementWarning) as caught:
         found = tuned(PAIR, Stuck(), budget=0.2)
@@ -204,6 +213,7 @@ def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
     raise RunFailed("the reference has no kernel for it")
 
 
+@pytest.mark.slow
 def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -> None:
     found = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
     assert (found.how, {launch.engine for launch in found.plan.launches}) == ("measured", {"toy"})
@@ -212,6 +222,7 @@ def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -
     assert remark in found.notes
 
 
+@pytest.mark.full
 def test_what_ran_first_leaves_when_it_turns_out_to_be_wrong() -> None:
     found = tuned(PAIR, FaultyEngine(how="value"), TOY, budget=5.0, clock=ticking())
     assert {launch.engine for launch in found.plan.launches} == {"toy"}
@@ -221,6 +232,7 @@ def test_what_ran_first_leaves_when_it_turns_out_to_be_wrong() -> None:
 # ---------------------------------------------------------------------- what is remembered
 
 
+@pytest.mark.full
 def test_kinds_of_node_are_asked_about_once_for_all_models(tmp_path: Path) -> None:
     engine = RecordingEngine(inner="toy")
     tuned(infer_shapes(chain("Exp", "Cos")), engine, TOY, store=CostStore(tmp_path))
@@ -271,6 +283,7 @@ def raced(rounds: int) -> CandidateComparison:
     return select_winner(runners, (), rounds, 6)
 
 
+@pytest.mark.slow
 def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
     won, other = raced(1).contenders
     assert (won.verdict, other.verdict) == ("won", "tie")
@@ -280,6 +293,7 @@ def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
     assert (sure.verdict, sure.ratio_low, sure.low) == ("lost", 1.03, median_interval([1.03] * 6)[1])
 
 
+@pytest.mark.full
 def test_a_provisional_decision_is_measured_again_and_kept_after_three(tmp_path: Path) -> None:
     bounds = TuningBudget(calibration=0.0, rules=replace(TuningBudget().rules, least=1000, most=2))
     found = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(4)]

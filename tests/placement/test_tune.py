@@ -31,12 +31,13 @@ from xrt.placement.request import PlacementRequest
 from xrt.placement.session import TuningSession
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.proof("placement", share=3, laws=3)]
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
 
 # ---------------------------------------------------------------------- who wins
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tuned(PAIR, SLOW_EXP, SLOW_COS, clock=simulate_time(monkeypatch))
@@ -50,6 +51,7 @@ def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pyte
     assert found.spent < found.budget
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_the_quicker_engine_wins_where_none_mixes_well(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Uneven(slow="Neg")
@@ -81,6 +83,7 @@ def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_ra
     assert search._hopeless(single) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_search_that_has_time_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first survey ends before it has begun, so that engines alone race; what is learnt after that races too."""
@@ -97,6 +100,7 @@ def test_a_search_that_has_time_left_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     assert len(titles) == len(set(titles))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
@@ -104,6 +108,7 @@ def test_pins_hold() -> None:
     assert {map_nodes_to_engines(one.plan)["n0"] for one in found.race.contenders} == {SLOW_EXP.spec}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_the_same_table_gives_the_same_proposals() -> None:
     table = tuned(PAIR, SLOW_EXP, SLOW_COS).table
@@ -117,6 +122,7 @@ def test_the_same_table_gives_the_same_proposals() -> None:
     assert len(proposals()) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_launches_and_boundaries_are_measured_once(tmp_path: Path) -> None:
     store, native = CostStore(tmp_path), registry.create("toy{native=off}")
@@ -143,12 +149,10 @@ FAULTS = {
 }
 
 
-HOWS = [
-    how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("placement", share=0)])
-    for how in FAULTS
-]
+HOWS = [how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.full]) for how in FAULTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +169,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     assert (again.measurements, verdicts(again)) == (0, verdicts(found))
 
 
-@pytest.mark.proof("placement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_limits_at_hangs(monkeypatch, tmp_path)
@@ -176,7 +180,7 @@ def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch:
     assert found.plan.launches[0].engine == "toy"
 
 
-@pytest.mark.proof("placement", share=0)
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +193,7 @@ def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
     assert seconds is not None and 2 <= float(seconds[1]) < 12
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
     found = tuned(chain("Exp"), FaultyEngine(nth=2_000), TOY)
@@ -198,6 +203,7 @@ def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
 # ---------------------------------------------------------------------- the budget
 
 
+@pytest.mark.full
 def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen() -> None:
     liar = FaultyEngine(how="value")
     search = session(liar, TOY)
@@ -213,6 +219,7 @@ def test_a_budget_is_a_positive_number(budget: Any) -> None:
         tuned(PAIR, TOY, budget=budget)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_the_search_ends_with_its_budget() -> None:
     """By a clock that jumps whenever it is looked at: what is measured is not what counts, but that nothing new is begun."""
@@ -257,6 +264,7 @@ print(tuned(PAIR, SLOW_EXP, SLOW_COS, budget=500.0, progress=seen).how)
 """
 
 
+@pytest.mark.full
 def test_control_c_ends_a_search_in_a_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

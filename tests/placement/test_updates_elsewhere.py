@@ -60,6 +60,7 @@ def list_plans(function: Function, *specs: str, **options: Any) -> tuple[Plan, .
     return Candidates.of(request, engines).updating
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [training.SGD(momentum=0.9), training.Adam()], ids=repr)
 def test_they_give_the_numbers_of_the_functional_form(optimizer: training.Optimizer) -> None:
     function, state = make_step(optimizer)

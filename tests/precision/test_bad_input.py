@@ -25,6 +25,7 @@ X = BATCHES[0][NAME]
 SPOILED = [BATCHES[0], {NAME: np.where(np.arange(X.size).reshape(X.shape) == 3, np.float32(np.nan), X)}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
@@ -140,6 +141,7 @@ def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_form_keeps_says_how_close_it_came_and_keeps_float32() -> None:
     found = lower(make_terms(1e-6, allowed=("int8",)), ORT)
     assert found.precision is not None and found.precision.precision == "fp32" and found.plan.engines == ("ort",)
@@ -150,6 +152,7 @@ def test_a_budget_that_no_form_keeps_says_how_close_it_came_and_keeps_float32() 
     assert f"{100 * nearest:.3g}% of 0.0001%; float32 is kept" in found.precision.notes[-1]
 
 
+@pytest.mark.slow
 def test_a_budget_without_examples_is_refused_before_anything_is_compiled() -> None:
     with pytest.raises(OptionError, match=r"^max_error= is kept by measuring the outputs on examples: pass validate="):
         xrt.XRTModule(MODEL, ["ort", "auto"], max_error=0.01)

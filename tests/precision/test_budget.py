@@ -25,6 +25,7 @@ def scale(share: float) -> list[list[Any]]:
     return [[output * np.float32(1 + share) for output in item] for item in EXACT]
 
 
+@pytest.mark.slow
 @given(st.floats(1e-4, 0.4))
 def test_the_relative_error_of_a_scaled_output_is_the_share(share: float) -> None:
     found = ErrorBudget(1.0).measure_error(EXACT, scale(share), EXACT)

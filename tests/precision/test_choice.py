@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xrt.measure.statistics import FLOOR
 from xrt.precision.choice import FAR, LAYERS, choose_fastest, list_contenders, list_targets
+
+pytestmark = pytest.mark.slow
 
 EXACT = 1.0
 

@@ -115,5 +115,6 @@ def test_forms_that_cannot_pay_are_not_made() -> None:
     assert list_forms(convolutions) == []
 
 
+@pytest.mark.slow
 def test_an_engine_without_packed_products_gets_weights_as_they_are_stored() -> None:
     assert list_forms(MLP, has_kernels=False) == ["stored8", "stored4"]

@@ -29,6 +29,7 @@ def test_shares_have_wilsons_interval() -> None:
     assert bound_share([(1, 1)] * 4) == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 50).flatmap(lambda rows: st.tuples(st.integers(0, rows), st.just(rows))), min_size=1, max_size=30))
 def test_a_share_is_within_its_interval_and_below_one(shares: list[tuple[int, int]]) -> None:
     share = sum(hits for hits, _ in shares) / sum(rows for _, rows in shares)

@@ -66,6 +66,7 @@ def list_outcomes(found: TuningResult) -> dict[str, str]:
     return {f"{one.precision} on {one.plan}": one.outcome for one in found.precision.plans}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "outcome", "note"),
     [
@@ -84,6 +85,7 @@ def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, 
     assert all(one.plan.engines == found.plan.engines for one in found.race.contenders)
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
     found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
     assert found.precision is not None
@@ -93,6 +95,7 @@ def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part() -> None:
     found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
     assert found.precision is not None
@@ -111,6 +114,7 @@ def test_a_budget_of_nothing_lowers_nothing() -> None:
     assert found.precision.notes == ("the error budget is 0: nothing is lowered",)
 
 
+@pytest.mark.slow
 def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_not_seen() -> None:
     found = lower(make_terms(0.3, allowed=("int8",)), ORT)
     assert found.precision is not None
@@ -121,6 +125,7 @@ def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_
     assert (found.precision.items, found.precision.calibrated) == (4, 4)
 
 
+@pytest.mark.slow
 def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -> None:
     loose = lower(make_terms(0.4, allowed=("int8",)), ORT)
     whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
@@ -135,12 +140,14 @@ def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -
         assert all(one.op == "Gemm" and one.why == "its error" and one.error for one in found.precision.kept)
 
 
+@pytest.mark.slow
 def test_constraints_keep_nodes_and_leave_nothing_to_quantize() -> None:
     found = lower(make_terms(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
     assert found.precision is not None
     assert found.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
 
 
+@pytest.mark.slow
 def test_int8_needs_examples_and_says_so() -> None:
     found = lower(make_terms(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
     assert found.precision is not None
@@ -163,6 +170,7 @@ def test_a_metric_that_raises_ends_the_search_with_one_error() -> None:
         lower(make_terms(0.01, allowed=("bf16",), measure=fail), Lossy(lowered="0.001"))
 
 
+@pytest.mark.slow
 def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
     store, request = CostStore(tmp_path), ask(ORT)
     lowering = LoweringWithinBudget(make_terms(0.3, allowed=("int8",)))
@@ -188,6 +196,7 @@ def test_the_form_is_made_again_from_the_record() -> None:
     assert make_planned_function(MODEL, record.replace(is_quantized=False)) is MODEL
 
 
+@pytest.mark.slow
 def test_a_lowered_placement_is_adapted_to_other_sizes() -> None:
     large = load("mlp", features=32, hidden=64, classes=8, batch=4)
     batch = sample_inputs(large, 0)
@@ -216,6 +225,7 @@ def run(function: Function, batch: dict[str, Any]) -> Any:
         return module(**batch)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_tries_what_a_smaller_one_has_found(tmp_path: Path) -> None:
     cache = open_cache(tmp_path)
     request = ask(ORT)

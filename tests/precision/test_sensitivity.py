@@ -17,6 +17,7 @@ from xrt.precision.sensitivity import choose_kept_nodes, find_node_errors, make_
 NAMES = [f"n{number}" for number in range(100)]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1) | st.just(math.inf), min_size=1), st.floats(1e-3, 1))
 def test_the_others_are_within_the_limit_and_no_node_is_kept_in_vain(errors: dict[str, float], limit: float) -> None:
     kept = choose_kept_nodes(errors, limit)
@@ -46,6 +47,7 @@ def test_without_time_parts_count_as_the_worst() -> None:
     assert found.runs <= 3 and len(found.errors) == 100 and max(found.errors.values()) == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_switched_off_a_model_is_exact_and_switched_on_it_is_quantized() -> None:
     prepared = prepare_for_quantization(load("mlp", features=32, hidden=64, classes=8))
     batches = [sample_inputs(prepared, seed) for seed in range(4)]

@@ -66,14 +66,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.proof("processes", share=3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path) -> None:
     done = command(folder, *COMMANDS[name])
     assert (done.returncode, ran(folder)) == (0, []), done.stderr
 
 
-@pytest.mark.proof("processes", share=0)
+@pytest.mark.full
 def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_directory(folder: Path) -> None:
     """The lock says that the plan was a million times as quick, so that a second process is asked, which says the same."""
     locked = command(folder, "lock", "m.onnx", "--engines", "ort,toy", "--budget", "40s", "--gate", "1s", "-o", "m.lock")
@@ -95,6 +95,7 @@ except CompileRefused as error:
 """
 
 
+@pytest.mark.slow
 def test_the_tuner_of_tvm_runs_no_code_of_the_current_directory(folder: Path) -> None:
     """It is asked for nothing, and says so; a search would take minutes."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -118,6 +119,7 @@ def child(entry: str, *arguments: str, **more: str) -> str:
     return str(written)
 
 
+@pytest.mark.slow
 def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_there.py").write_text("import sys\ndef main(*given):\n    print(*given, sys.flags.safe_path)\n")
     monkeypatch.syspath_prepend(str(tmp_path))

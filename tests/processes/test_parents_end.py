@@ -101,14 +101,12 @@ def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
         signal.SIGKILL,
-        *(
-            pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("processes", share=0)])
-            for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-        ),
+        *(pytest.param(how, marks=[pytest.mark.full]) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
     ],
     ids=lambda how: how.name,
 )
@@ -214,6 +212,7 @@ def test_what_cannot_be_started_leaves_no_handle() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
     """Its first word meets a closed socket."""
     import socket

@@ -138,6 +138,7 @@ def test_a_crash_is_seen_although_what_it_started_lives_on(start: Callable[..., 
         start().ask({"do": "crash"}, seconds=100)
 
 
+@pytest.mark.slow
 def test_reports_do_not_begin_the_limit_again(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     with pytest.raises(WorkerTimedOut, match=r"it gave no answer within 0\.5 s, and its process was killed"):
@@ -145,6 +146,7 @@ def test_reports_do_not_begin_the_limit_again(start: Callable[..., WorkerProcess
     assert not worker.is_alive
 
 
+@pytest.mark.slow
 def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerProcess]) -> None:
     """The answer that is still to come would be taken for the next one's."""
 
@@ -157,6 +159,7 @@ def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerPr
     assert not worker.is_alive
 
 
+@pytest.mark.slow
 def test_a_lower_priority_is_that_of_its_session_too(start: Callable[..., WorkerProcess]) -> None:
     """Where Linux groups processes by session, the nice value of a process does not count against other sessions."""
     here, there = (start(niceness=niceness).ask({"do": "niceness"})[0] for niceness in (0, 7))

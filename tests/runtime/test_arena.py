@@ -48,6 +48,7 @@ def overlap(arena: Arena) -> list[tuple[Lifetime, Lifetime]]:
     return [(a.value, b.value) for a, b in pairs if a.offset < b.end and b.offset < a.end and alive_together(a.value, b.value)]
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=300)
 @given(values=lifetimes())
 def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) -> None:
@@ -60,6 +61,7 @@ def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) ->
         assert earlier.first < later.first
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=100)
 @given(values=lifetimes())
 def test_an_arena_is_no_larger_than_its_values_and_no_smaller_than_what_is_alive(values: list[Lifetime]) -> None:
@@ -201,6 +203,7 @@ SIZES = st.sampled_from([1, 40, 5000])
 """Small ones that are copied to their place, and one that is not."""
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=150)
 @given(data=st.data(), size=SIZES)
 def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: int) -> None:
@@ -216,6 +219,7 @@ def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: in
             np.testing.assert_array_equal(result, wanted)
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=60)
 @given(data=st.data(), size=SIZES)
 def test_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> None:
@@ -227,6 +231,7 @@ def test_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> No
         assert not any(np.shares_memory(result, other) for other in (*inputs, *arenas, *results[:index]))
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=20)
 @given(data=st.data(), size=SIZES)
 def test_calls_at_the_same_time_keep_apart(data: st.DataObject, size: int) -> None:
@@ -243,6 +248,7 @@ def test_calls_at_the_same_time_keep_apart(data: st.DataObject, size: int) -> No
         assert all(pool.map(call, range(16)))
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=60)
 @given(data=st.data(), size=SIZES)
 def test_a_bound_program_reads_and_writes_what_it_was_bound_to(data: st.DataObject, size: int) -> None:
@@ -260,6 +266,7 @@ def test_a_bound_program_reads_and_writes_what_it_was_bound_to(data: st.DataObje
             np.testing.assert_array_equal(buffer, wanted)
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=30)
 @given(data=st.data(), size=SIZES)
 def test_buffers_of_the_caller_and_profiles_do_not_change_results(data: st.DataObject, size: int) -> None:

@@ -77,6 +77,7 @@ def test_equal_regions_are_looked_into_once() -> None:
 # ---------------------------------------------------------------------- the search
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 80))

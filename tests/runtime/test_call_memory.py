@@ -74,6 +74,7 @@ def test_memory_that_values_share_is_counted_once_and_that_of_inputs_not() -> No
     assert counter.count_results([X, made, made[1:]]) == 100 + SIZE
 
 
+@pytest.mark.slow
 def test_buffers_of_the_caller_and_the_arena() -> None:
     buffer = np.empty_like(X)
     with xrt.XRTModule(Chain().trace(X), ONE) as m:

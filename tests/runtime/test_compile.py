@@ -107,6 +107,7 @@ def compiled(plan: Plan, threads: int = 2, **options: Any) -> Any:
     return compile_plan(plan, ENGINES, CompileContext(threads=threads), options.pop("cache", CompileCache()), **options)
 
 
+@pytest.mark.slow
 def test_regions_compile_at_once_within_the_budget(journal: Journal) -> None:
     meeting = threading.Barrier(2, timeout=300)
     journal.then = lambda function: meeting.wait() if function.name in ("xrt_free_0", "xrt_free_2") else None
@@ -161,6 +162,7 @@ def test_regions_that_differ_in_a_weight_are_not_equal(journal: Journal) -> None
     assert len(journal.compiled) == 3
 
 
+@pytest.mark.slow
 def test_refusals_come_in_the_plans_order_and_each_names_its_own_nodes(journal: Journal) -> None:
     def refuse(function: Function) -> None:
         if function.name == "xrt_free_0":

@@ -130,6 +130,7 @@ def test_arrays_of_other_libraries_come_through_dlpack() -> None:
     assert np.shares_memory(array, given)
 
 
+@pytest.mark.slow
 def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
     """JAX's arrays of bfloat16 and float8, where they lie; they are read-only, and hold their owner's memory."""
     import jax

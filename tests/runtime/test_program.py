@@ -95,6 +95,7 @@ MIXED = function(node("Relu", "x", "a"), node("Neg", "a", "b"), node("Add", "b w
 })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_launches_run_in_order_across_engines() -> None:
     mixed = made(MIXED)
     assert [launch.engine for launch in mixed.plan.launches] == ["first", "second", "first"]

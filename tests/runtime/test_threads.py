@@ -268,6 +268,7 @@ print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads"
 )
 
 
+@pytest.mark.slow
 def test_sessions_share_a_pool_on_request() -> None:
     assert ran(SHARED) == "[np.float32(6.0), np.float32(6.0), np.float32(6.0)] 1 True"
 
@@ -285,6 +286,7 @@ xrt.XRTModule(RELU, "toy", threads=1)(X)
 )
 
 
+@pytest.mark.slow
 def test_a_shared_pool_has_one_budget() -> None:
     assert ran(TWO).splitlines() == [
         (
@@ -317,6 +319,7 @@ print(grown("ort{execution_mode=parallel, inter_op_threads=2}", 4))
 )
 
 
+@pytest.mark.slow
 def test_modules_of_different_budgets_have_their_own_threads() -> None:
     """The calling thread computes too, so that a budget of four is three threads more."""
     assert ran(BUDGETS).splitlines() == ["[0, 1, 3]", "[0, 1, 3]", "3"]
@@ -335,6 +338,7 @@ refused(lambda: xrt.configure(shared_pool='ort'))
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_a_shared_pool_comes_before_any_session(whose: str) -> None:
     assert ran(LATE, whose) == (
@@ -376,6 +380,7 @@ MIXTURES: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engines", "pins"), MIXTURES)
 def test_after_a_run_the_process_is_idle(engines: list[str], pins: list[str]) -> None:
     x = np.ones((256, 256), "float32")

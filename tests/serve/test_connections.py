@@ -207,6 +207,7 @@ def test_what_is_not_http_is_an_error_like_others(sent: bytes) -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_left() -> None:
     size = 1 << 25
 
@@ -267,6 +268,7 @@ def test_an_error_of_the_application_is_logged(caplog: pytest.LogCaptureFixture)
     assert "a fault" in caplog.text
 
 
+@pytest.mark.slow
 def test_connections_stay_open_and_are_served() -> None:
     async def test(listener: Listener) -> None:
         several = [await listener.connect() for _ in range(200)]

@@ -131,6 +131,7 @@ def test_facts_and_health() -> None:
     on_server(application, test)
 
 
+@pytest.mark.slow
 def test_the_committed_messages_are_fresh_and_in_a_pool_of_their_own(tmp_path: Path) -> None:
     made = tmp_path / "made.py"
     script = TOP / "proto" / "write_messages.py"

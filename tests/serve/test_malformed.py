@@ -48,6 +48,7 @@ def application() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> None:
     served, chance = application(), Random(20)
     caplog.set_level(logging.ERROR)
@@ -82,6 +83,7 @@ def test_paths_that_are_none(path: str) -> None:
     run(served, test)
 
 
+@pytest.mark.slow
 def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
     import grpc.aio
 

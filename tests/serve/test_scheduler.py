@@ -156,6 +156,7 @@ def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
     on_loop(test)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sets(st.integers(1, 40), max_size=4))
 def test_a_batch_gives_each_request_what_it_gets_alone(counts: list[int], sizes: set[int]) -> None:
     seen: list[int] = []

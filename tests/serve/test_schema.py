@@ -133,6 +133,7 @@ PLACES += [("inputs", 0, key) for key in VALID["inputs"][0]] + [("inputs", 0, "d
 PLACES += [("parameters", "binary_data_output"), ("inputs", 0, "parameters", "binary_data_size")]
 
 
+@pytest.mark.slow
 @given(place=st.sampled_from(PLACES), piece=PIECES)
 @settings(max_examples=150, deadline=None)
 def test_whatever_the_schema_refuses_is_refused(place: tuple[Any, ...], piece: Any) -> None:

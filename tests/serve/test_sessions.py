@@ -167,6 +167,7 @@ def test_parameters_that_name_no_session(parameters: dict[str, Any], header: str
     assert read_session({"sequence_id": 0}) is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, True, False]), st.booleans(), st.integers(0, 3))))
 def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tuple[str, bool | None, bool, int]]) -> None:
     """A call goes on with its own session's state, begins a new one where it may, or is refused."""
@@ -197,6 +198,7 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_weights_are_shared_and_state_is_not() -> None:
     module = xrt.XRTModule(total())
     application = app({"total": module}, instances=4)

@@ -187,6 +187,7 @@ def test_the_evaluator_of_onnx_gives_the_numbers_before_too():
     assert run_reference(far).word is ResultWord.PASSED, "a quarter each is as good as a one and three zeros"
 
 
+@pytest.mark.slow
 def test_squeezenet_is_judged_by_what_is_defined_of_it():
     """Its logits are 1e10 and equal in exact arithmetic; on some processors toy's own products round them apart."""
     [case] = group_cases(("light",), "light_squeezenet")
@@ -214,7 +215,7 @@ CORES = {
 """Kernels that NumPy's library of products has, and what a processor needs to run them."""
 
 
-@pytest.mark.proof("engine toy", share=2)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("core", [core for core, feature in CORES.items() if __cpu_features__.get(feature)])
 @pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])

@@ -43,12 +43,14 @@ def stack_of(folder: Path, op: str, test: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_crash_in_a_case_of_the_corpus_names_it(tmp_path: Path) -> None:
     stack = stack_of(tmp_path, "Relu", "test_corpus_alone")
     assert 'File "case test_crashing.py::TestCrashing::test_corpus_alone[' in stack
     assert "Relu(" in stack
 
 
+@pytest.mark.slow
 def test_a_crash_on_a_generated_function_shows_it(tmp_path: Path) -> None:
     stack = stack_of(tmp_path, "Add", "test_it_agrees_with_the_reference")
     assert 'File "case test_crashing.py::TestCrashing::test_it_agrees_with_the_reference"' in stack

@@ -29,6 +29,7 @@ BEYOND_THE_REFERENCE = Form(control=False, empty=False)
 """The evaluator of onnx stacks a Loop's results wrongly, and cannot flatten what is empty."""
 
 
+@pytest.mark.slow
 @many
 @given(function=functions())
 def test_onnx_accepts_them(function):
@@ -36,6 +37,7 @@ def test_onnx_accepts_them(function):
     onnx.checker.check_model(formats.to_model(function), full_check=True)
 
 
+@pytest.mark.slow
 @many
 @given(function=functions())
 def test_they_give_what_they_claim(function):
@@ -47,6 +49,7 @@ def test_they_give_what_they_claim(function):
         assert not result.size or np.abs(result.astype(np.float64)).max() <= LARGEST * 1.01
 
 
+@pytest.mark.slow
 @many
 @given(function=functions(BEYOND_THE_REFERENCE))
 def test_the_evaluator_of_onnx_runs_them_too(function):
@@ -82,6 +85,7 @@ def forms_of(function: Function) -> set[str]:
     return {name for name, present in found.items() if present}
 
 
+@pytest.mark.slow
 def test_every_odd_form_comes_up():
     seen = set().union(*(forms_of(make_seeded_function(seed)) for seed in range(400)))
     assert len(seen) == 15, seen
@@ -121,6 +125,7 @@ def test_equal_seeds_give_equal_functions_and_inputs():
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_what_steps_is_computed_with_no_further():
     for seed in range(200):
         function = make_seeded_function(seed)
@@ -148,6 +153,7 @@ def test_labels_never_fall_along_an_edge(function):
         assert all(of[name] <= of[node.name] for name in node.control)
 
 
+@pytest.mark.slow
 def test_seeded_choices_need_no_hypothesis():
     assert {Seeded(seed).pick("ab") for seed in range(20)} == {"a", "b"}
     code = "import sys; from xrt.testing import corpus, fault_injection, generate; print(sorted(sys.modules))"

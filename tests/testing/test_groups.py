@@ -17,6 +17,7 @@ from xrt.testing.cases import may_name_a_match
 STORED = ("simple", "pytorch-operator", "pytorch-converted", "light")
 
 
+@pytest.mark.slow
 def test_there_is_a_case_for_each_folder():
     counts = {group: len(group_cases((group,))) for group in STORED}
     assert counts == {"simple": 23, "pytorch-operator": 35, "pytorch-converted": 82, "light": 18}
@@ -91,6 +92,7 @@ def test_a_tie_counts_where_it_is_admitted_and_a_wrong_place_never():
     assert not case.judge(wrong, admit_ties=True)
 
 
+@pytest.mark.slow
 def test_of_a_copy_nothing_is_computed_yet():
     case = group_cases(("light",), "light_zfnet512_random")[0]
     assert case.function
@@ -117,8 +119,7 @@ print(len(found) > 1800, {test.name for test in node.collect_testcases(None)} <=
 """
 
 
-@pytest.mark.slow
-@pytest.mark.proof("suite", share=0)
+@pytest.mark.full
 def test_a_module_of_node_tests_is_imported_for_every_test_that_it_has():
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.returncode) == (["2", "True", "True", "True"], 0), done.stderr

@@ -23,6 +23,7 @@ def outcome_of(*engines: object, pattern: str = "relu", gaps: tuple[KnownFailure
     return outcome
 
 
+@pytest.mark.slow
 def test_cases_pass_on_engines_that_a_search_has_chosen() -> None:
     report = conform(["toy", "ort", "auto"], "relu,abs,sequence_model1,celu_expanded,castlike_FLOAT_to_STRING")
     assert report.engine == "toy,ort,auto"
@@ -31,6 +32,7 @@ def test_cases_pass_on_engines_that_a_search_has_chosen() -> None:
     assert all(outcome.placed for outcome in report.outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["relu", "abs", "test_matmul_2d", "celu_expanded", "test_exp_example"])
 def test_an_engine_with_wrong_results_is_kept_out(case: str) -> None:
     """Whoever comes first in the search: that differs from case to case."""
@@ -64,6 +66,7 @@ def test_known_failures_excuse_roundings_alone(everywhere: bool, word: ResultWor
     assert not report.stale
 
 
+@pytest.mark.slow
 def test_a_gap_that_a_search_has_kept_out_is_not_stale() -> None:
     gap = KnownFailure("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere=False)
     report = conform([LIAR, "toy", "auto"], "relu", gaps=[gap])
@@ -78,6 +81,7 @@ def test_the_first_engine_differs_by_function_and_all_are_there() -> None:
     assert turned(engines, functions[0]) == turned(engines, functions[0])
 
 
+@pytest.mark.slow
 def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.session.choose_runner", None)
     program = make_auto_program(chain("Exp", "Cos"), [X], [registry.create("toy")])
@@ -100,6 +104,7 @@ def test_nodes_that_alternate_are_not_placed() -> None:
         conform(["ort", "toy", "auto"], "relu", alternate=True)
 
 
+@pytest.mark.slow
 def test_a_report_counts_where_cases_ran() -> None:
     report = conform(["toy", "auto"], "relu,abs")
     assert report.placements() == {"Abs": {"toy": 1}, "Relu": {"toy": 1}}

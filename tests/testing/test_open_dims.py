@@ -101,7 +101,7 @@ def test_who_claims_all_sizes_is_tried_at_several(engine: GraphCompiler, word: R
 
 
 @pytest.mark.slow
-@pytest.mark.proof("suite", share=3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("engine", "failed"), [("Frozen()", {"test_corpus_with_symbolic_dims"}), ("Flexible()", set())])
 def test_the_suite_catches_a_wrong_claim(engine: str, failed: set[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.testing.test_suite.FILE", f"from tests.testing.test_open_dims import Flexible, Frozen\n{FILE}")

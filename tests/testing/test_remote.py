@@ -19,7 +19,7 @@ from xrt.testing.fuzz import Fuzzer
 from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
-pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 ABORTING = """
 import os
@@ -58,6 +58,7 @@ def command(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     return subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
     done = command(plugged, "conformance", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
     outcomes = {one["case"]: (one["word"], one["reason"]) for one in json.loads(done.stdout)["outcomes"]}
@@ -65,6 +66,7 @@ def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]
     assert (done.returncode, outcomes) == (1, {**passed, "test_abs": ("failed", ENDED)}), done.stderr
 
 
+@pytest.mark.full
 def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
     """Which graphs have an Abs is seen by the engine that raises where the other one aborts."""
     raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], shrinks=False)
@@ -79,6 +81,7 @@ def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -
     assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(done.stdout.split())
 
 
+@pytest.mark.full
 def test_without_isolation_it_ends_the_command(plugged: dict[str, str]) -> None:
     assert command(plugged, "conformance", "aborting", "--cases", "test_abs", "--in-process").returncode == -6
     assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--in-process").returncode == -6
@@ -108,6 +111,7 @@ def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
     assert heard == [(n + 1, len(there.outcomes)) for n in range(len(there.outcomes))]
 
 
+@pytest.mark.full
 def test_every_crash_starts_another_worker() -> None:
     report = conform(FaultyEngine(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True)
     ended = ENDED.replace("SIGABRT", "SIGKILL")
@@ -115,6 +119,7 @@ def test_every_crash_starts_another_worker() -> None:
     assert len(report.outcomes) == 3
 
 
+@pytest.mark.full
 def test_graphs_come_out_as_they_do_here() -> None:
     engines = ["ort", FaultyEngine(takes="Abs|Exp|Add", how="value")]
     here, there = Fuzzer(engines), RemoteFuzzer(engines)
@@ -128,6 +133,7 @@ def test_graphs_come_out_as_they_do_here() -> None:
     assert set(Verdict) >= {verdict for _, verdict in there.counts}
 
 
+@pytest.mark.slow
 def test_errors_of_who_asks_are_errors_here() -> None:
     with pytest.raises(UnknownEngine, match="no engine is named 'nobody'"):
         conform("nobody", "test_relu", isolate=True)

@@ -165,6 +165,7 @@ def test_the_page_of_numerics_lists_who_counts_denormals_as_zero(name: str) -> N
     assert tuple(told[1].split(", ") if told else ()) == registry.engine_class(name).flushes_denormals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iree", "xla"])
 def test_denormals_that_are_declared_count_as_zero(name: str) -> None:
     one = text.parse("function main(x: float32[64]) -> (y: float32[64]) {\n opset ai.onnx 18\n y = Mul(x, x)\n}")

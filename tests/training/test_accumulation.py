@@ -17,6 +17,7 @@ from xrt.errors import OptionError
 PARTS = [slice(0, 2), slice(2, 4), slice(4, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "clip", "engine"),
     [
@@ -49,6 +50,7 @@ def test_three_calls_are_a_step_of_torch_over_three_batches(name: str, clip: flo
         assert trained.steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_parameters_stay_bit_for_bit_between_steps_and_the_step_is_that_of_one_large_batch(engine: str) -> None:
     options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.Adam(), "learning_rate": 0.1}

@@ -57,6 +57,7 @@ def dropped(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(array) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort", "tvm", "xla", ["openvino", "ort"], ["ort", "toy"]], ids=str)
 def test_masks_are_the_same_on_every_engine(engine: Any) -> None:
     pins = ["*BitwiseXor=toy"] if engine == ["ort", "toy"] else []
@@ -69,6 +70,7 @@ def test_masks_are_the_same_on_every_engine(engine: Any) -> None:
             np.testing.assert_array_equal(dropped(second), ~others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_the_share_of_elements_that_are_kept_and_what_they_are_divided_by(ratio: float) -> None:
     with make(ratio=ratio) as trained:
@@ -96,6 +98,7 @@ def test_gradients_pass_through_the_same_mask(engine: str) -> None:
     np.testing.assert_allclose(change, first.T @ slope, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [X[:1], X[:41], X[:42]], ids=len)
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_symbolic_sizes_have_the_masks_of_their_numbers(x: Any, engine: str) -> None:
@@ -106,6 +109,7 @@ def test_symbolic_sizes_have_the_masks_of_their_numbers(x: Any, engine: str) -> 
                 np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_decides_and_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     with make(seed=1) as one, make(seed=1) as same, make(seed=2) as other:
         first, again, unlike = (t(X)[1] for t in (one, same, other))

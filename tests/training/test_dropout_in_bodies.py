@@ -106,6 +106,7 @@ def _differentiate(masks: list[Array], w: Array) -> tuple[list[Array], Array]:
     return values[1:], change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [loop, scan, nested])
 @pytest.mark.parametrize("engine", ["toy", "ort", ["xla", "toy"], ["openvino", "ort"], ["tvm", "ort"], ["torch", "toy"]], ids=str)
 def test_each_turn_has_its_mask_on_every_engine_and_the_gradient_has_the_same(engine: Any, form: Any) -> None:
@@ -118,6 +119,7 @@ def test_each_turn_has_its_mask_on_every_engine_and_the_gradient_has_the_same(en
             np.testing.assert_allclose((w - trained.parameters["w"]) / np.float32(0.1), change, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [loop, scan, nested])
 def test_runs_from_one_checkpoint_have_the_same_numbers(form: Any, tmp_path: Path) -> None:
     with make(form, seed=1) as one, make(form, seed=2) as other:
@@ -143,6 +145,7 @@ class Branching(xrt.Graph):
         return {"loss": ops.ReduceSum(z, keepdims=0), "z": z}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_branch_drops_where_it_is_taken_and_its_flag_says_so(engine: str, flag: bool) -> None:

@@ -33,6 +33,7 @@ class Normalized(xrt.Graph):
         return {"scores": ops.Dropout(y, np.float32(0.5), True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort", ["ort", "toy"]], ids=str)
 def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> None:
     x, function = X.astype("float32"), Normalized().trace(X.astype("float32"))
@@ -53,6 +54,7 @@ def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> No
                 np.testing.assert_array_equal(value, state[name])
 
 
+@pytest.mark.slow
 def test_a_module_of_torch_is_evaluated_in_its_own_form() -> None:
     torch.manual_seed(0)
     network, shape = networks()["convolutional"]

@@ -35,7 +35,8 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     }
 
 
-@pytest.mark.proof("training", share=6)
+@pytest.mark.slow
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("name", list(networks()))
 def test_forty_steps_are_those_of_torch(name: str, engine: str) -> None:
@@ -65,6 +66,7 @@ def test_forty_steps_are_those_of_torch(name: str, engine: str) -> None:
             np.testing.assert_allclose(state[key], value.numpy(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_lstm_is_captured_without_a_warning() -> None:
     module = nn.LSTM(3, 4, batch_first=True).train()
     x = torch.randn(2, 5, 3)

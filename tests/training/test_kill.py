@@ -16,6 +16,7 @@ from tests.training.killed import STEPS, make_module, run
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_of_engine", [9, 14, 25])
 def test_a_restored_run_gives_the_same_numbers(run_of_engine: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

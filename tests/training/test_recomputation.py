@@ -55,6 +55,7 @@ def list_again(function: xrt.Function) -> list[str]:
     return [node.name for node in function.nodes if "/again" in node.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["Tanh", "*", "name:matmul_1*|tanh_?", ["MatMul", "Tanh"]])
 def test_the_numbers_stay_bit_for_bit(chosen: Any) -> None:
     plain, again = train(REFERENCE), train(REFERENCE, recompute=chosen)
@@ -63,6 +64,7 @@ def test_the_numbers_stay_bit_for_bit(chosen: Any) -> None:
         np.testing.assert_array_equal(plain[name], again[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_auto_lowers_the_peak_to_the_limit() -> None:
     plain = training.step(Deep().trace(X), loss="loss", optimizer=training.Adam())
     before = estimate_peak(plain)
@@ -93,6 +95,7 @@ def test_a_gradient_of_the_last_layer_is_used_before_that_of_the_first_is_known(
     assert peak is not None and peak < kept + 8 * layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", ["ort", "toy"], "xla", ["openvino", "toy"], "torch"], ids=str)
 def test_engines_compute_the_copies(engine: Any) -> None:
     plain, again = train(engine), train(engine, recompute=["MatMul", "Tanh"])
@@ -119,6 +122,7 @@ def _make_steps() -> tuple[xrt.Function, xrt.Function]:
     return plain, training.step(Deep().trace(X), loss="loss", recompute="auto", memory_limit=limit)
 
 
+@pytest.mark.slow
 def test_xla_does_not_merge_the_copies_and_needs_less_memory() -> None:
     """Barriers do not do it: they are gone before equal operations are merged for the last time."""
     from xrt.engines.xla.program import compile_program
@@ -132,6 +136,7 @@ def test_xla_does_not_merge_the_copies_and_needs_less_memory() -> None:
     assert programs[1].workspace <= 0.75 * programs[0].workspace
 
 
+@pytest.mark.slow
 def test_openvino_does_not_merge_the_copies() -> None:
     from xrt.engines.openvino.engine import OpenVino
 
@@ -173,6 +178,7 @@ def test_what_draws_is_never_computed_again() -> None:
     assert "Dropout" not in {node.op for node in made.nodes if "/again" in node.name}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sets(st.integers(0, 2 * DEPTH)), st.booleans())
 def test_any_choice_of_nodes_is_a_valid_function_with_the_same_gradient(numbers: set[int], seeded: bool) -> None:
@@ -185,6 +191,7 @@ def test_any_choice_of_nodes_is_a_valid_function_with_the_same_gradient(numbers:
             np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 def test_errors_say_what_to_give() -> None:
     function = Deep().trace(X)
     both = "; give both memory_limit=BYTES and recompute='auto', or patterns of nodes alone"

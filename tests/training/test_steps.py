@@ -58,6 +58,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_twenty_steps_are_those_of_torch(name: str, clip: float | None) -> None:
@@ -93,6 +94,7 @@ def lamb(w: Any, g: Any, m: Any, v: Any, t: int) -> tuple[Any, Any, Any]:
     return w - 0.1 * np.linalg.norm(w) / np.linalg.norm(r) * r, m, v
 
 
+@pytest.mark.slow
 def test_lamb_is_the_formula_of_the_paper() -> None:
     function = make_function()
     module, parameters = make_torch()
@@ -115,6 +117,7 @@ def test_lamb_is_the_formula_of_the_paper() -> None:
             np.testing.assert_allclose(value, weights[name][0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_is_a_function_with_state() -> None:
     function = training.step(make_function(), loss=training.CrossEntropy(), optimizer=training.SGD(momentum=0.9))
     assert [value.name for value in function.inputs[:2]] == ["x", "target"]
@@ -123,6 +126,7 @@ def test_a_step_is_a_function_with_state() -> None:
     assert function.outputs[0].name == "loss"
 
 
+@pytest.mark.slow
 def test_the_parameters_stay_in_their_arrays() -> None:
     with training.TrainModule(make_function(np.float32), loss=training.CrossEntropy(), learning_rate=0.1) as trained:
         trained(X.astype("float32"), LABELS)
@@ -132,6 +136,7 @@ def test_the_parameters_stay_in_their_arrays() -> None:
         assert places == {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
 
 
+@pytest.mark.slow
 def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
     function = make_function()
     before = {name: function.constants[name].array.copy() for name in NAMES}
@@ -146,6 +151,7 @@ def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
         np.testing.assert_array_equal(function.constants[name].array, array)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.Adam(), "learning_rate": 0.05}
     with training.TrainModule(make_function(), **options) as one, training.TrainModule(make_function(), **options) as other:
@@ -202,6 +208,7 @@ def test_state_of_the_model_stays_state() -> None:
         np.testing.assert_allclose(trained.state_dict()["average"], 0.1 * X.mean(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", ["ort", "toy"]], ids=str)
 def test_other_engines_train_alike(engine: Any) -> None:
     options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.AdamW(), "learning_rate": 0.05}

@@ -47,7 +47,7 @@ def make(name: str, p: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return Scores(network).train(), torch.randn(shape), torch.randint(0, 3, (8,))
 
 
-@pytest.mark.proof("training", share=6)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine: str) -> None:
@@ -76,7 +76,8 @@ def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
 
-@pytest.mark.proof("training", share=3)
+@pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_drops_the_same_on_two_engines_and_other_elements_in_each_step(name: str) -> None:
     module, x, labels = make(name, 0.4)
@@ -105,6 +106,7 @@ class Masked(nn.Module):
         return {"loss": y.sum() + z.sum(), "y": y, "z": z}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.2, 0.5, 1.0])
 def test_the_share_that_is_dropped(p: float) -> None:
     x = torch.ones(40, 50, 2, 3)
@@ -122,6 +124,7 @@ def test_the_share_that_is_dropped(p: float) -> None:
         assert (found[0][1] != found[1][1]).any() and (found[0][2] != found[1][2]).any()
 
 
+@pytest.mark.slow
 def test_frozen_parameters_and_patterns_stay() -> None:
     module, x, labels = make("convolutional", 0.0)
     module.network[0].requires_grad_(False)
@@ -131,6 +134,7 @@ def test_frozen_parameters_and_patterns_stay() -> None:
         training.step(module, args=(x, labels), parameters="none")
 
 
+@pytest.mark.slow
 def test_example_inputs_belong_to_a_module() -> None:
     module, x, labels = make("alpha", 0.0)
     with pytest.raises(OptionError, match=r"^a module of PyTorch is captured with example inputs: pass args="):

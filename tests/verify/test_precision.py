@@ -21,7 +21,7 @@ from xrt.placement.reference import REFERENCE, evaluate
 from xrt.verify import Verdict, bisect, verify
 from xrt.verify.precision import find_precision
 
-pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 RANDOM = np.random.default_rng(7)
 ROWS, INNER, COLUMNS = 5, 80, 24
@@ -99,6 +99,7 @@ def test_what_a_deprecated_form_means_is_left_open(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_product_in_bytes_is_coarse_and_is_not_wrong(tmp_path: Path) -> None:
     """Its accuracy level allows ONNX Runtime to round the other operand to bytes."""
     exact, coarse = make_packed(), make_packed(level=4)
@@ -180,6 +181,7 @@ def test_an_engine_that_does_not_honor_it_has_the_tolerance_of_float32() -> None
     assert find_precision(exact, CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
 
 
+@pytest.mark.full
 def test_a_check_of_calls_keeps_an_engine_in_lower_precision() -> None:
     function = Function(
         (Value("x", TensorType(DType.FLOAT32, (3, 4))),), (Value("y"),), (Node("Tanh", ("x",), ("y",)),), opsets={"": 21}

@@ -201,6 +201,7 @@ def test_work_that_takes_too_long_is_stopped() -> None:
     assert has_ended.wait(60)
 
 
+@pytest.mark.slow
 def test_a_value_is_let_go_of_after_the_last_piece_that_reads_it() -> None:
     made: list[weakref.ref[Any]] = []
     alive: list[list[bool]] = []

@@ -15,9 +15,10 @@ from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict
 from xrt.verify.execution import copy_values
 
-pytestmark = pytest.mark.proof("verification", share=3, laws=3)
+pytestmark = pytest.mark.sample(3)
 
 
+@pytest.mark.slow
 def test_a_right_plan_is_verified() -> None:
     with xrt.XRTModule(long_model(count=20, at=7), engine=["ort", "toy"], pins=["Sin=toy"]) as module:
         found = module.verify(numbers())
@@ -28,6 +29,7 @@ def test_a_right_plan_is_verified() -> None:
     assert set(inner) <= {f"v{i}" for i in range(1, 21)} and inner
 
 
+@pytest.mark.full
 def test_a_wrong_kernel_is_found_in_the_region_and_the_value_that_it_makes() -> None:
     with xrt.XRTModule(long_model(), engine=[Wrong(native="off"), "ort"], maximum_nodes=40) as module:
         found = module.verify(numbers())
@@ -39,6 +41,7 @@ def test_a_wrong_kernel_is_found_in_the_region_and_the_value_that_it_makes() -> 
     assert found.to_dict()["regions"][2]["judgement"]["verdict"] == "disagrees"
 
 
+@pytest.mark.full
 def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
     with xrt.XRTModule(long_model(at=0, count=12), engine=Wrong(native="off"), maximum_nodes=4) as module:
         found = module.verify(numbers(), inner=False)
@@ -47,6 +50,7 @@ def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
     assert not any(region.inner for region in found.regions)
 
 
+@pytest.mark.full
 def test_what_an_engine_writes_to_is_a_copy() -> None:
     """Arrays in a list were handed over as they are."""
     one = np.zeros(2, "float32")
@@ -55,6 +59,7 @@ def test_what_an_engine_writes_to_is_a_copy() -> None:
     assert not one.any() and theirs[2] is None
 
 
+@pytest.mark.full
 def test_progress_is_reported_of_every_region() -> None:
     told: list[tuple[int, int]] = []
     with xrt.XRTModule(long_model(count=12), engine="toy", maximum_nodes=4) as module:
@@ -62,6 +67,7 @@ def test_progress_is_reported_of_every_region() -> None:
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.full
 def test_a_wrong_kernel_among_200_nodes_is_reduced_to_its_node() -> None:
     with xrt.XRTModule(long_model(), engine=Wrong(native="off")) as module:
         culprit = module.bisect(numbers())
@@ -72,6 +78,7 @@ def test_a_wrong_kernel_among_200_nodes_is_reduced_to_its_node() -> None:
     np.testing.assert_allclose(culprit.expected[0], np.arctan(culprit.inputs[0]), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
     model = long_model(special="Sin", at=77, count=200)  # the one Sin that a Cos reads
     with xrt.XRTModule(model, engine=WronglyFusing(native="off")) as module:
@@ -80,6 +87,7 @@ def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
     assert [node.name for node in culprit.function.nodes] == ["n77", "n78"]
 
 
+@pytest.mark.full
 def test_an_engine_that_raises_is_a_difference() -> None:
     with xrt.XRTModule(long_model(count=6), engine=FaultyEngine(where="run", how="raise")) as module:
         culprit = module.bisect(numbers())
@@ -88,11 +96,13 @@ def test_an_engine_that_raises_is_a_difference() -> None:
     assert "RuntimeError: the faulty engine is set to fail in run" in culprit.message
 
 
+@pytest.mark.full
 def test_where_nothing_differs_there_is_no_culprit() -> None:
     with xrt.XRTModule(long_model(count=30), engine="ort") as module:
         assert module.bisect(numbers()) is None
 
 
+@pytest.mark.full
 def test_an_error_that_is_lost_on_its_way_out_is_found_all_the_same() -> None:
     model = long_model(count=10, at=3)
     lost = xrt.Node("Mul", ("v10", "zero"), ("y",), name="last")
@@ -104,6 +114,7 @@ def test_an_error_that_is_lost_on_its_way_out_is_found_all_the_same() -> None:
     assert culprit is not None and [node.name for node in culprit.function.nodes] == ["n3"]
 
 
+@pytest.mark.full
 def test_a_culprit_is_written_as_onnx_writes_its_cases(tmp_path: Path) -> None:
     with xrt.XRTModule(long_model(count=8, at=2), engine=Wrong(native="off")) as module:
         culprit = module.bisect(numbers())
@@ -117,6 +128,7 @@ def test_a_culprit_is_written_as_onnx_writes_its_cases(tmp_path: Path) -> None:
     np.testing.assert_array_equal(due, culprit.expected[0])
 
 
+@pytest.mark.full
 def test_what_is_neither_tensor_nor_list_is_no_case(tmp_path: Path) -> None:
     with pytest.raises(
         xrt.errors.ModelError, match=r"^'v0' is a NoneType; a case holds tensors, maps, and lists of one of these$"

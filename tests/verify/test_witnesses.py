@@ -60,6 +60,7 @@ def present(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 # ---------------------------------------------------------------------- what is said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_reference")
 def test_verify_says_that_the_reference_alone_differs(present: Any) -> None:
     present("openvino", "xla")
@@ -72,6 +73,7 @@ def test_verify_says_that_the_reference_alone_differs(present: Any) -> None:
     assert all(check.judgement.verdict is not Verdict.DISAGREES for check in found.regions[0].inner)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_reference")
 def test_a_checked_call_keeps_the_engines_result(present: Any) -> None:
     present("openvino", "xla")
@@ -91,6 +93,7 @@ def test_a_checked_call_keeps_the_engines_result(present: Any) -> None:
     assert np.array_equal(first, plain) and np.array_equal(second, plain)
 
 
+@pytest.mark.slow
 def test_another_fault_in_the_same_region_is_still_reported(present: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is wrong at Atan, as two witnesses show; the engine at Cos, which nobody else computes so."""
     present("openvino", "xla")
@@ -135,10 +138,12 @@ def engines(*names: str) -> list[GraphCompiler]:
     return [registry.create(name) for name in names]
 
 
+@pytest.mark.slow
 def test_two_that_agree_with_the_engine_outweigh_the_reference() -> None:
     assert accused(*engines("ort"), Wrong(native="off"), *engines("openvino", "xla")) is Verdict.UPHELD
 
 
+@pytest.mark.slow
 def test_one_is_enough_only_where_the_reference_has_borrowed_its_kernel() -> None:
     assert accused(*engines("ort"), Wrong(native="off"), *engines("openvino")) is Verdict.DISAGREES
     assert accused(*engines("ort"), Wrong(native="off"), *engines("openvino"), borrowed=True) is Verdict.UPHELD
@@ -153,6 +158,7 @@ def test_who_agrees_with_the_reference_accuses_the_engine() -> None:
     assert accused(wrong, right, *engines("ort", "openvino"), borrowed=True) is Verdict.DISAGREES
 
 
+@pytest.mark.slow
 def test_a_witness_that_declines_or_breaks_says_nothing() -> None:
     class Breaking(type(registry.create("xla"))):  # type: ignore[misc]
         def compile(self, function: Function, context: CompileContext) -> Any:
@@ -213,6 +219,7 @@ def found(reference: WitnessedReference, model: Function, x: Any, engine: GraphC
     return check_against_reference(model, [x], run_alone(engine, model, [x]), expected, reference, ExecutionOptions())
 
 
+@pytest.mark.slow
 def test_a_search_keeps_an_engine_that_others_agree_with_and_drops_the_reference() -> None:
     """Whose results they are is not known there, so the engine itself is among those that agree."""
     reference, model, x = doubted(*engines("ort", "openvino", "xla"))
@@ -225,6 +232,7 @@ def test_a_search_keeps_an_engine_that_others_agree_with_and_drops_the_reference
     assert found(reference, model, x, AlsoWrong(native="off")).wrong != ""
 
 
+@pytest.mark.slow
 def test_a_search_believes_the_reference_where_too_few_agree() -> None:
     for present, borrowed, believed in (
         (("ort", "openvino"), False, True),

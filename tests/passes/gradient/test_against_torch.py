@@ -150,6 +150,7 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...], int, int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(networks()))
 def test_a_network_has_the_gradients_of_torch(name: str) -> None:
     torch.manual_seed(1)

@@ -47,6 +47,7 @@ def alternate(function: Function, engines: tuple[str, str]) -> list[str]:
     return [f"name:{node.name}={engines[place % 2]}" for place, node in enumerate(function.nodes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "torch", "openvino", "ort and toy in turns"])
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_other_engines_give_the_gradients_of_the_reference(name: str, engine: str) -> None:

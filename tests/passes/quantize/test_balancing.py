@@ -49,6 +49,7 @@ def find_magnitudes(function: Function) -> dict[str, Any]:
     return {name: np.max([np.abs(one[name]).reshape(-1, HIDDEN).max(axis=0) for one in found], axis=0) for name in names}
 
 
+@pytest.mark.slow
 def test_outlier_channels_cost_little_once_they_are_balanced() -> None:
     plain = _prepare(load("gpt", layers=1, hidden=HIDDEN, heads=2, tokens=8, vocabulary=50))
     hard = make_hard(plain)

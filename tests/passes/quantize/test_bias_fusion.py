@@ -66,6 +66,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_has_integer_kernels_for_all(name: str, tmp_path: Path) -> None:
     sizes, kernels = MODELS[name]

@@ -30,6 +30,8 @@ from xrt.testing.generate import make_seeded_function
 from xrt.testing.renaming import rename_values
 from xrt.testing.strategies import Form, make_random_inputs
 
+pytestmark = pytest.mark.slow
+
 FORM = Form(families=("product", "window", "elementwise"), aliases=False, symbolic=False, empty=False)
 OPTIONS = QuantizationOptions(activation_products=True, include=("*",))  # type: ignore[arg-type]  # texts are read
 

@@ -93,6 +93,7 @@ def test_a_convolution_in_bytes_equals_integer_arithmetic_up_to_ties() -> None:
     assert np.all(np.abs(np.abs(exact - np.floor(exact))[off] - 0.5) < 1e-3) and off.mean() < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "openvino"])
 @pytest.mark.parametrize("options", ["uint8", "int8"])
 def test_engines_agree_with_the_reference(engine: str, options: str) -> None:
@@ -285,6 +286,7 @@ def test_batch_normalization_is_folded_into_the_convolution() -> None:
 RANGES = st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2).map(sorted)
 
 
+@pytest.mark.slow
 @given(RANGES, st.sampled_from(["uint8", "int8"]), st.booleans())
 def test_parameters_of_any_range_have_zero_and_reach_both_ends(range_: list[float], text: str, symmetric: bool) -> None:
     found = fit_activation(*range_, DType.parse(text), symmetric=symmetric)
@@ -296,6 +298,7 @@ def test_parameters_of_any_range_have_zero_and_reach_both_ends(range_: list[floa
     assert back[2] == 0 and np.all(np.abs(back - ends) <= float(found.scale) * 1.01)
 
 
+@pytest.mark.slow
 @given(RANGES, st.sampled_from(["uint8", "int8", "int4", "uint4"]), st.booleans())
 def test_weights_of_any_range_are_within_half_a_step(range_: list[float], text: str, symmetric: bool) -> None:
     low, high = np.array(range_[:1]), np.array(range_[1:])

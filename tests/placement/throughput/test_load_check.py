@@ -32,6 +32,7 @@ def check(bench: SimulatedBench, locked: ServingConfiguration, limit: float = 0.
     return check_load(bench, locked, limit, 30.0, clock=bench.clock, **terms)
 
 
+@pytest.mark.slow
 def test_the_same_machine_holds_the_rate_of_the_lock() -> None:
     bench, locked = SimulatedBench(serve), lock()
     found = check(bench, locked)
@@ -52,6 +53,7 @@ def test_a_slower_model_regresses_by_its_percentile() -> None:
     assert found.now.low > locked.bound
 
 
+@pytest.mark.slow
 def test_what_the_limit_allows_is_no_regression() -> None:
     slower = SimulatedBench(lambda split, size: 1.1 * serve(split, size))
     assert check(slower, lock(), limit=0.6).state == "held"
@@ -77,6 +79,7 @@ class Stalling(SimulatedBench):
         return done
 
 
+@pytest.mark.slow
 def test_noise_leaves_it_open_until_the_time_is_up() -> None:
     bench, locked = Stalling(serve), lock()
     found = check(bench, locked)
@@ -86,6 +89,7 @@ def test_noise_leaves_it_open_until_the_time_is_up() -> None:
     assert found.now.high == 10 * locked.bound  # a load that was given up has no percentile
 
 
+@pytest.mark.slow
 def test_rates_of_two_machines_are_not_compared() -> None:
     slower = SimulatedBench(lambda split, size: 1.3 * serve(split, size))
     found = check(slower, lock(), differs=["processor was A and is B"])

@@ -34,6 +34,7 @@ def check_law(found: ThroughputResult) -> None:
     assert [one.verdict for one in found.candidates].count("chosen") == 1
 
 
+@pytest.mark.slow
 def test_a_model_whose_calls_cost_much_is_batched() -> None:
     found = tune(SimulatedBench(flat))
     check_law(found)
@@ -43,6 +44,7 @@ def test_a_model_whose_calls_cost_much_is_batched() -> None:
     assert found.configuration.rate > 0.8 * 2 * 32 / flat(SPLITS[1], 32)
 
 
+@pytest.mark.slow
 def test_a_model_is_not_batched_where_that_does_not_pay() -> None:
     found = tune(SimulatedBench(convex))
     check_law(found)
@@ -53,6 +55,7 @@ def test_a_model_is_not_batched_where_that_does_not_pay() -> None:
     assert declined[16] == "calls of 8 already take 41.6 ms"
 
 
+@pytest.mark.slow
 def test_a_tight_bound_takes_smaller_batches() -> None:
     bench = SimulatedBench(lambda split, size: 0.004 + 0.0005 * size, is_exact=True)
     found = tune(bench, bound=0.012, budget=20.0)
@@ -78,12 +81,14 @@ def test_without_a_bound_the_instances_are_filled() -> None:
     assert found.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=0.1)
 
 
+@pytest.mark.slow
 def test_requests_that_are_calls_are_tuned_for_instances_alone() -> None:
     found = tune(SimulatedBench(convex, dim=""), batches=(1,))
     check_law(found)
     assert {one.batch for one in found.candidates} == {1}
 
 
+@pytest.mark.slow
 def test_a_rate_that_fresh_arrivals_do_not_confirm_is_lowered() -> None:
     """The machine becomes slower while it is measured: the rate of the search is not what is reported."""
     before = SimulatedBench(lambda split, size: 0.002)
@@ -115,6 +120,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     assert found.candidates
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.floats(1e-4, 5e-3),
