@@ -43,6 +43,7 @@ tables: $(VENV)/engines.stamp ## rewrite the generated pages of docs/: conforman
 	$(BIN)/python tools/write_commands.py
 	$(BIN)/python tools/write_errors.py
 	$(BIN)/python tools/write_gradients.py
+	$(BIN)/python tools/write_numerics.py
 
 docs: $(VENV)/dev.stamp ## build the documentation site into build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

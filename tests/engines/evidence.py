@@ -8,14 +8,13 @@ from functools import cache
 
 from xrt.engines.toolkit.known_issues import KnownIssue
 from xrt.testing.cases import node_cases
-from xrt.testing.casts import CAST_SOURCES, list_cast_chains
 from xrt.testing.corpus import CORPUS
 
-_FORMS = (r"\btest_\w+", r"\w+ of the corpus", r"\w+ of the casts")
+_FORMS = (r"\btest_\w+", r"\w+ of the corpus")
 
 
 def unknown_evidence(defects: Iterable[KnownIssue]) -> list[str]:
-    """Return what the rows name that is no node test, entry of the corpus or chain of casts, and says no comparison either."""
+    """Return what the rows name that is no node test or entry of the corpus, and says no comparison either."""
     return [item for defect in defects for item in defect.evidence if not _is_known(item)]
 
 
@@ -26,8 +25,4 @@ def _is_known(item: str) -> bool:
 
 @cache
 def _all_names() -> frozenset[str]:
-    return frozenset(
-        {case.name for case in node_cases()}
-        | {f"{entry.name} of the corpus" for entry in CORPUS}
-        | {f"{chain.name} of the casts" for source in CAST_SOURCES for chain in list_cast_chains(source)}
-    )
+    return frozenset({case.name for case in node_cases()} | {f"{entry.name} of the corpus" for entry in CORPUS})

@@ -12,7 +12,6 @@ from xrt.testing.suite import EngineSuite
 @pytest.mark.sample(24)
 class TestOpenVino(EngineSuite):
     engine = "openvino"
-    lost_on_some_processors = frozenset({"Gelu"})  # lost with AVX-512, right with AVX2
     gaps = (
         KnownFailure(
             "rounded_by_a_large_sum",

@@ -12,6 +12,7 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.engines.contract.declaration import EngineDeclaration as EngineDeclaration
+    from xrt.engines.contract.deviations import Deviation as Deviation
     from xrt.engines.contract.graph_compiler import Executable as Executable
     from xrt.engines.contract.graph_compiler import GraphCompiler as GraphCompiler
     from xrt.engines.contract.memory_use import MemoryUse as MemoryUse
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CompileContext": "xrt.engines.contract.options",
+    "Deviation": "xrt.engines.contract.deviations",
     "EngineDeclaration": "xrt.engines.contract.declaration",
     "EngineStatus": "xrt.engines.contract.registry",
     "Executable": "xrt.engines.contract.graph_compiler",

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines.contract.deviations import list_deviations
 from xrt.partition.grouping import GROUPED, ReasonGroup, group, group_reasons, list_some
 from xrt.placement.result import is_of_engine
 
@@ -207,19 +208,14 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=(*engine.remarks(function), *_lost(engine, function), *more),
+        remarks=(*engine.remarks(function), *_deviations(engine, function), *more),
         device=launch.device,
     )
 
 
-def _lost(engine: GraphCompiler, function: Function) -> Iterator[str]:
-    """Say which of the operators lose NaN or infinities on the engine, where any do."""
-    used, kind = {node.op_type for _, node in function.walk() if not node.domain}, engine.implementation
-    for number, losing in (("NaN is", kind.loses_nan), ("an infinity is", kind.loses_infinity)):
-        if found := sorted(used & set(losing)):
-            yield f"{number} not carried through {', '.join(found)}: something else may come out in its place"
-    if found := sorted(used & set(kind.spreads_nan)):
-        yield f"NaN spreads in {', '.join(found)}: it may come out where a number is due"
+def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
+    for deviation in list_deviations(engine.implementation, function):
+        yield f"on special values, {deviation}"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:

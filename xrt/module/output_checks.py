@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from xrt.engines.contract.deviations import name_likely_cause
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import ReferenceWarning, XRTError, warn
 from xrt.graph import DType, Function
@@ -122,7 +123,8 @@ class OutputChecks:
             if review.judgement.verdict is Verdict.UPHELD:
                 self._tell(review.judgement.message)
                 return None
-        return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}"
+        cause = engine and name_likely_cause(engine.implementation, function, [*given, *results, *expected])
+        return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}{f'; {cause}' if cause else ''}"
 
     def _tell(self, message: str) -> None:
         if message not in self.upheld:

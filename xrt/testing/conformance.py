@@ -19,6 +19,7 @@ import numpy as np
 from xrt import passes
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.contract.deviations import name_likely_cause
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
 from xrt.module.specialization import optimize
@@ -63,6 +64,8 @@ class PreparedCase:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     placed: tuple[tuple[str, str], ...] = ()
     """Which engines its operators are on, as (operator, engine) pairs."""
+    engines: Sequence[GraphCompiler] = ()
+    """The engines that were asked."""
 
 
 Maker: TypeAlias = Callable[[Function, Sequence[Any]], PreparedCase]
@@ -167,7 +170,7 @@ def run_single(engine: GraphCompiler) -> Maker:
             finally:
                 executable.close()
 
-        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in prepared.nodes})))
+        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in prepared.nodes})), (engine,))
 
     return make
 
@@ -189,7 +192,7 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
             finally:
                 executable.close()
 
-        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in function.nodes})))
+        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in function.nodes})), (engine,))
 
     return make
 
@@ -204,7 +207,7 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
         except PlanError as error:
             raise _refusal(error) from error
         count = len(function.outputs)
-        return PreparedCase(lambda values: _as_outputs(module(*values), count), _placed(module.plan.launches))
+        return PreparedCase(lambda values: _as_outputs(module(*values), count), _placed(module.plan.launches), engines)
 
     return make
 
@@ -214,7 +217,7 @@ def run_alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         program = make_alternating_program(_prepared(function), inputs, engines, first)
-        return PreparedCase(program.run, _placed(program.plan.launches))
+        return PreparedCase(program.run, _placed(program.plan.launches), engines)
 
     return make
 
@@ -227,7 +230,7 @@ def run_auto(engines: Sequence[GraphCompiler]) -> Maker:
             program = make_auto_program(_prepared(function), inputs, engines)
         except PlanError as error:
             raise _refusal(error) from error
-        return PreparedCase(program.run, _placed(program.plan.launches))
+        return PreparedCase(program.run, _placed(program.plan.launches), engines)
 
     return make
 
@@ -299,7 +302,20 @@ def _ran(case: ConformanceCase, ready: PreparedCase, make: Maker) -> Outcome:
         verdict = case.judge(ready.run(given), admit_ties=is_mixture, rerun=rerun) and is_unchanged(case.inputs, given)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
-    return Outcome(case.name, ResultWord.PASSED) if verdict else Outcome(case.name, ResultWord.FAILED, verdict.message)
+    if verdict:
+        return Outcome(case.name, ResultWord.PASSED)
+    cause = _find_likely_cause(case, ready)
+    return Outcome(
+        case.name, ResultWord.GAP if cause else ResultWord.FAILED, f"{cause}: {verdict.message}" if cause else verdict.message
+    )
+
+
+def _find_likely_cause(case: ConformanceCase, ready: PreparedCase) -> str:
+    """Name the declared deviation of an engine that ran the case which explains a difference; empty if there is none."""
+    kinds = [engine.implementation for engine in ready.engines]
+    function = passes.infer_shapes(case.function)
+    values = [*case.inputs, *case.expected]
+    return next((cause for kind in kinds if (cause := name_likely_cause(kind, function, values))), "")
 
 
 def _described(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,12 +16,9 @@ from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.testing.casts import CAST_SOURCES
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.renaming import rename_values
 from xrt.testing.running import make_module
-from xrt.testing.special_values import DECLARED, SPECIALS, SpecialValueCase, make_special_cases
-from xrt.testing.spikes import SPIKES, Spiked, find_spiked
 from xrt.testing.strategies import functions, make_random_inputs
 from xrt.testing.suite_base import SuiteBase, alone_or_skip, bounded, compile_or_skip, run_outputs
 from xrt.testing.supported import SupportFilter
@@ -104,36 +100,6 @@ class Contract(SuiteBase):
             place = [v.name for v in one.function.inputs].index(before)
             result = one.expected[[v.name for v in one.function.outputs].index(after)]
             assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
-
-    # ------------------------------------------------------------------ NaN, infinities, and zeros of both signs
-
-    @pytest.mark.parametrize("name", [one.name for one in SPECIALS])
-    def test_special_numbers(self, name: str) -> None:
-        self._check_special(make_special_cases(name))
-
-    @pytest.mark.parametrize("name", [one.name for one in SPIKES])
-    def test_one_special_number_among_ordinary_ones(self, name: str) -> None:
-        self._check_special(find_spiked(name))
-
-    def _check_special(self, one: SpecialValueCase | Spiked) -> None:
-        found = self.compare_special_numbers(one)
-        if found is None:
-            return
-        verdict = one.judge(*found, [lost for lost, ops in self.losses().items() if ops & one.operators])
-        assert verdict, f"{one.name}: {verdict.message}\n{_suggest_losses(one, *found)}{one.function}"
-
-    def test_special_numbers_are_lost_where_it_says_so(self) -> None:
-        for lost, declared in self.losses().items():
-            kept = sorted(op for op in declared - self.lost_on_some_processors if not self.loses(lost, op))
-            assert not kept, f"{DECLARED[lost]} names operators that lose none: {', '.join(kept)}; take them out"
-
-    # ------------------------------------------------------------------ casts
-
-    @pytest.mark.parametrize("source", [str(dtype) for dtype in CAST_SOURCES])
-    def test_casts_round_overflow_and_wrap_around(self, source: str) -> None:
-        """Chains of casts from the type over each other one, with arithmetic between, on numbers that no cast keeps."""
-        wrong = self.wrong_chains(DType.parse(source))
-        assert not wrong, "\n".join(wrong)
 
     # ------------------------------------------------------------------ its executables
 
@@ -282,14 +248,6 @@ class Contract(SuiteBase):
         executable.close()
         if results is not None:
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
-
-
-def _suggest_losses(one: SpecialValueCase | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Say what else there is to do where one kind of number is all that differs."""
-    for lost, name in DECLARED.items():
-        if one.judge(results, expected, [lost]):
-            return f"If that must be so, name {' or '.join(sorted(one.operators))} in the engine's {name}\n"
-    return ""
 
 
 def _of_every_origin(size: int) -> Function:

@@ -20,7 +20,7 @@ class ResultWord(enum.StrEnum):
     FAILED = "failed"
     """Any other error, a wrong type or shape, a wrong value, an input written to."""
     GAP = "gap"
-    """Failed, as a known failure says."""
+    """Failed, as a known failure or a deviation that the engine declares says."""
 
 
 @dataclass(frozen=True, slots=True)

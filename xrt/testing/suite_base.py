@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, settings
 
 from xrt.comparison import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines.contract import registry
-from xrt.errors import CompileRefused, RunFailed
+from xrt.engines.contract.deviations import name_likely_cause
+from xrt.errors import CompileRefused
 from xrt.module.options import REFERENCE
-from xrt.passes import infer_shapes
-from xrt.testing.casts import CastChain, compare_chain, function_of_chains, inputs_of_chains, list_cast_chains
 from xrt.testing.crash_notes import describe, note_case
 from xrt.testing.fault_injection import RecordingEngine
-from xrt.testing.special_values import DECLARED, SPECIALS, Lost, SpecialValueCase
-from xrt.testing.spikes import SPIKES, Spiked
 from xrt.testing.strategies import Form, make_random_inputs
 from xrt.testing.supported import SupportFilter
 from xrt.verify.discontinuities import find_ambiguity
@@ -27,7 +23,7 @@ from xrt.verify.execution import compile_alone, run_alone
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
-    from xrt.graph import DType, Function
+    from xrt.graph import Function
     from xrt.testing.corpus import CorpusEntry
     from xrt.testing.known_failures import KnownFailure
 
@@ -56,9 +52,6 @@ class SuiteBase:
 
     engine: ClassVar[str | GraphCompiler]
     """Mandatory: a name, a spec or an instance."""
-    lost_on_some_processors: ClassVar[frozenset[str]] = frozenset()
-    """Operators of the engine's ``loses_nan`` and ``loses_infinity`` that its library computes right with the vectors of some
-    processors, so that a test cannot ask that each be lost."""
     gaps: ClassVar[tuple[KnownFailure, ...]] = ()
     """Entries of the corpus that the engine gets wrong, and why. One that it gets right again is a failure."""
     conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
@@ -121,79 +114,18 @@ class SuiteBase:
         engine, reference = cls.made(), registry.create(cls.reference)
         return [engine, RecordingEngine(inner=reference.spec) if engine.name == reference.name else reference]
 
-    @classmethod
-    def compare_special_numbers(cls, one: SpecialValueCase | Spiked) -> tuple[list[Any], list[Any]] | None:
-        """Return what the engine and the reference make of special numbers; None where the engine declines."""
-        with np.errstate(all="ignore"):
-            try:
-                results = _results_of(cls.made(), one)
-            except CompileRefused:
-                return None
-            return results, _results_of(registry.create(cls.reference), one)
-
-    @classmethod
-    def losses(cls) -> dict[Lost, frozenset[str]]:
-        """Return the operators in which the engine says that it loses what."""
-        kind = cls.made().implementation
-        return {lost: frozenset(getattr(kind, name)) for lost, name in DECLARED.items()}
-
-    @classmethod
-    def loses(cls, lost: Lost, op: str) -> bool:
-        """Whether there are special numbers that come out right only because the operator, no other, is said to lose these."""
-        losses = cls.losses()
-        every: list[SpecialValueCase | Spiked] = [*SPECIALS, *SPIKES]
-        cases = ((one, cls.compare_special_numbers(one)) for one in every if one.operators & losses[lost] == {op})
-        others = [kind for kind, ops in losses.items() if op in ops and kind != lost]
-        return any(pair is not None and not one.judge(*pair, others) for one, pair in cases)
-
-    @classmethod
-    def wrong_chains(cls, source: DType) -> list[str]:
-        """Return what is wrong in the chains of casts from a type that the engine takes; what it declines is not."""
-        chains = list_cast_chains(source)
-        whole = infer_shapes(function_of_chains(source, chains))
-        declined = {node.name.partition(":")[0] for node in whole.nodes if cls.made().why_not(node, whole) is not None}
-        taken = [chain for chain in chains if chain.name not in declined]
-        found = cls._chains_computed(source, taken)
-        expected = cls._chains_computed(source, taken, cls.reference)
-        flushing = cls.made().implementation.flushes_denormals
-        comparisons = (compare_chain(chain, found[chain], expected[chain], flushing) for chain in found)
-        return [comparison.message for comparison in comparisons if not comparison]
-
-    @classmethod
-    def _chains_computed(cls, source: DType, chains: Sequence[CastChain], engine: str = "") -> dict[CastChain, Any]:
-        """Return what comes of the chains in one Function, or of each by itself where that is refused, or refuses its inputs."""
-        function = function_of_chains(source, chains)
-        inputs = inputs_of_chains(source)
-        compiler = registry.create(engine) if engine else cls.made()
-        try:
-            with np.errstate(all="ignore"):
-                results = run_alone(compiler, function, [inputs[value.name].copy() for value in function.inputs])
-        except (CompileRefused, RunFailed):
-            alone = [cls._chains_computed(source, [chain], engine) for chain in chains] if len(chains) > 1 else []
-            return {chain: result for one in alone for chain, result in one.items()}
-        return dict(zip(chains, results, strict=True))
-
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
         """Fail, saying what was done, unless the results are the reference engine's."""
         found = self.agrees(results, function, seed)
         assert found, f"{what}: {found.message}\n{function}"
 
     def check(self, found: Comparison, one: CorpusEntry) -> None:
-        """Fail unless the corpus entry came out right, or wrong as `gaps` says."""
+        """Fail unless the corpus entry came out right, differs as the engine's `deviations` say, or fails as `gaps` says."""
         gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
-        if gap is None:
-            assert found, f"{one.name} ({one.why}): {found.message}"
-        else:
+        if gap is not None:
             assert not found, f"the gap {gap} is closed: delete the entry"
-
-
-def _results_of(engine: GraphCompiler, one: SpecialValueCase | Spiked) -> list[Any]:
-    """Return the outputs of all calls, one call after the other."""
-    executable = compile_alone(engine, one.function, one.calls[0])
-    try:
-        return [np.array(result) for call in one.calls for result in executable.run([array.copy() for array in call])]
-    finally:
-        executable.close()
+        elif not name_likely_cause(self.made().implementation, one.function, [*one.inputs, *one.expected]):
+            assert found, f"{one.name} ({one.why}): {found.message}"
 
 
 def run_outputs(results: Any, function: Function) -> list[Any]:

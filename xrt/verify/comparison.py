@@ -29,8 +29,6 @@ class Verdict(StrEnum):
     """It differs by more than the tolerance, and by no more than rounding makes of this very function."""
     UPHELD = "upheld"
     """It differs from the reference, which alone differs: other engines agree with this one."""
-    OPEN = "open"
-    """It differs only where ONNX leaves the result open, or where the engine declares that it loses special numbers."""
     DISAGREES = "disagrees"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines.contract.deviations import name_likely_cause
 from xrt.errors import EngineError, RunFailed
 from xrt.runtime import adapt_to_host, on_device
 from xrt.runtime.failures import to_run_failed
@@ -47,7 +48,7 @@ class RegionCheck:
     inner: tuple[ValueCheck, ...] = ()
     """Of every value inside, computed by the same engine when it must give out all of them: it then fuses less."""
     note: str = ""
-    """Why the values inside were not looked at."""
+    """Why the values inside were not looked at, or what likely causes a difference."""
 
     @property
     def differs(self) -> bool:
@@ -183,6 +184,8 @@ def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[s
     check = RegionCheck(launch.name, launch.engine, len(launch.nodes), asked.judge(function, given, own, expected))
     if inner and len(function.nodes) > 1:
         check = _with_inner(check, function, asked, given)
+    if check.differs and not check.note:
+        check = replace(check, note=name_likely_cause(asked.engine.implementation, function, [*given, *own, *expected]))
     if check.judgement.verdict is Verdict.UPHELD:
         expected = own  # later nodes are not compared with a result of the reference alone
     for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):

@@ -18,6 +18,7 @@ from xrt.engines.contract.options import CompileContext, RunOptions
 from xrt.errors import CompileRefused, OptionError, RunFailed
 
 if TYPE_CHECKING:
+    from xrt.engines.contract.deviations import Deviation
     from xrt.engines.contract.memory_use import MemoryUse
     from xrt.engines.contract.options import Precision
     from xrt.graph import Function, Node
@@ -140,16 +141,9 @@ class GraphCompiler(abc.ABC):
     one is compiled per shape. `why_not_dynamic` answers for one Function."""
     compiles_in_parallel: ClassVar[bool] = True
     """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
-    loses_nan: ClassVar[tuple[str, ...]] = ()
-    """Operators that give a number where NaN is due, because the library does and anything else would cost too much. ``explain``
-    says so of each region that has one, and the suite holds the list to be just these."""
-    loses_infinity: ClassVar[tuple[str, ...]] = ()
-    """Operators that give a number or NaN where an infinity is due; reported and tested as `loses_nan` is."""
-    spreads_nan: ClassVar[tuple[str, ...]] = ()
-    """Operators that give NaN where a number is due, because of a NaN elsewhere in an input; reported and tested as `loses_nan`
-    is."""
-    flushes_denormals: ClassVar[tuple[str, ...]] = ()
-    """Element types in which a number below the smallest normal one may count as zero (``"float32"``); held likewise."""
+    deviations: ClassVar[tuple[Deviation, ...]] = ()
+    """Where the library differs from the reference on special values. ``explain`` prints those that apply to a region, and
+    ``check=`` and ``verify`` name them as the likely cause of a difference."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
 from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module
@@ -32,8 +33,7 @@ class Iree(GraphCompiler):
     """IREE on the CPU: MLIR to LLVM code, best at chains of elementwise operators, half a second for the smallest compile."""
 
     name: ClassVar[str] = "iree"
-    spreads_nan: ClassVar[tuple[str, ...]] = ("CumSum",)
-    flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
+    deviations: ClassVar[tuple[Deviation, ...]] = (Deviation("nan", ("CumSum",)), Deviation("denormal"))
     supports_dynamic_shapes: ClassVar[bool] = True
 
     opt_level: int = 2

@@ -81,13 +81,16 @@ GAPS: tuple[KnownIssue, ...] = (
         ("Cast", "CastLike"),
         _drops_a_rounding,
         "IREE computes what lies between casts from and to bfloat16 in a wider type",
-        ("float32_bfloat16_float32_Mul of the casts", "float16_bfloat16_float16 of the casts"),
+        (
+            "compared with the reference: the casts float32_bfloat16_float32_Mul",
+            "compared with the reference: the casts float16_bfloat16_float16",
+        ),
     ),
     KnownIssue(
         ("Cast", "CastLike"),
         _flushes_halves,
         "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
-        ("float64_float16_float64 of the casts",),
+        ("compared with the reference: the casts float64_float16_float64",),
     ),
     KnownIssue(
         ("Neg",),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.openvino.encoded_executable import make_executable
 from xrt.engines.openvino.errors import summarize_error
@@ -38,9 +39,14 @@ class OpenVino(GraphCompiler):
     """Compiles a Function into a model of OpenVINO's CPU plugin."""
 
     name: ClassVar[str] = "openvino"
-    loses_nan: ClassVar[tuple[str, ...]] = ("Attention", "Clip", "LogSoftmax", "MaxPool", "Relu", "Softmax")
-    loses_infinity: ClassVar[tuple[str, ...]] = ("Gelu", "MaxPool")
-    flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16",)
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation("nan"),
+        Deviation("infinity", ("Cast", "Clip", "Gelu", "MaxPool", "PRelu", "ReduceLogSumExp", "Shrink", "ThresholdedRelu")),
+        Deviation("denormal"),
+        Deviation("float16"),
+        Deviation("integer"),
+        Deviation("empty"),
+    )
     supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
+from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
 from xrt.engines.ort import option_checks, thread_pool
@@ -65,9 +66,13 @@ class Ort(GraphCompiler):
     """
 
     name: ClassVar[str] = "ort"
-    loses_nan: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "LogSoftmax", "MaxPool", "ReduceMax", "ReduceMin", "Sign")
-    loses_infinity: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "MaxPool")
-    spreads_nan: ClassVar[tuple[str, ...]] = ("LRN",)
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation("nan", ("GlobalMaxPool", "LRN", "LogSoftmax", "MaxPool", "ReduceMax", "ReduceMin", "Sign")),
+        Deviation("infinity", ("Attention", "Clip", "GlobalMaxPool", "MaxPool")),
+        Deviation("float16"),
+        Deviation("integer", ("Pow",)),
+        Deviation("empty", ("MeanVarianceNormalization", "ReduceMean")),
+    )
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     on_device: ClassVar[str] = CUDA
     """The provider that computes on a device."""

@@ -125,13 +125,19 @@ DEFECTS: tuple[KnownIssue, ...] = (
         ("Cast", "CastLike"),
         _drops_a_rounding,
         "TVM computes bfloat16 in float32, and drops the rounding of a cast",
-        ("float32_bfloat16_float32 of the casts", "Mul_bfloat16_float32 of the casts"),
+        (
+            "compared with the reference: the casts float32_bfloat16_float32",
+            "compared with the reference: the casts Mul_bfloat16_float32",
+        ),
     ),
     KnownIssue(
         ("Cast", "CastLike"),
         _widens_what_may_wrap,
         "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
-        ("Mul_int32_int64 of the casts", "int64_int32_int64_Mul of the casts"),
+        (
+            "compared with the reference: the casts Mul_int32_int64",
+            "compared with the reference: the casts int64_int32_int64_Mul",
+        ),
     ),
     KnownIssue(
         ("InstanceNormalization", "LpPool", "MeanVarianceNormalization", "ReduceL2", "ReduceSumSquare"),

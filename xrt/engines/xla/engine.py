@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import jax
 import jaxlib
 
+from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.xla.errors import summarize_error
 from xrt.engines.xla.executable import XlaExecutable
@@ -28,8 +29,10 @@ class Xla(GraphCompiler):
     """XLA on the CPU, through JAX: fuses chains of elementwise operators best of all, and is slow at grouped convolutions."""
 
     name: ClassVar[str] = "xla"
-    loses_nan: ClassVar[tuple[str, ...]] = ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")  # where it folds long rows
-    flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation("nan", ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")),  # where XLA folds long rows
+        Deviation("denormal"),
+    )
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return why_not(node, function)

@@ -1,0 +1,32 @@
+"""Rewrite the table of deviations in docs/concepts/numerics.md from what the engines declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xrt.engines.contract import registry
+from xrt.engines.contract.deviations import DEVIATIONS
+
+PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "numerics.md"
+BEGIN, END = "<!-- deviations: generated -->", "<!-- end of deviations -->"
+
+
+def make_table() -> str:
+    """Make the table: one section for each kind of special value, one row for each engine that deviates."""
+    rows = []
+    for kind, effect in DEVIATIONS.items():
+        rows += ["", f"**{kind}**: {effect}.", "", "| engine | operators |", "|---|---|"]
+        for name in sorted(registry.names()):
+            concerned = [one.operators for one in registry.engine_class(name).deviations if one.kind == kind]
+            rows += [f"| `{name}` | {', '.join(operators) or 'all'} |" for operators in concerned]
+    return "\n".join([BEGIN, *rows, "", END])
+
+
+def rewrite(page: str) -> str:
+    """Replace the table between the two marks of a page."""
+    before, rest = page.split(BEGIN)
+    return before + make_table() + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
