@@ -158,4 +158,4 @@ def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
     assert len(Store(tmp_path).items()) == 1
     assert open_cache(tmp_path) is open_cache(str(tmp_path))
     with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
-        XRTModule(chain(), cache=3)  # type: ignore[arg-type]  # the mistake
+        XRTModule(chain(), engine="toy", cache=3)  # type: ignore[arg-type]  # the mistake

@@ -243,7 +243,7 @@ def test_a_directory_of_a_user_that_is_not_is_reported(tmp_path: Path, capsys: p
         assert open_disk_tier({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
     assert str(warned[0].message) == f"{told}. Nothing is kept on disk"
     with pytest.raises(CacheError, match="cache is '~no-such-user/x', and no home directory is known for '~no-such-user'"):
-        XRTModule(chain(1), cache="~no-such-user/x")
+        XRTModule(chain(1), engine="toy", cache="~no-such-user/x")
 
 
 def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_calls_inside_are_observed_and_answered() -> None:
 
 
 def test_a_decorator_observes_the_calls_of_each_call() -> None:
-    with xrt.XRTModule(product()) as module:
+    with xrt.XRTModule(product(), engine="toy") as module:
         calibration = module.calibration("moving_average")
 
         @calibration
@@ -75,13 +75,13 @@ def test_a_decorator_observes_the_calls_of_each_call() -> None:
 
 
 def test_batches_come_in_every_form_of_a_call() -> None:
-    with xrt.XRTModule(product()) as module:
+    with xrt.XRTModule(product(), engine="toy") as module:
         tables = [module.calibrate(batches) for batches in ([X], [[X]], [(X,)], [{"x": X}], iter([X]))]
     assert all(table == tables[0] for table in tables)
 
 
 def test_large_values_are_observed_in_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with xrt.XRTModule(product()) as module:
+    with xrt.XRTModule(product(), engine="toy") as module:
         whole = module.calibrate([X])
         monkeypatch.setattr(grouping, "MOST_BYTES", 1)
         assert module.calibrate([X]) == whole
@@ -128,20 +128,20 @@ def test_bad_data_is_one_clear_error(case: str) -> None:
 
 
 def test_one_batch_is_a_warning_where_several_are_needed() -> None:
-    with xrt.XRTModule(product()) as module:
+    with xrt.XRTModule(product(), engine="toy") as module:
         module.calibrate([X])
         with pytest.warns(CalibrationWarning, match="calibration by 'entropy' has seen one batch"):
             module.calibrate([X], "entropy")
 
 
 def test_what_cannot_be_calibrated_is_refused() -> None:
-    with xrt.XRTModule(make_function([Node("Relu", ("x",), ("y",))], {}, (3, 6))) as module:
+    with xrt.XRTModule(make_function([Node("Relu", ("x",), ("y",))], {}, (3, 6)), engine="toy") as module:
         with pytest.raises(CalibrationError, match="nothing of model 'main' can be quantized"):
             module.calibrate([X])
         with pytest.raises(OptionError, match="there is no calibration method 'x'"):
             module.calibration("x")
     with (
-        xrt.XRTModule(product(), buckets="auto", dynamic="never") as module,
+        xrt.XRTModule(product(), engine="toy", buckets="auto", dynamic="never") as module,
         pytest.raises(OptionError, match="without buckets="),
     ):
         module.calibrate([X])

@@ -89,7 +89,7 @@ def test_why_a_folder_cannot_be_written_to(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
     assert why_not_folder(tmp_path / "file" / "b") == f"{tmp_path}/file is no folder"
     with pytest.raises(OptionError) as caught:
-        xrt.XRTModule(RELU, dump_subgraph_dir=tmp_path / "file" / "b")
+        xrt.XRTModule(RELU, engine="toy", dump_subgraph_dir=tmp_path / "file" / "b")
     assert str(caught.value) == f"dump_subgraph_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
     with pytest.raises(OptionError) as caught:
         xrt.XRTModule(RELU, engine=f"iree{{dump_dir={tmp_path}/file/b}}")
@@ -143,7 +143,7 @@ def test_an_engine_that_saves_nothing_misses_nothing(model: str, tmp_path: Path,
 def test_a_timeline_of_the_runs(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "t.json"
     with pytest.raises(SystemExit) as ended:
-        main(["run", model, "--repeat", "3", "--trace", str(target)])
+        main(["run", model, "-e", "toy", "--repeat", "3", "--trace", str(target)])
     assert not ended.value.code
     events = read_trace(target)
     assert [event["name"] for event in events] == 3 * ["call", "xrt_toy_0"]
@@ -154,7 +154,7 @@ def test_a_timeline_of_the_runs(model: str, tmp_path: Path, capsys: pytest.Captu
 def test_a_page_about_a_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "plan.html"
     with pytest.raises(SystemExit) as ended:
-        main(["explain", model, "--html", str(target)])
+        main(["explain", model, "-e", "toy", "--html", str(target)])
     assert not ended.value.code
     assert "xrt_toy_0" in capsys.readouterr().out, "the text is printed all the same"
     page = Reader(target.read_text(encoding="utf-8"))

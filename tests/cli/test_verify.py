@@ -60,9 +60,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
     assert capsys.readouterr().err == f"error: cannot write {tmp_path}/no/case: there is no folder {tmp_path}/no\n"
 
 
-@pytest.mark.parametrize("name", ["verify", "bisect"])
-def test_the_reference_is_not_compared_with_itself(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert left(name, model) == 2
-    assert capsys.readouterr().err == (
-        f"error: `xrt {name}` compares an engine with the reference engine; name it: xrt {name} MODEL --engine ort\n"
-    )
+def test_the_default_engine_is_compared(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left("verify", model) == 0
+    assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"

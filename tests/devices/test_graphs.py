@@ -98,4 +98,4 @@ def test_what_cannot_be_recorded_is_played_and_the_reason_reported(
 
 def test_a_graph_of_the_cpu_is_refused() -> None:
     with pytest.raises(OptionError, match=r"^cuda_graph=True records the work of a device, and the module runs on cpu"):
-        xrt.XRTModule(Net(), cuda_graph=True)
+        xrt.XRTModule(Net(), engine="toy", cuda_graph=True)

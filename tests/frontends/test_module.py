@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused() -> None:
     with torch.no_grad():
         module(torch.randn(2, 4, requires_grad=True))
     with pytest.raises(OptionError):
-        xrt.XRTModule(Block(), thread=1)
+        xrt.XRTModule(Block(), engine="toy", thread=1)
     with pytest.raises(InputError, match=r"bind\(\) needs a flat list of arrays"):
         module.bind(torch.randn(2, 4))
     module.close()
@@ -194,7 +194,7 @@ def test_dataclasses_in_outputs_are_made_known_to_pytorch() -> None:
 @pytest.mark.slow
 def test_errors_name_what_was_given() -> None:
     with pytest.raises(ModelError, match=r"Linear is a class; pass an instance: XRTModule\(Linear\(\.\.\.\)\)"):
-        xrt.XRTModule(nn.Linear)
+        xrt.XRTModule(nn.Linear, engine="toy")
     with pytest.raises(InputError, match="forward of Call reads the key 'b', which no input has; pass it"):
         xrt.XRTModule(Call(lambda d: d["b"]), engine="toy")({"a": torch.ones(2)})
     with pytest.raises(
@@ -207,9 +207,9 @@ def test_errors_name_what_was_given() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
     with pytest.raises(ModelError, match=r"a module of torch\.jit cannot be captured; pass the module that it was scripted or"):
-        xrt.XRTModule(traced)
+        xrt.XRTModule(traced, engine="toy")
     with pytest.raises(AttributeError, match=r"an XRTModule of Linear has no attribute 'eval'; its module .* one: \.model\.eval"):
-        xrt.XRTModule(nn.Linear(4, 4)).eval()
+        xrt.XRTModule(nn.Linear(4, 4), engine="toy").eval()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_what_an_xrt_module_runs_becomes_a_module_of_pytorch() -> None:
     with pytest.raises(OptionError, match="an XRTModule has its engines and options"):
         xrt.to_torch(module, engine="ort")
     with pytest.raises(ModelError, match="the module itself is its attribute `model`"):
-        xrt.to_torch(xrt.XRTModule(block))
+        xrt.to_torch(xrt.XRTModule(block, engine="toy"))
     with pytest.raises(ModelError, match="takes a Function or an XRTModule; got a Block"):
         xrt.to_torch(block)
 
@@ -319,7 +319,7 @@ def test_a_function_may_name_constants_as_pytorch_names_its_own() -> None:
 
 def test_a_session_needs_state_with_names() -> None:
     with pytest.raises(InputError) as caught:
-        xrt.XRTModule(torch.nn.Linear(2, 2)).new_session()
+        xrt.XRTModule(torch.nn.Linear(2, 2), engine="toy").new_session()
     assert str(caught.value) == (
         "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
     )

@@ -173,11 +173,6 @@ def test_the_batch_is_what_the_model_declares_or_was_tuned_for(tmp_path):
     assert Predictor.batch(tmp_path / "tuned.xrt") == batch
 
 
-def test_a_model_file_needs_an_engine(tmp_path):
-    path = write_model(tmp_path, FOUR)
-    with pytest.raises(OptionError) as caught:
-        open_model(path)
-    assert str(caught.value) == (
-        f"{path!r} is no bundle, which has its engines, and no engine was named; pass engine='ort', "
-        "or write a bundle: xrt compile MODEL -e ort -o model.xrt"
-    )
+def test_a_model_file_runs_on_the_default_engine(tmp_path):
+    with open_model(write_model(tmp_path, FOUR)) as module:
+        assert module.engines[0] == "ort"

@@ -28,7 +28,7 @@ def make(kind: str, capacity: int = 128, batch: int = 2) -> Function:
 def decoder(request: pytest.FixtureRequest) -> tuple[Function, list[Any]]:
     """Return a decoder, and what the reference engine gives for each prefix."""
     function = make(request.param)
-    m = xrt.XRTModule(function)
+    m = xrt.XRTModule(function, engine="toy")
     return function, [m.new_session()(IDS[:, : end + 1]) for end in range(IDS.shape[1])]
 
 
@@ -50,7 +50,7 @@ def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> No
 
 
 def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:
-    session = xrt.XRTModule(make("gpt", capacity=9)).new_session()
+    session = xrt.XRTModule(make("gpt", capacity=9), engine="toy").new_session()
     session(IDS)
     before = session.state["past_key_1"]
     with pytest.raises(InputError) as caught:
@@ -69,7 +69,7 @@ def test_a_fork_explores_another_end() -> None:
     first(IDS[:, :4])
     other = first.fork()
     one, two = first(IDS[:, 4:5]), other(IDS[:, 6:7])
-    np.testing.assert_allclose(xrt.XRTModule(make("llama")).new_session()(IDS[:, :5]), one, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(xrt.XRTModule(make("llama"), engine="toy").new_session()(IDS[:, :5]), one, rtol=1e-3, atol=1e-4)
     assert np.abs(one - two).max() > 0.1
 
 

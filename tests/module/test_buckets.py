@@ -68,7 +68,7 @@ def make(model: Any, buckets: Any = "auto", engine: Any = Static(), **options: A
 
 def check(module: xrt.XRTModule, model: Function, *sizes: int) -> None:
     """Compare calls of those sizes, twice each, with the model without padding."""
-    exact = xrt.XRTModule(model)
+    exact = xrt.XRTModule(model, engine="toy")
     for size in sizes:
         x = np.random.default_rng(size).integers(-9, 9, (size, 3)).astype("float32")
         for found in (module(x), module(x=x), module(x, options=xrt.RunOptions(profile=True))):
@@ -169,7 +169,7 @@ def test_a_graph_that_is_traced_has_no_buckets() -> None:
 @pytest.mark.parametrize("buckets", ["auto", {"s": [4, 8]}], ids=str)
 def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path) -> None:
     xs = {size: np.random.default_rng(size).standard_normal((size, 3)).astype("float32") for size in (3, 4, 5, 6, 7, 1)}
-    with xrt.XRTModule(softmax()) as module:
+    with xrt.XRTModule(softmax(), engine="toy") as module:
         wanted = {size: module(x) for size, x in xs.items()}
     with make(softmax(), buckets, "ort", dynamic="never") as module:
         module.save(tmp_path / "a.xrt", xs[3])
@@ -247,7 +247,7 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
 
 def test_calls_with_arrays_of_the_caller_are_not_padded(compiled: list[Any]) -> None:
     x = np.arange(15, dtype="float32").reshape(5, 3)
-    wanted = xrt.XRTModule(softmax())(x)
+    wanted = xrt.XRTModule(softmax(), engine="toy")(x)
     with make(softmax()) as module:
         out = np.empty((5, 3), "float32")
         assert module(x, out=out) is out
@@ -284,7 +284,7 @@ def test_two_dims() -> None:
         Node("MatMul", ("turned", "x"), ("y",)),
     )
     model = Function((value("x", "a", "b"),), (Value("y"),), nodes, opsets={"": 20})
-    exact = xrt.XRTModule(model)
+    exact = xrt.XRTModule(model, engine="toy")
     with make(model, "require") as module:
         for shape in ((5, 7), (7, 5), (1, 9), (6, 8)):
             x = np.arange(shape[0] * shape[1], dtype="float32").reshape(shape)

@@ -162,7 +162,7 @@ TWO = np.zeros((2, 4, 4), "float32")
 )
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_buffer_that_does_not_fit_is_refused_by_name(out: Any, error: type[Exception], text: str, prepared: bool) -> None:
-    m, (x, y) = xrt.XRTModule(blocks(4)), random(4)
+    m, (x, y) = xrt.XRTModule(blocks(4), engine="toy"), random(4)
     if prepared:
         m(x, y)
     for call in (lambda: m(x, y, out=out), lambda: m.bind(x, y, out=out)):
@@ -173,7 +173,7 @@ def test_a_buffer_that_does_not_fit_is_refused_by_name(out: Any, error: type[Exc
 
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_buffer_that_overlaps_an_input_is_refused_by_name(prepared: bool) -> None:
-    m, memory = xrt.XRTModule(blocks(4)), np.zeros(40, "float32")
+    m, memory = xrt.XRTModule(blocks(4), engine="toy"), np.zeros(40, "float32")
     x, y = memory[:16].reshape(4, 4), np.zeros((4, 4), "float32")
     if prepared:
         m(x, y)
@@ -186,7 +186,7 @@ def test_no_buffer_holds_a_sequence() -> None:
     x = Value("x", TensorType(DType.FLOAT32, (2,)))
     function = Function((x,), (Value("s", SequenceType(TensorType(DType.FLOAT32, None))),),
                         (Node("SequenceConstruct", ("x",), ("s",)),), opsets={"": 14})  # fmt: skip
-    m, given = xrt.XRTModule(function), np.zeros(2, "float32")
+    m, given = xrt.XRTModule(function, engine="toy"), np.zeros(2, "float32")
     with pytest.raises(InputError) as caught:
         m(given, out=np.empty(2, "float32"))
     text = "out[0] for output 's' is given, but the output is seq(float32[2]), which no buffer holds; pass None in its place"

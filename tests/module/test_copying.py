@@ -107,7 +107,7 @@ def test_files_of_another_kind_get_the_next_step(tmp_path: Path) -> None:
     bundle = tmp_path / "m.xrt"
     xrt.XRTModule(chain(), "toy").save(bundle)
     with pytest.raises(ModelError) as caught:
-        xrt.XRTModule(str(bundle))
+        xrt.XRTModule(str(bundle), engine="toy")
     assert str(caught.value) == (f"'{bundle}' is a bundle, which has engines and plans of its own: call xrt.load('{bundle}')")
     model = as_path(tmp_path)
     with pytest.raises(BundleError) as failed:
@@ -120,7 +120,7 @@ def test_files_of_another_kind_get_the_next_step(tmp_path: Path) -> None:
         path = tmp_path / f"m{suffix}"
         path.write_bytes(b"PK\3\4")
         with pytest.raises(ModelError) as caught:
-            xrt.XRTModule(path)
+            xrt.XRTModule(path, engine="toy")
         assert str(caught.value) == f"'{path}' is a file of PyTorch's by its name, and no ONNX: {EXPORTING}"
         with pytest.raises(BundleError, match="is a file of PyTorch's by its name"):
             xrt.load(path)
@@ -132,6 +132,6 @@ def test_a_module_of_torch_gets_the_next_step() -> None:
     net = types.new_class("Net", (base,))
     was_there = "torch" in sys.modules
     with pytest.raises(ModelError) as caught:
-        xrt.XRTModule(net())
+        xrt.XRTModule(net(), engine="toy")
     assert str(caught.value) == f"a model of PyTorch's is exported first: {EXPORTING}"
     assert ("torch" in sys.modules) == was_there

@@ -96,12 +96,12 @@ def test_the_spec_that_an_error_recommends_is_a_spec() -> None:
 
 
 def test_gpu_suggests_cuda() -> None:
-    said = message(DeviceError, lambda: xrt.XRTModule(relu(), device="gpu"))
+    said = message(DeviceError, lambda: xrt.XRTModule(relu(), engine="toy", device="gpu"))
     assert said == "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'. Did you mean 'cuda'?"
 
 
 def test_one_dict_of_inputs_by_name_is_taken_as_keywords() -> None:
-    m = xrt.XRTModule(relu())
+    m = xrt.XRTModule(relu(), engine="toy")
     (name,) = (value.name for value in m.inputs)
     np.testing.assert_array_equal(m({name: X}), np.maximum(X, 0))
     said = message(InputError, lambda: m({"image": X}))
@@ -109,10 +109,10 @@ def test_one_dict_of_inputs_by_name_is_taken_as_keywords() -> None:
 
 
 def test_an_array_of_objects_is_called_one() -> None:
-    m = xrt.XRTModule(text.parse(BATCHES))
+    m = xrt.XRTModule(text.parse(BATCHES), engine="toy")
     said = message(InputError, lambda: m(np.array([[1, 2, 3]], dtype=object)))
     assert said == "input 'x' must be float32; got dtype object, whose first element is int; convert it with .astype('float32')"
 
 
 def test_the_module_prints_its_inputs_and_engines() -> None:
-    assert repr(xrt.XRTModule(relu(), strict=True)) == "<XRTModule(x) on toy>"
+    assert repr(xrt.XRTModule(relu(), engine="toy", strict=True)) == "<XRTModule(x) on toy>"

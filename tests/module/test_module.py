@@ -35,7 +35,7 @@ def test_onnx_comes_as_path_bytes_and_message(tmp_path: Path) -> None:
     path = tmp_path / "relu.onnx"
     onnx.save(relu(), path)
     for model in (path, str(path), path.read_bytes(), bytearray(path.read_bytes()), onnx.to_model(relu())):
-        np.testing.assert_array_equal(xrt.XRTModule(model)(X), np.maximum(X, 0))
+        np.testing.assert_array_equal(xrt.XRTModule(model, engine="toy")(X), np.maximum(X, 0))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_onnx_comes_as_path_bytes_and_message(tmp_path: Path) -> None:
 )
 def test_what_is_no_model_is_named(model: Any, text: str) -> None:
     with pytest.raises(ModelError) as caught:
-        xrt.XRTModule(model)
+        xrt.XRTModule(model, engine="toy")
     assert str(caught.value) == text
 
 
@@ -62,7 +62,7 @@ def test_a_graph_is_traced_once_per_signature() -> None:
             traced.append(x.shape)
             return xrt.ops.Relu(x)
 
-    m = xrt.XRTModule(Counting())
+    m = xrt.XRTModule(Counting(), engine="toy")
     for shape in [(2, 3), (4,), (2, 3), (4,)]:
         m(np.zeros(shape, "float32"))
     assert traced == [(2, 3), (4,)]
@@ -89,9 +89,9 @@ def test_symbolic_extents_are_fixed_for_an_engine_that_needs_it() -> None:
 def test_two_modules_of_one_model_share_the_compile() -> None:
     cache = CompileCache()
     for _ in range(2):
-        xrt.XRTModule(relu(), cache=cache)(X)
+        xrt.XRTModule(relu(), engine="toy", cache=cache)(X)
     assert (cache.statistics.hits, cache.statistics.misses) == (1, 1)
-    xrt.XRTModule(relu(), cache=cache, force_compile=True)(X)
+    xrt.XRTModule(relu(), engine="toy", cache=cache, force_compile=True)(X)
     assert cache.statistics.misses == 2
 
 
@@ -114,7 +114,7 @@ def test_many_threads_call_at_once() -> None:
 
 
 def test_inner_values_are_fetched_by_name() -> None:
-    m = xrt.XRTModule(chain("Neg", "Relu"))
+    m = xrt.XRTModule(chain("Neg", "Relu"), engine="toy")
     found = m(X, fetch=["h0", "y", "x"])
     assert list(found) == ["h0", "y", "x"]
     np.testing.assert_array_equal(found["h0"], -X)
@@ -149,7 +149,7 @@ def test_a_callers_buffer_is_filled(engine: str) -> None:
 )
 def test_a_buffer_that_does_not_fit_is_refused(out: Any, text: str) -> None:
     with pytest.raises(InputError) as caught:
-        xrt.XRTModule(relu())(X, out=out)
+        xrt.XRTModule(relu(), engine="toy")(X, out=out)
     assert str(caught.value) == text
 
 

@@ -122,7 +122,11 @@ def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:
 
 def test_options_have_homes_and_keywords_reach_them() -> None:
     m = xrt.XRTModule(
-        relu(), execution=ExecutionOptions(threads=1), clustering=xrt.ClusteringOptions(minimum_nodes=2), maximum_nodes=5
+        relu(),
+        engine="toy",
+        execution=ExecutionOptions(threads=1),
+        clustering=xrt.ClusteringOptions(minimum_nodes=2),
+        maximum_nodes=5,
     )
     assert (m._settings.clustering.minimum_nodes, m._settings.clustering.maximum_nodes) == (2, 5)
     assert m._engines.context.threads == 1
@@ -130,14 +134,14 @@ def test_options_have_homes_and_keywords_reach_them() -> None:
 
 def test_a_model_that_breaks_a_rule_is_refused() -> None:
     with pytest.raises(ModelError, match="Did you mean"):
-        xrt.XRTModule(Function((Value("x"),), (Value("y"),), (Node("Relo", ("x",), ("y",)),), opsets={"": 14}))
+        xrt.XRTModule(Function((Value("x"),), (Value("y"),), (Node("Relo", ("x",), ("y",)),), opsets={"": 14}), engine="toy")
 
 
 def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
     cache = CompileCache(capacity=1)
-    with xrt.XRTModule(relu(), cache=cache) as m:
+    with xrt.XRTModule(relu(), engine="toy", cache=cache) as m:
         m(X)
-    other = xrt.XRTModule(relu(), cache=cache)
+    other = xrt.XRTModule(relu(), engine="toy", cache=cache)
     np.testing.assert_array_equal(other(X), np.maximum(X, 0))
     for use in (lambda: m(X), m.compile, lambda: m.save("closed.xrt")):
         with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
@@ -147,7 +151,7 @@ def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
 def test_buffers_given_twice_are_refused() -> None:
     buffer = np.empty((2, 3), "float32")
     with (
-        xrt.XRTModule(relu()) as m,
+        xrt.XRTModule(relu(), engine="toy") as m,
         pytest.raises(InputError, match=r"^out= is given twice, as an argument and in options; give"),
     ):
         m(X, out=buffer, options=RunOptions(out=[buffer]))
@@ -155,16 +159,16 @@ def test_buffers_given_twice_are_refused() -> None:
 
 def test_a_stream_on_cpu_is_refused() -> None:
     with pytest.raises(DeviceError, match="a stream was given, but the module runs on cpu, which has none; pass stream=None"):
-        xrt.XRTModule(relu())(X, options=RunOptions(stream=object()))
+        xrt.XRTModule(relu(), engine="toy")(X, options=RunOptions(stream=object()))
 
 
 # ---------------------------------------------------------------------- looking inside
 
 
 def test_compile_without_examples_needs_types_that_tell_enough() -> None:
-    assert len(xrt.XRTModule(relu()).compile().launches) == 1
+    assert len(xrt.XRTModule(relu(), engine="toy").compile().launches) == 1
     with pytest.raises(InputError, match="the graph is traced for its inputs"):
-        xrt.XRTModule(Affine()).compile()
+        xrt.XRTModule(Affine(), engine="toy").compile()
     with pytest.raises(InputError, match="engine 'picky' needs every extent fixed"):
         xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"]).compile()
 
@@ -194,7 +198,7 @@ def test_stages_are_dumped_as_text_onnx_and_dot(tmp_path: Path) -> None:
     assert {"1-model", "2-simplified", "3-plan", "xrt_picky_0", "xrt_toy_1"} <= stems
     for stem in ("1-model", "xrt_toy_1"):
         assert {p.suffix for p in tmp_path.glob(f"{stem}.*")} == {".txt", ".onnx", ".dot"}
-    np.testing.assert_array_equal(xrt.XRTModule(tmp_path / "xrt_toy_1.onnx")(X), -X)
+    np.testing.assert_array_equal(xrt.XRTModule(tmp_path / "xrt_toy_1.onnx", engine="toy")(X), -X)
 
 
 def test_constants_are_folded_unless_asked_not_to() -> None:
@@ -205,7 +209,7 @@ def test_constants_are_folded_unless_asked_not_to() -> None:
         {"w": Constant(X)},
         {"": 14},
     )
-    folded, kept = (xrt.XRTModule(function, fold_constants=fold) for fold in (True, False))
+    folded, kept = (xrt.XRTModule(function, engine="toy", fold_constants=fold) for fold in (True, False))
     np.testing.assert_array_equal(folded(X), kept(X))
     assert [len(m.plan.launches[0].nodes) for m in (folded, kept)] == [1, 2]
 
@@ -218,13 +222,13 @@ def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
         {"w": Constant(X)},
         {"": 14},
     )
-    pinned = xrt.XRTModule(function, pins=["name:minus=toy"])
+    pinned = xrt.XRTModule(function, engine="toy", pins=["name:minus=toy"])
     np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
     told = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
     assert str(pinned.explain()).splitlines()[-1] == told
     assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
     with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
-        xrt.XRTModule(function, pins=["name:minos=toy"])(X)
+        xrt.XRTModule(function, engine="toy", pins=["name:minos=toy"])(X)
 
 
 def test_attributes_are_part_of_the_signature() -> None:
@@ -232,6 +236,6 @@ def test_attributes_are_part_of_the_signature() -> None:
     type_ = TensorType(DType.FLOAT32, (2, 3))
     for axis in (0, 1):
         node = Node("Softmax", ("x",), ("y",), read_attributes({"axis": axis}))
-        m = xrt.XRTModule(Function((Value("x", type_),), (Value("y"),), (node,), opsets={"": 14}), cache=cache)
+        m = xrt.XRTModule(Function((Value("x", type_),), (Value("y"),), (node,), opsets={"": 14}), engine="toy", cache=cache)
         np.testing.assert_allclose(m(X).sum(axis=axis), 1, rtol=1e-6)
     assert cache.statistics.misses == 2

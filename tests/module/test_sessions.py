@@ -53,7 +53,7 @@ def test_a_session_keeps_its_state(engine: Any, model: Any) -> None:
 
 
 def test_state_is_read_and_set_by_name() -> None:
-    session = xrt.XRTModule(sums()).new_session()
+    session = xrt.XRTModule(sums(), engine="toy").new_session()
     np.testing.assert_array_equal(session.state["total"], np.zeros((1, 3)))
     assert session.state["seen"].shape == (0, 3) and len(session.state) == 2 and list(session.state) == ["total", "seen"]
     given = 10 * X
@@ -81,13 +81,13 @@ def test_a_new_state_is_filled_with_its_number() -> None:
             super().build(x)
             return ()
 
-    session = xrt.XRTModule(Kept()).new_session()
+    session = xrt.XRTModule(Kept(), engine="toy").new_session()
     assert session(X) is None
     np.testing.assert_array_equal(session.state["least"], [[1, 2, 2.5]])
 
 
 def test_sizes_come_from_the_inputs_of_the_first_call() -> None:
-    session = xrt.XRTModule(recurrent()).new_session()
+    session = xrt.XRTModule(recurrent(), engine="toy").new_session()
     with pytest.raises(InputError) as caught:
         session.state["h"]
     assert str(caught.value) == (
@@ -95,7 +95,7 @@ def test_sizes_come_from_the_inputs_of_the_first_call() -> None:
     )
     session(np.ones((4, 3), "float32"))
     assert session.state["h"].shape == (4, 3)
-    assert xrt.XRTModule(recurrent()).new_session(sizes={"batch": 2}).state["h"].shape == (2, 3)
+    assert xrt.XRTModule(recurrent(), engine="toy").new_session(sizes={"batch": 2}).state["h"].shape == (2, 3)
     with pytest.raises(InputError, match=r"^dimension 'batch' is 5 in input 'x' and 4 in input 'h'"):
         session(np.ones((5, 3), "float32"))
     np.testing.assert_array_equal(session.state["h"], np.tanh(np.ones((4, 3), "float32")))
@@ -127,7 +127,7 @@ def test_the_last_of_the_forks_copies_nothing() -> None:
 
 def test_state_is_saved_and_restored(tmp_path: Path) -> None:
     path = tmp_path / "talk.state"
-    session = xrt.XRTModule(sums()).new_session()
+    session = xrt.XRTModule(sums(), engine="toy").new_session()
     session(X)
     session.save(path)
     for other in (session, xrt.XRTModule(sums(), engine="ort").new_session()):
@@ -141,7 +141,7 @@ def test_every_element_type_is_saved(dtype: DType, tmp_path: Path) -> None:
     type_ = TensorType(dtype, (2, 3))
     ends = (Value("h", type_),), (Value("y", type_),)
     function = Function(*ends, (Node("Identity", ("h",), ("y",)),), opsets={"": 21}, aliases=(("h", "y"),))
-    session = xrt.XRTModule(function).new_session()
+    session = xrt.XRTModule(function, engine="toy").new_session()
     session.state["h"] = np.arange(6).reshape(2, 3).astype(dtype.numpy)
     session.save(tmp_path / "s")
     expected = session.state["h"]
@@ -152,8 +152,8 @@ def test_every_element_type_is_saved(dtype: DType, tmp_path: Path) -> None:
 
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    xrt.XRTModule(sums()).new_session().save(path)
-    session = xrt.XRTModule(recurrent(1)).new_session()
+    xrt.XRTModule(sums(), engine="toy").new_session().save(path)
+    session = xrt.XRTModule(recurrent(1), engine="toy").new_session()
     with pytest.raises(InputError) as caught:
         session.restore(path)
     assert str(caught.value) == f"{str(path)!r} holds the state of another model; restore it where it was saved"
@@ -161,7 +161,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"nothing", 20, 130, -3])
 def test_a_damaged_file_is_refused(damage: Any, tmp_path: Path) -> None:
-    path, session = tmp_path / "s", xrt.XRTModule(sums()).new_session()
+    path, session = tmp_path / "s", xrt.XRTModule(sums(), engine="toy").new_session()
     session.save(path)
     data = bytearray(path.read_bytes())
     if isinstance(damage, int):
@@ -200,7 +200,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("use", "message"), REFUSED.values(), ids=REFUSED)
 def test_bad_use_is_one_clear_error(use: Any, message: str) -> None:
-    session = xrt.XRTModule(sums()).new_session()
+    session = xrt.XRTModule(sums(), engine="toy").new_session()
     with pytest.raises(InputError) as caught:
         use(session)
     assert str(caught.value) == message
@@ -208,7 +208,7 @@ def test_bad_use_is_one_clear_error(use: Any, message: str) -> None:
 
 
 def test_a_graph_with_state_is_called_by_sessions() -> None:
-    m = xrt.XRTModule(Sums())
+    m = xrt.XRTModule(Sums(), engine="toy")
     with pytest.raises(InputError) as caught:
         m(X)
     assert str(caught.value) == "the graph 'Sums' keeps state ('total', 'seen'); call a session: s = m.new_session(), then s(...)"
@@ -220,7 +220,7 @@ def test_a_graph_with_state_is_called_by_sessions() -> None:
 def test_a_model_without_state_makes_no_session() -> None:
     function = recurrent().replace(aliases=())
     with pytest.raises(InputError) as caught:
-        xrt.XRTModule(function).new_session()
+        xrt.XRTModule(function, engine="toy").new_session()
     assert str(caught.value) == (
         "the model 'recurrent' has no state; declare it by self.state(...) in an xrt.Graph, by xrt.stateful(model), or by the "
         "metadata 'xrt.state'"
@@ -236,7 +236,7 @@ def test_a_model_without_state_makes_no_session() -> None:
 )
 def test_sizes_are_checked(sizes: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        xrt.XRTModule(recurrent()).new_session(sizes)
+        xrt.XRTModule(recurrent(), engine="toy").new_session(sizes)
     assert str(caught.value) == message
 
 
@@ -250,7 +250,7 @@ BUSY = (
 
 
 def test_two_calls_at_once_are_refused() -> None:
-    session = xrt.XRTModule(sums()).new_session()
+    session = xrt.XRTModule(sums(), engine="toy").new_session()
     inside, leave = threading.Event(), threading.Event()
     of, module = session._of, session._of.module
 

@@ -63,7 +63,7 @@ def test_pairs_are_given_where_names_tell_nothing() -> None:
 def test_metadata_declares_the_state_of_an_onnx_model() -> None:
     model = onnx.to_model(recurrent(1).replace(aliases=()))
     model.metadata_props.add(key="xrt.state", value='[["h", "h_next"]]')
-    m = xrt.XRTModule(model)
+    m = xrt.XRTModule(model, engine="toy")
     session = m.new_session()
     session(X)
     np.testing.assert_array_equal(session.state["h"], np.tanh(X))

@@ -174,7 +174,10 @@ def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacit
 @pytest.mark.slow
 def test_a_cache_that_doubles_is_copied_where_it_grows() -> None:
     model = Decoder().make()
-    with xrt.XRTModule(xrt.stateful(model)) as growing, xrt.XRTModule(xrt.stateful(model, capacity="double")) as static:
+    with (
+        xrt.XRTModule(xrt.stateful(model), engine="toy") as growing,
+        xrt.XRTModule(xrt.stateful(model, capacity="double"), engine="toy") as static,
+    ):
         session, shapes = static.new_session(), []
         other = growing.new_session()
         for chunk in [*CHUNKS, [3] * 6, [4], [5] * 20]:
@@ -189,7 +192,7 @@ def test_a_cache_that_doubles_is_copied_where_it_grows() -> None:
 
 
 def test_sizes_give_the_first_capacity() -> None:
-    with xrt.XRTModule(xrt.stateful(Decoder().make(), capacity="double")) as module:
+    with xrt.XRTModule(xrt.stateful(Decoder().make(), capacity="double"), engine="toy") as module:
         session = module.new_session(sizes={"capacity": 40})
         session(np.array([[1, 2]]))
         assert session.state["past_key_values.1.value"].shape == (1, HEADS, 40, WIDTH)
@@ -199,7 +202,7 @@ def test_the_state_is_declared() -> None:
     static = xrt.stateful(Decoder().make(), capacity=24)
     assert [str(state) for state in list_states(static)][-1] == "xrt.length <- xrt.next_length"
     assert len(static.aliases) == 2 * LAYERS + 1
-    with xrt.XRTModule(static) as module:
+    with xrt.XRTModule(static, engine="toy") as module:
         session = module.new_session()
         session(np.array([[1] * 20]))
         with pytest.raises(InputError, match="the state holds 20 of 24 entries, and this call adds 5"):
@@ -277,7 +280,10 @@ def test_one_operator_of_attention() -> None:
             builder.output(one, f"present_{kind}")
     model = builder.function()
     pairs = {"past_k": "present_k", "past_v": "present_v"}
-    with xrt.XRTModule(xrt.stateful(model, pairs)) as growing, xrt.XRTModule(xrt.stateful(model, pairs, capacity=9)) as static:
+    with (
+        xrt.XRTModule(xrt.stateful(model, pairs), engine="toy") as growing,
+        xrt.XRTModule(xrt.stateful(model, pairs, capacity=9), engine="toy") as static,
+    ):
         one, other = static.new_session(), growing.new_session()
         for count in (3, 1, 2):
             x = np.random.default_rng(count).standard_normal((1, 2, count, 4), dtype=np.float32)

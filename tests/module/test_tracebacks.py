@@ -16,15 +16,15 @@ from xrt.errors import XRTError
 PACKAGE = str(Path(xrt.__file__).parent)
 
 MISTAKES: dict[str, Callable[[], object]] = {
-    "call": lambda: xrt.XRTModule(relu())(X.astype("float64")),
-    "call again": lambda: [m := xrt.XRTModule(relu()), m(X), m(np.ones(3, "float32"))],
-    "call by name": lambda: xrt.XRTModule(relu())(nothing=X),
+    "call": lambda: xrt.XRTModule(relu(), engine="toy")(X.astype("float64")),
+    "call again": lambda: [m := xrt.XRTModule(relu(), engine="toy"), m(X), m(np.ones(3, "float32"))],
+    "call by name": lambda: xrt.XRTModule(relu(), engine="toy")(nothing=X),
     "constructor": lambda: xrt.XRTModule(relu(), engine="nothing"),
-    "option": lambda: xrt.XRTModule(relu(), thread=1),  # type: ignore[call-arg]  # the mistake under test
-    "plan": lambda: xrt.XRTModule(relu(), pins=["Softmax=toy"]).plan,
-    "compile": lambda: xrt.XRTModule(relu()).compile(X, X),
-    "bind": lambda: xrt.XRTModule(relu()).bind(X, X),
-    "verify": lambda: xrt.XRTModule(relu()).verify(X, X),
+    "option": lambda: xrt.XRTModule(relu(), engine="toy", thread=1),  # type: ignore[call-arg]  # the mistake under test
+    "plan": lambda: xrt.XRTModule(relu(), engine="toy", pins=["Softmax=toy"]).plan,
+    "compile": lambda: xrt.XRTModule(relu(), engine="toy").compile(X, X),
+    "bind": lambda: xrt.XRTModule(relu(), engine="toy").bind(X, X),
+    "verify": lambda: xrt.XRTModule(relu(), engine="toy").verify(X, X),
 }
 
 

@@ -216,9 +216,9 @@ def test_progress_counts_the_regions(threads: int) -> None:
 def test_a_module_tells_its_progress() -> None:
     told: list[tuple[int, int]] = []
     relu = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
-    with xrt.XRTModule(relu, cache=CompileCache(), progress=lambda *step: told.append(step)) as module:
+    with xrt.XRTModule(relu, engine="toy", cache=CompileCache(), progress=lambda *step: told.append(step)) as module:
         module(np.ones(3, "float32"))
         module(np.ones(3, "float32"))
     assert told == [(1, 1)]
     with pytest.raises(xrt.errors.OptionError, match="progress must be a function of two numbers, or True, False or None; got 3"):
-        xrt.XRTModule(relu, progress=3)
+        xrt.XRTModule(relu, engine="toy", progress=3)

@@ -81,13 +81,13 @@ def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_default_budget_is_the_cores() -> None:
-    assert xrt.XRTModule(RELU).threads == default_budget() == available_cores()
+    assert xrt.XRTModule(RELU, engine="toy").threads == default_budget() == available_cores()
 
 
 def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
     cores = available_cores()
     with pytest.warns(BudgetWarning) as caught:
-        module = xrt.XRTModule(RELU, threads=cores + 7)
+        module = xrt.XRTModule(RELU, engine="toy", threads=cores + 7)
     told = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
     assert [str(w.message) for w in caught] == [told]
     assert [w.filename for w in caught] == [__file__]
@@ -97,14 +97,14 @@ def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
 def test_what_is_no_number_of_threads_is_refused(threads: Any) -> None:
     with pytest.raises(OptionError) as raised:
-        xrt.XRTModule(RELU, threads=threads)
+        xrt.XRTModule(RELU, engine="toy", threads=threads)
     assert str(raised.value) == f"threads must be a positive integer or None; got {threads!r}"
     with pytest.raises(OptionError, match="threads must be a positive integer"):
         xrt.configure(threads=threads)
 
 
 def test_explain_says_the_budget() -> None:
-    explanation = xrt.XRTModule(RELU, threads=1).explain()
+    explanation = xrt.XRTModule(RELU, engine="toy", threads=1).explain()
     assert explanation.to_dict()["threads"] == 1
     assert str(explanation).splitlines()[0] == "engines: toy; 1 thread for all together"
 
@@ -117,12 +117,12 @@ def untold() -> Iterator[None]:
 
 @pytest.mark.usefixtures("untold")
 def test_the_process_can_have_another_default() -> None:
-    before = xrt.XRTModule(RELU)
+    before = xrt.XRTModule(RELU, engine="toy")
     xrt.configure(threads=1)
-    assert xrt.XRTModule(RELU).threads == default_budget() == 1
+    assert xrt.XRTModule(RELU, engine="toy").threads == default_budget() == 1
     assert before.threads == available_cores()
     xrt.configure()
-    assert xrt.XRTModule(RELU).threads == available_cores()
+    assert xrt.XRTModule(RELU, engine="toy").threads == available_cores()
 
 
 # ---------------------------------------------------------------------- NumPy's BLAS

@@ -102,7 +102,7 @@ def test_a_module_says_how_many_threads_the_times_are_of(tmp_path: Path) -> None
         def build(self, x: Any) -> Any:
             return xrt.ops.Relu(x)
 
-    m = xrt.XRTModule(Net(), threads=1)
+    m = xrt.XRTModule(Net(), engine="toy", threads=1)
     m(np.ones((2, 3), "float32"), options=PROFILED)
     m.profile().to_trace(str(tmp_path / "t.json"))
     assert len(read_trace(tmp_path / "t.json")) == 2

@@ -73,7 +73,7 @@ class Listener:
 
 def run(test: Callable[[Listener], Awaitable[None]], application: Any = None) -> None:
     async def whole() -> None:
-        served = application or app({"double": xrt.XRTModule(double())})
+        served = application or app({"double": xrt.XRTModule(double(), engine="toy")})
         if application is None:
             await served.start()
         listener = Listener(served)

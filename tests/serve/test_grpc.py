@@ -73,7 +73,7 @@ def test_typed_contents_of_each_datatype_come_back() -> None:
         for output, (name, (field, values)) in zip(response.outputs, FIELDS.items(), strict=True):
             assert (output.datatype, list(output.shape), list(getattr(output.contents, field))) == (name, [2], values)
 
-    on_server(app({"all": xrt.XRTModule(function)}), test)
+    on_server(app({"all": xrt.XRTModule(function, engine="toy")}), test)
 
 
 def test_what_has_no_typed_contents_is_raw() -> None:
@@ -106,11 +106,11 @@ def test_what_has_no_typed_contents_is_raw() -> None:
                 await call(port, "ModelInfer", model_name="half", **fields)
             assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
 
-    on_server(app({"half": xrt.XRTModule(identity(DType.FLOAT16))}), test)
+    on_server(app({"half": xrt.XRTModule(identity(DType.FLOAT16), engine="toy")}), test)
 
 
 def test_facts_and_health() -> None:
-    application = app({"double": xrt.XRTModule(double())})
+    application = app({"double": xrt.XRTModule(double(), engine="toy")})
 
     async def test(port: int) -> None:
         assert (await call(port, "ServerLive")).live and (await call(port, "ServerReady")).ready

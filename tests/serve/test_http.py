@@ -20,12 +20,20 @@ X = np.array([[1, -2, 3.5]], np.float32)
 
 
 def one_model(**options: Any) -> Any:
-    return app({"double": xrt.XRTModule(double())}, **options)
+    return app({"double": xrt.XRTModule(double(), engine="toy")}, **options)
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_facts_have_both_forms_of_each_path(slash: str) -> None:
-    application = app({"double": {"1": xrt.XRTModule(double()), "10": xrt.XRTModule(double()), "2": xrt.XRTModule(double())}})
+    application = app(
+        {
+            "double": {
+                "1": xrt.XRTModule(double(), engine="toy"),
+                "10": xrt.XRTModule(double(), engine="toy"),
+                "2": xrt.XRTModule(double(), engine="toy"),
+            }
+        }
+    )
     tensors = [{"datatype": "FP32", "shape": [-1, 3]}]
     described = {
         "name": "double",
@@ -88,7 +96,7 @@ def binary(arrays: dict[str, tuple[str, bytes, list[int]]], **more: Any) -> tupl
 
 
 def test_binary_tensors_by_output_and_for_all() -> None:
-    application = app({"pair": xrt.XRTModule(identity(DType.FLOAT32, DType.INT64))})
+    application = app({"pair": xrt.XRTModule(identity(DType.FLOAT32, DType.INT64), engine="toy")})
     x0, x1 = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(4).reshape(2, 2)
     arrays = {"x0": ("FP32", x0.tobytes(), [2, 2]), "x1": ("INT64", x1.tobytes(), [2, 2])}
 
@@ -317,7 +325,7 @@ class Failing(xrt.XRTModule):
 
 
 def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> None:
-    failing, good = xrt.XRTModule(double()), xrt.XRTModule(double())
+    failing, good = xrt.XRTModule(double(), engine="toy"), xrt.XRTModule(double(), engine="toy")
     failing.run_self_test = Failing.run_self_test.__get__(failing)  # type: ignore[attr-defined]
     application = app({"bad": failing, "good": good})
 
@@ -336,7 +344,7 @@ def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> Non
 
 
 def test_lifespan_begins_and_ends_with_the_server() -> None:
-    module = xrt.XRTModule(double())
+    module = xrt.XRTModule(double(), engine="toy")
     application = app({"double": module}, replica="r1")
 
     async def test() -> None:
@@ -381,10 +389,13 @@ def test_models_that_cannot_be_served() -> None:
     untyped = Function((Value("x", sequence),), (Value("x", sequence),), opsets={"": 20})
     for models, message in (
         ({}, "there is no model to serve; give at least one"),
-        ({"a/b": xrt.XRTModule(double())}, "a model's name has letters, digits, '.', '-' and '_'; got 'a/b': give name=path"),
+        (
+            {"a/b": xrt.XRTModule(double(), engine="toy")},
+            "a model's name has letters, digits, '.', '-' and '_'; got 'a/b': give name=path",
+        ),
         ({"a": 7}, "a model is an XRTModule or the path of a bundle or ONNX file; got int"),
         (
-            {"a": xrt.XRTModule(untyped)},
+            {"a": xrt.XRTModule(untyped, engine="toy")},
             (
                 "'x' of model 'a' is seq(float32[2]), which the Open Inference Protocol has no datatype for; it has: BOOL, "
                 "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES"

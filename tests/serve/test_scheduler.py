@@ -194,7 +194,7 @@ class Mixing(xrt.Graph):
 
 def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
     function = Mixing().trace(TensorType(DType.FLOAT32, ("n", 2)))
-    application = app({"mixing": xrt.XRTModule(function)}, batch=4)
+    application = app({"mixing": xrt.XRTModule(function, engine="toy")}, batch=4)
 
     async def test() -> None:
         await application.start()
@@ -214,7 +214,7 @@ def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
 )
 def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(OptionError) as error:
-        app({"double": xrt.XRTModule(double(shape))}, batch=4)
+        app({"double": xrt.XRTModule(double(shape), engine="toy")}, batch=4)
     assert str(error.value) == f"model 'double' cannot join requests to a batch: {reason}; leave batch out"
 
 
@@ -225,7 +225,7 @@ TUNED = ServingRecord(batch=4, instances=2, threads=1, max_wait=0.0, rate=9.0, p
 
 @pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
 def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
-    module = xrt.XRTModule(function)
+    module = xrt.XRTModule(function, engine="toy")
     module._serving = TUNED
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
         found = next(iter(app({"double": module}, **options).models)).options
@@ -235,7 +235,7 @@ def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, 
 
 def test_requests_at_once_are_answered_with_their_own_rows() -> None:
     """Whatever is joined: many requests of several lengths get the results of a call of their own, bit for bit on toy."""
-    application = app({"double": xrt.XRTModule(double())}, batch=[1, 2, 4, 8, 16])
+    application = app({"double": xrt.XRTModule(double(), engine="toy")}, batch=[1, 2, 4, 8, 16])
     requests = [np.arange(3 * n, dtype=np.float32).reshape(n, 3) + 100 * n for n in [1, 2, 3, 5] * 10]
 
     async def test() -> None:

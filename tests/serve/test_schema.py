@@ -88,7 +88,10 @@ def test_a_response_that_is_not_the_protocols_is_found(path: str, status: int, h
 def test_each_form_of_a_response_is_sent() -> None:
     """`ask` compares them with the schema; a form that is never sent would not be compared."""
     application = app(
-        {"double": xrt.XRTModule(double()), "kinds": xrt.XRTModule(identity(DType.BOOL, DType.STRING, DType.UINT64))}
+        {
+            "double": xrt.XRTModule(double(), engine="toy"),
+            "kinds": xrt.XRTModule(identity(DType.BOOL, DType.STRING, DType.UINT64), engine="toy"),
+        }
     )
     seen = set()
     kinds = [
@@ -156,7 +159,7 @@ def test_whatever_the_schema_refuses_is_refused(place: tuple[Any, ...], piece: A
     run(application, test)
 
 
-MODULE = xrt.XRTModule(double())
+MODULE = xrt.XRTModule(double(), engine="toy")
 
 
 @pytest.mark.parametrize(

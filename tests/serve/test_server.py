@@ -172,10 +172,10 @@ def test_without_the_extra_the_error_has_the_pip_line(missing: str, monkeypatch:
         "uvicorn": "a server needs the package uvicorn, which is missing: pip install 'xrt[serve]'",
         "prometheus_client": "xrt.serve counts with prometheus_client, which is missing: pip install 'xrt[serve]'",
     }
-    ready = app({"double": xrt.XRTModule(double())})
+    ready = app({"double": xrt.XRTModule(double(), engine="toy")})
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     with pytest.raises(OptionError) as error:
-        run_server(ready, port=0) if missing == "uvicorn" else app({"double": xrt.XRTModule(double())})
+        run_server(ready, port=0) if missing == "uvicorn" else app({"double": xrt.XRTModule(double(), engine="toy")})
     assert str(error.value) == texts[missing]
 
 

@@ -30,7 +30,7 @@ def first(reply: Reply) -> float:
 
 
 def test_a_session_keeps_its_state_until_it_ends() -> None:
-    application = app({"total": xrt.XRTModule(total())})
+    application = app({"total": xrt.XRTModule(total(), engine="toy")})
 
     async def test() -> None:
         for name in ("a", 7):
@@ -48,7 +48,7 @@ def test_a_session_keeps_its_state_until_it_ends() -> None:
 
 
 def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
-    application = app({"total": xrt.XRTModule(total())})
+    application = app({"total": xrt.XRTModule(total(), engine="toy")})
 
     async def test() -> None:
         for start, end, expected in ((True, False, 2), (False, False, 4), (False, True, 6)):
@@ -60,14 +60,14 @@ def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
 
 
 def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
-    model = next(iter(app({"total": xrt.XRTModule(total())}).models))
+    model = next(iter(app({"total": xrt.XRTModule(total(), engine="toy")}).models))
     described = model.describe(("1",))
     assert [one["name"] for one in described["inputs"]] == ["x"]
     assert len(described["outputs"]) == 1
 
 
 def test_the_number_of_sessions_is_bounded() -> None:
-    application = app({"total": xrt.XRTModule(total())}, max_sessions=2)
+    application = app({"total": xrt.XRTModule(total(), engine="toy")}, max_sessions=2)
 
     async def test() -> None:
         for name in ("a", "b"):
@@ -82,7 +82,7 @@ def test_the_number_of_sessions_is_bounded() -> None:
 
 
 def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
-    application = app({"total": xrt.XRTModule(total())}, session_idle=60)
+    application = app({"total": xrt.XRTModule(total(), engine="toy")}, session_idle=60)
 
     async def test() -> None:
         sessions = next(iter(application.models)).sessions
@@ -101,7 +101,7 @@ def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
 
 
 def test_explicit_sessions_begin_with_their_start_alone() -> None:
-    application = app({"total": xrt.XRTModule(total())}, explicit_sessions=True)
+    application = app({"total": xrt.XRTModule(total(), engine="toy")}, explicit_sessions=True)
 
     async def test() -> None:
         early = await step(application, 1, session_id="a")
@@ -116,7 +116,7 @@ def test_explicit_sessions_begin_with_their_start_alone() -> None:
 
 
 def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
-    module = xrt.XRTModule(total())
+    module = xrt.XRTModule(total(), engine="toy")
     entered, opened = threading.Event(), threading.Event()
 
     class Held:
@@ -200,7 +200,7 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
 
 @pytest.mark.slow
 def test_weights_are_shared_and_state_is_not() -> None:
-    module = xrt.XRTModule(total())
+    module = xrt.XRTModule(total(), engine="toy")
     application = app({"total": module}, instances=4)
 
     async def test() -> None:

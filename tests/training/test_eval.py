@@ -77,7 +77,7 @@ def test_a_module_of_torch_is_evaluated_in_its_own_form() -> None:
 
 def test_a_model_of_other_weights_is_an_error() -> None:
     with (
-        training.TrainModule(make_function(), loss=training.CrossEntropy()) as trained,
+        training.TrainModule(make_function(), engine="toy", loss=training.CrossEntropy()) as trained,
         pytest.raises(InputError, match=r"^weight 'w1' is float64\[4, 5\] in training, and float32\[4,5\] in the model"),
     ):
         trained.eval(make_function(np.float32))

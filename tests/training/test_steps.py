@@ -67,7 +67,7 @@ def test_twenty_steps_are_those_of_torch(name: str, clip: float | None) -> None:
     optimizer = theirs(parameters)
     losses = []
     with training.TrainModule(
-        make_function(), loss=training.CrossEntropy(), optimizer=ours, clip_norm=clip, learning_rate=0.1
+        make_function(), engine="toy", loss=training.CrossEntropy(), optimizer=ours, clip_norm=clip, learning_rate=0.1
     ) as trained:
         for _ in range(20):
             found = trained(X, LABELS)[0]
@@ -100,7 +100,11 @@ def test_lamb_is_the_formula_of_the_paper() -> None:
     module, parameters = make_torch()
     with (
         training.TrainModule(
-            function, loss=training.MeanSquaredError(), optimizer=training.LAMB(weight_decay=0.01), learning_rate=0.1
+            function,
+            engine="toy",
+            loss=training.MeanSquaredError(),
+            optimizer=training.LAMB(weight_decay=0.01),
+            learning_rate=0.1,
         ) as trained,
     ):
         target = DRAW.standard_normal((6, 3))
@@ -128,7 +132,9 @@ def test_a_step_is_a_function_with_state() -> None:
 
 @pytest.mark.slow
 def test_the_parameters_stay_in_their_arrays() -> None:
-    with training.TrainModule(make_function(np.float32), loss=training.CrossEntropy(), learning_rate=0.1) as trained:
+    with training.TrainModule(
+        make_function(np.float32), engine="toy", loss=training.CrossEntropy(), learning_rate=0.1
+    ) as trained:
         trained(X.astype("float32"), LABELS)
         places = {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
         for _ in range(1000):
@@ -141,8 +147,8 @@ def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
     function = make_function()
     before = {name: function.constants[name].array.copy() for name in NAMES}
     with (
-        training.TrainModule(function, loss=training.CrossEntropy(), learning_rate=0.5) as one,
-        training.TrainModule(function, loss=training.CrossEntropy(), learning_rate=0.5) as other,
+        training.TrainModule(function, engine="toy", loss=training.CrossEntropy(), learning_rate=0.5) as one,
+        training.TrainModule(function, engine="toy", loss=training.CrossEntropy(), learning_rate=0.5) as other,
     ):
         one(X, LABELS)
         assert not np.array_equal(one.parameters["w1"], before["w1"])
@@ -170,7 +176,9 @@ def test_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
 
 def test_parameters_by_pattern_leave_the_others_as_they_are() -> None:
     function = make_function()
-    with training.TrainModule(function, loss=training.CrossEntropy(), parameters=["w*", "b1"], learning_rate=0.1) as trained:
+    with training.TrainModule(
+        function, engine="toy", loss=training.CrossEntropy(), parameters=["w*", "b1"], learning_rate=0.1
+    ) as trained:
         trained(X, LABELS)
         assert set(trained.parameters) == {"w1", "w2", "b1"}
         exported = trained.export()
@@ -180,7 +188,7 @@ def test_parameters_by_pattern_leave_the_others_as_they_are() -> None:
 
 
 def test_the_learning_rate_is_an_input() -> None:
-    with training.TrainModule(make_function(), loss=training.CrossEntropy(), learning_rate=0.0) as trained:
+    with training.TrainModule(make_function(), engine="toy", loss=training.CrossEntropy(), learning_rate=0.0) as trained:
         before = trained.parameters
         trained(X, LABELS)
         np.testing.assert_array_equal(trained.parameters["w1"], before["w1"])
@@ -203,7 +211,7 @@ def test_state_of_the_model_stays_state() -> None:
             self.update(average, average * 0.9 + ops.ReduceMean(x, [0], keepdims=0) * 0.1)
             return ops.ReduceSum(x @ average.builder.constant(Layers().w1, "w1"), keepdims=0)
 
-    with training.TrainModule(Averaged().trace(X), learning_rate=0.1) as trained:
+    with training.TrainModule(Averaged().trace(X), engine="toy", learning_rate=0.1) as trained:
         trained(X)
         np.testing.assert_allclose(trained.state_dict()["average"], 0.1 * X.mean(0))
 

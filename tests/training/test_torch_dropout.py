@@ -128,7 +128,7 @@ def test_the_share_that_is_dropped(p: float) -> None:
 def test_frozen_parameters_and_patterns_stay() -> None:
     module, x, labels = make("convolutional", 0.0)
     module.network[0].requires_grad_(False)
-    with training.TrainModule(module, args=(x, labels), learning_rate=0.1, parameters="*.weight") as trained:
+    with training.TrainModule(module, engine="toy", args=(x, labels), learning_rate=0.1, parameters="*.weight") as trained:
         assert set(trained.parameters) == {"network.1.weight", "network.7.weight"}
     with pytest.raises(ModelError, match=r"^no parameter of Scores that requires a gradient matches 'none'$"):
         training.step(module, args=(x, labels), parameters="none")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.cli.options import ENGINE_NAMES, check_folder
+from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, check_folder
 from xrt.cli.screen import out, progress
 from xrt.engines import split_specs
 from xrt.errors import InputError, OptionError
@@ -33,7 +33,11 @@ def _parse_columns(context: click.Context, option: click.Parameter, given: tuple
 @click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
 @click.option("-o", "--output", "target", required=True, type=click.Path(file_okay=False), help="Folder of the results")
 @click.option(
-    *ENGINE_NAMES, default="", metavar="ENGINES", help="Engines of an ONNX file, first choice first; a bundle has its own"
+    *ENGINE_NAMES,
+    default="",
+    metavar="ENGINES",
+    show_default=DEFAULT_ENGINE,
+    help="Engines of an ONNX file, first choice first; a bundle has its own",
 )
 @click.option("--column", "columns", multiple=True, callback=_parse_columns, metavar="INPUT=COLUMN", help="Column of an input")
 @click.option("--output-name", "outputs", multiple=True, metavar="NAME", help="Output to keep [default: all]; repeatable")

@@ -10,7 +10,6 @@ import click
 from xrt.cli.bundles import open_bundle
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
-    check_engine_named,
     check_folder,
     check_writable,
     input_options,
@@ -52,7 +51,6 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
         function, made = open_bundle(model, click.get_current_context())
     else:
         function = load_with_sizes(model, given)
-        check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = WorkStatus("looking for a difference")

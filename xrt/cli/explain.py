@@ -25,7 +25,7 @@ from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.module.html import render_explanation_page
-from xrt.placement.engine_list import AUTO
+from xrt.placement.engine_list import is_auto
 from xrt.placement.report import format_seconds
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def command(
         module = open_bundle(model, click.get_current_context())[1]
     else:
         function, keywords = load_with_sizes(model, given), module_keywords(given)
-        if AUTO in keywords["engine"]:
+        if is_auto(keywords["engine"]):
             check_sizes(set_shapes(function, from_files(files, function)))
         module = XRTModule(function, **keywords)
-        if files or AUTO in keywords["engine"]:
+        if files or is_auto(keywords["engine"]):
             module.plan_for(**all_inputs(files, function, seed))
     if with_memory:
         module.compile()

@@ -21,6 +21,7 @@ from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
+from xrt.module.default_engine import DEFAULT_ENGINES
 from xrt.module.model_source import make_source
 from xrt.placement.lockfile import read_lock
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Type
 
 __all__ = [
+    "DEFAULT_ENGINE",
     "ENGINE_NAMES",
     "add_dims",
     "add_engines",
     "add_tuning_options",
-    "check_engine_named",
     "check_folder",
     "check_sizes",
     "check_writable",
@@ -101,14 +102,6 @@ def check_writable(target: Path) -> None:
     """Raise InputError, before any work is done, where a file cannot be written."""
     if reason := why_not_writable(target):
         raise InputError(f"cannot write {target}: {reason}")
-
-
-def check_engine_named() -> None:
-    """Raise OptionError where the command line names no engine to hold against the reference."""
-    context = click.get_current_context()
-    if context.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
-        name = context.command.name
-        raise OptionError(f"`xrt {name}` compares an engine with the reference engine; name it: xrt {name} MODEL --engine ort")
 
 
 def check_sizes(function: Function) -> None:
@@ -217,13 +210,13 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str | N
 
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
 """How each command that takes engines calls the option."""
+DEFAULT_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
 _DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
 _SHARED = (
     click.option(
         *ENGINE_NAMES,
-        default="toy",
-        show_default=True,
         metavar="ENGINES",
+        show_default=DEFAULT_ENGINE,
         help="Engines, first choice first: tvm,ort; auto places by measurement",
     ),
     click.option(
@@ -364,8 +357,8 @@ def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OptionError for a budget where no engine is chosen by measurement.
     """
-    engines = split_specs(given["engine"])
-    if given.get("budget") is not None and "auto" not in engines:
+    engines = given["engine"] and split_specs(given["engine"])
+    if given.get("budget") is not None and "auto" not in (engines or ()):
         raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
     kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}

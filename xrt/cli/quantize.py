@@ -76,7 +76,13 @@ def command(
     options = _make_options(given)
     function = _prepare(load_with_sizes(model, given))
     batches = read_batches(Path(given["data"]), function) if given["data"] else []
-    job = _Job(function, options, given["weights_only"] is not None, split_specs(given["engine"]), WorkStatus("quantizing"))
+    job = _Job(
+        function,
+        options,
+        given["weights_only"] is not None,
+        given["engine"] and split_specs(given["engine"]),
+        WorkStatus("quantizing"),
+    )
     held_out = _count_held_out(batches, max_error)
     with job.status:
         if given["balance"]:
@@ -138,7 +144,7 @@ class _Job:
     function: Function
     options: QuantizationOptions
     is_weight_only: bool
-    engines: Sequence[str]
+    engines: Sequence[str] | None
     status: WorkStatus
 
     def make_table(self, batches: Batches, method: str, file: str | None) -> CalibrationTable:

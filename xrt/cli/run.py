@@ -80,7 +80,9 @@ def command(
             with status:
                 _trace(module, values, repeat, trace, status)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
-    what = f"{describe_plan(plan)}: {_counted(len(plan.launches), 'region')} on {_counted(module.threads, 'thread')}"
+    is_default = given["engine"] is None and not is_bundle(model)
+    title = f"{describe_plan(plan)}{' (default engine)' * is_default}"
+    what = f"{title}: {_counted(len(plan.launches), 'region')} on {_counted(module.threads, 'thread')}"
     _report(outputs, what, first, statistics.median(seconds))
     if trace is not None:
         out.print(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xrt.cli.options import ENGINE_NAMES, isolation_keywords, isolation_options
+from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, isolation_keywords, isolation_options
 from xrt.cli.screen import complain, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -49,7 +49,10 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option(
-    *ENGINE_NAMES, metavar="ENGINES", help="Engines for ONNX files, first choice first; a bundle has its own  [default: toy]"
+    *ENGINE_NAMES,
+    metavar="ENGINES",
+    show_default=DEFAULT_ENGINE,
+    help="Engines for ONNX files, first choice first; a bundle has its own",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")

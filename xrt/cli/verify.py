@@ -10,7 +10,6 @@ import click
 from xrt.cli.bundles import open_bundle
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
-    check_engine_named,
     input_options,
     isolation_options,
     load_with_sizes,
@@ -40,7 +39,6 @@ def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, a
         function, made = open_bundle(model, click.get_current_context())
     else:
         function = load_with_sizes(model, given)
-        check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = WorkStatus("verifying")

@@ -138,7 +138,7 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
 
 
 def calibrate(
-    model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = "toy", **parameters: Any
+    model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = None, **parameters: Any
 ) -> CalibrationTable:
     """Return a calibration table of a model over batches: the range of each value that quantization may need.
 

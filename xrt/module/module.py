@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, warn
 from xrt.module.copying import Copyable, Given, Savable
+from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
-from xrt.module.model_source import check_declared, find_front_end, make_source
+from xrt.module.model_source import check_declared, find_front_end
 from xrt.module.options import make_engine_list, parse_options
 from xrt.module.output_checks import OutputChecks
 from xrt.module.precision_options import apply_constraints, make_module_lowering
@@ -25,7 +26,6 @@ from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
-from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.tuning import Tunable
 from xrt.module.verification import Verifiable
@@ -51,8 +51,9 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
     spec (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or
-    by the ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The
-    nodes that it gets in this way cause one FallbackWarning and are listed by `explain`.
+    by the ``lock`` that `xrt lock` has written. Without ``engine`` it is the first of ort, openvino, torch, xla and toy that is
+    installed and supports the whole model. Unless ``strict``, the reference engine is added at the end of the list. The nodes
+    that it gets in this way cause one FallbackWarning and are listed by `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
     ``threads``, ...) and of `ModuleOptions`: ``check`` compares the ``"first"`` call, or a share of the calls, with the
@@ -69,7 +70,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
     def __init__(
         self,
         model: Any,
-        engine: str | GraphCompiler | Sequence[str | GraphCompiler] = "toy",
+        engine: str | GraphCompiler | Sequence[str | GraphCompiler] | None = None,
         device: str = "cpu",
         *,
         cache: CompileCache | str | os.PathLike[str] | None = None,
@@ -81,10 +82,8 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             return
         engine, self._settings = apply_constraints(engine, parse_options(options))
         self._cache = open_cache(cache)
-        listed = partial(make_engine_list, engine, device, cache=self._cache)
-        self._engines = listed(self._settings)
-        self._stored = find_stored_plans(model, self._cache, self._settings, self._engines)
-        self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
+        self._engines, self._stored, self._source = open_model(model, engine, device, self._settings, self._cache)
+        self._is_undecided = engine is None and self._source.is_traced
         self._given = Given.of(model, engine, device, cache, options)
         self._buckets, self._bucket_remarks = self._make_buckets()
         self._lowering = make_module_lowering(self._settings, self._served)
@@ -94,7 +93,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         self._lock = threading.RLock()
         self._warned = self._closed = False
         self._checks = OutputChecks(self._settings.check, self.threads)
-        self._everything = partial(listed, replace(self._settings, lock=None))
+        self._everything = partial(make_engine_list, engine, device, replace(self._settings, lock=None), self._cache)
         self._planning = threading.RLock()  # one plan at a time, while calls of other signatures go on
         self._tiers = self._make_tiers()
 

@@ -87,6 +87,8 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     """
     if is_auto(engine):
         raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
+    if engine is None:
+        raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
     name, listed = cast("Precision", settings.choice.names[0]), engine if isinstance(engine, list | tuple) else [engine]
     engines = [registry.create(one) for one in listed]
     lowered = {one.spec: one.lower_precision(name) for one in engines}

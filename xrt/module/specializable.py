@@ -50,6 +50,8 @@ class Specializable:
     _planning: RLock
     _lowering: LoweringWithinBudget | None
     _closed: bool
+    _is_undecided: bool
+    """Whether the default engine is chosen at the first call, which tells the types."""
     _why_sizes: str | None = None
     """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
     _first_sizes: object = None
@@ -208,6 +210,13 @@ class Specializable:
         declared = values is None or (key[0] is None and not self._served.is_traced)
         function = self._served.get_declared_function() if declared else self._served.function(values, False)
         function = add_outputs(function, fetch)
+        if self._is_undecided:
+            from xrt.module.default_engine import redecide  # for those alone who name no engine
+
+            self._engines, self._is_undecided = (
+                redecide(function, self._engines.context.device, self._settings, self._cache),
+                False,
+            )
         simple = optimize(function, fold=self._settings.fold_constants, engines=self._engines)
         if self._settings.choice.is_quantized and self._settings.max_error is None:
             simple = self._quantize(simple, function)

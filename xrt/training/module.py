@@ -40,7 +40,7 @@ class TrainModule:
     def __init__(
         self,
         model: Any,
-        engine: Any = "toy",
+        engine: Any = None,
         *,
         loss: str | Loss | None = None,
         optimizer: Optimizer | None = None,

@@ -32,8 +32,10 @@ def check_sizes_closed(settings: ModuleOptions) -> None:
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:
     """Return the engines with ``torch`` at the end where the Function has opaque nodes and no engine of the list is it.
 
-    A strict list and ``"auto"`` stay as they are.
+    A strict list and ``"auto"`` stay as they are, and so does None: the default engine supports the whole Function.
     """
+    if engine is None:
+        return None
     listed = [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else list(engine)
     named = [one if isinstance(one, str) else getattr(one, "name", "") for one in listed]
     if is_strict or "auto" in named or any(one.partition("{")[0] == "torch" for one in named):

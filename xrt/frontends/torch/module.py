@@ -115,7 +115,7 @@ class TorchModule(XRTModule):
     def __init__(
         self,
         model: torch.nn.Module,
-        engine: str | GraphCompiler | Sequence[str | GraphCompiler] = "toy",
+        engine: str | GraphCompiler | Sequence[str | GraphCompiler] | None = None,
         device: str = "cpu",
         *,
         cache: CompileCache | str | os.PathLike[str] | None = None,
@@ -125,7 +125,8 @@ class TorchModule(XRTModule):
             check_module(model)
         settings = parse_options(options)
         check_sizes_closed(settings)
-        make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
+        if engine is not None:
+            make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
         self._max_bytes = settings.max_specialization_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}

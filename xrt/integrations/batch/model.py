@@ -27,19 +27,11 @@ USUAL_BATCH = 32
 
 
 def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int | None = None, **options: Any) -> XRTModule:
-    """Return the module of a bundle, or of an ONNX file on ``engine``; ``options`` are those of `xrt.load` or XRTModule.
-
-    Raises OptionError for a model without an engine, and what `xrt.load` and XRTModule raise.
-    """
+    """Open a bundle, or an ONNX file on ``engine``; ``options`` are those of `xrt.load` or XRTModule."""
     given: dict[str, Any] = options if threads is None else {"threads": threads, **options}
     if is_bundle(path):
         return load(path, engine=engine, **given)
-    if not engine:
-        raise OptionError(
-            f"{os.fspath(path)!r} is no bundle, which has its engines, and no engine was named; pass engine='ort', "
-            "or write a bundle: xrt compile MODEL -e ort -o model.xrt"
-        )
-    return XRTModule(os.fspath(path), engine, **given)
+    return XRTModule(os.fspath(path), engine or None, **given)
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
