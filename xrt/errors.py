@@ -10,7 +10,6 @@
     │   ├── CompileRefused                 the engine declines a function, with the reason
     │   ├── CompileFailed                  the engine's library failed while it compiled
     │   ├── RunFailed (RuntimeError)       the engine failed while it ran, or gave wrong results
-    │   └── StageLost (RuntimeError)       the process of a stage has ended, or does not answer
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError                         an entry of the cache cannot be read
     ├── BundleError (ValueError)           a bundle cannot be read or written
@@ -68,7 +67,6 @@ __all__ = [
     "RunFailed",
     "SelfTestFailed",
     "SignatureWarning",
-    "StageLost",
     "UnknownEngine",
     "XRTError",
     "XRTWarning",
@@ -180,17 +178,6 @@ class RunFailed(EngineError, RuntimeError):
         super().__init__(message)
         self.region = region
         self.updated = updated
-
-
-class StageLost(EngineError, RuntimeError):
-    """The process of a stage of a pipeline cannot be started, has ended, or does not answer in time; ``stages`` has the numbers.
-
-    Remedy: ``p.rebuild()`` starts again what has ended. Where a stage is slow, give ``xrt.ray.pipeline`` a longer ``timeout``.
-    """
-
-    def __init__(self, message: str, stages: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.stages = stages
 
 
 class PlanError(XRTError, ValueError):

@@ -102,7 +102,6 @@ FILES = (
     "cli",
     "bench",
     "integrations.batch.folder",
-    "integrations.ray.haproxy_program",
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
@@ -116,8 +115,7 @@ FILES = (
     "testing.files",
     "testing.onnx_models",
 )
-"""Packages, and modules of packages, that may touch files. A batch job fills a folder, and the
-program that Ray starts as HAProxy rewrites its configuration. The runtime asks the kernel for the quota
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota
 of its cores, `processes` for the children of a process and the priority of a session, `html.rendering` reads the style
 sheets of the package, and `serve.triton_repository` writes what Triton reads."""
 
@@ -140,9 +138,6 @@ STARTERS = (
     *("xrt.processes.start", "xrt.processes.spawn"),
 )
 """What starts processes in ways of its own; `xrt.processes` has a worker process that answers messages, and ``run``."""
-
-BECOMES = {"integrations.ray.haproxy_program": "Ray starts it by its path, and it replaces itself by HAProxy"}
-"""Modules that are programs of their own and become another, each with the reason."""
 
 PRINTERS = ("cli", "bench")
 SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}
@@ -284,7 +279,7 @@ def touched_files(module: Module) -> Found:
 
 def started_processes(module: Module) -> Found:
     """A process starts in one way, which neither imports from the current directory nor leaves a child behind."""
-    if module.package == "processes" or module.name in BECOMES:
+    if module.package == "processes":
         return
     for line, name in imported(module.tree):
         owner, _, called = name.rpartition(".")

@@ -27,11 +27,3 @@ def test_a_batch_job_is_set_against_one_process_and_loses_no_row() -> None:
         assert set(found[what]["ratios"]) == {"cluster/process", "data/tuned", "data/default"}
         assert all(rate > 0 for rate in found[what]["rows_per_second"].values())
     assert found["kills"]["right"] == found["kills"]["kills"] == 1
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_pipeline_is_set_against_its_slowest_stage() -> None:
-    found = figures("pipeline")
-    assert len(found["stages"]) == len(found["memory"]) == 2
-    assert found["ratio"] > 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -31,9 +31,6 @@ FORMAT = 1
 
 _MANIFEST = "manifest"
 _WEIGHT = "weight:"
-
-LATE_FROM = 1 << 16
-"""Bytes from which a weight may be checked late; smaller ones are read for what they say, such as axes and shapes."""
 
 
 def write_bundle(
@@ -91,7 +88,6 @@ class BundleFile:
         """Sections that the manifest which is read does not name, nor what it names."""
         self.read_weights: set[str] = set()
         """Sections of the constants that models have referred to."""
-        self._is_late = False
         try:
             self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
@@ -133,26 +129,7 @@ class BundleFile:
         if not name.startswith(_WEIGHT):
             return None
         self.read_weights.add(name)
-        section = self._container.sections.get(name)
-        return self._container.section(name, check=not self._is_late or section is None or section.size < LATE_FROM)
-
-    def defer_checks(self) -> None:
-        """Read large weights of models from now on when `check_weights` names them, and not when a model refers to them."""
-        self._is_late = True
-
-    def check_weights(self, constants: Iterable[Constant], known: Collection[Constant]) -> None:
-        """Check those constants that are weights of this file, or all of it where one is neither a weight nor ``known``.
-
-        Such a constant may have been computed from any weight. Raises BundleError where a weight is damaged.
-        """
-        places = {section.offset: section for section in self._container.sections.values() if section.name.startswith(_WEIGHT)}
-        for constant in constants:
-            offset = self._container.find_offset(constant.array)
-            section = None if offset is None else places.get(offset)
-            if section is not None and section.size == constant.array.nbytes:
-                self.read_compiled(section.name)
-            elif constant.nbytes >= LATE_FROM or constant not in known:
-                self.check()
+        return self._container.section(name)
 
     def find_section(self, name: str) -> memoryview | None:
         """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""

@@ -17,14 +17,14 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
 from xrt.errors import BundleError
 from xrt.formats.file_mapping import map_file
 from xrt.formats.wire_messages import read_contents
-from xrt.graph.memory_map import FileIdentity, find_file_offset, release
+from xrt.graph.memory_map import FileIdentity, release
 from xrt.graph.memory_map import Mapping as FileMapping
 
 __all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
@@ -118,25 +118,17 @@ class Container:
     def sections(self) -> Mapping[str, Section]:
         return self._sections
 
-    def section(self, name: str, *, check: bool = True) -> memoryview:
-        """Return a section's bytes, read-only; raises Damaged where it is missing or its checksum differs.
-
-        Without ``check`` nothing of it is read; who uses it asks for it once more, with.
-        """
+    def section(self, name: str) -> memoryview:
+        """A section's bytes, read-only. Raises CorruptFile where it is missing or its checksum differs."""
         found = self._sections.get(name)
         if found is None:
             raise CorruptFile(f"it has no section {name!r}")
         view = self._data[found.offset : found.offset + found.size]
-        if check and name not in self._checked:
+        if name not in self._checked:
             if zlib.crc32(view) != found.checksum:
                 raise CorruptFile(f"the checksum of its section {name!r} differs")
             self._checked.add(name)
         return view
-
-    def find_offset(self, array: np.ndarray[Any, Any]) -> int | None:
-        """Return where an array is in the mapped file; None for one in other memory."""
-        place = find_file_offset(array)
-        return place[1] if place is not None and place[0] is self._data.obj else None
 
     @property
     def stamp(self) -> FileIdentity | None:

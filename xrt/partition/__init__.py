@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from xrt.partition.plan import Plan as Plan
     from xrt.partition.plan import Reason as Reason
     from xrt.partition.plan import launch_node as launch_node
-    from xrt.partition.stages import Stage as Stage
     from xrt.partition.support_matrix import SupportMatrix as SupportMatrix
     from xrt.partition.transfers import Transfer as Transfer
 
@@ -40,7 +39,6 @@ _MODULES = {
     "Plan": "xrt.partition.plan",
     "Reason": "xrt.partition.plan",
     "RegionCost": "xrt.partition.cost_table",
-    "Stage": "xrt.partition.stages",
     "SupportMatrix": "xrt.partition.support_matrix",
     "Transfer": "xrt.partition.transfers",
     "launch_node": "xrt.partition.plan",

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from xrt.graph import Attribute, AttrKind, Function, Node, TensorType
 from xrt.partition.grouping import ReasonGroup, group, group_reasons, list_some
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.transfers import Transfer, find_transfers
-
-if TYPE_CHECKING:
-    from xrt.partition.cost_table import CostTable
-    from xrt.partition.stages import Stage
 
 __all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
 
@@ -138,19 +133,6 @@ class Plan:
     def get_device(self, launch: Launch) -> str:
         """Return where a launch runs."""
         return launch.device or self.device
-
-    def stages(
-        self, count: int, *, memory: int | None = None, costs: CostTable | None = None, sizes: Mapping[str, int] | None = None
-    ) -> tuple[Stage, ...]:
-        """Return the plan in so many consecutive stages, each a Plan for a process of its own.
-
-        Their costs are balanced, by ``costs`` where regions were measured, with the fewest bytes between them that this allows.
-        The weights and values of each need at most ``memory`` bytes. ``sizes`` are those of symbolic dims. Launches are cut where
-        there are too few of them, or too large ones. Raises PlanError where there are no such stages. Nearly linear in the nodes.
-        """
-        from xrt.partition.stages import cut_stages  # for plans of several processes alone
-
-        return cut_stages(self, count, memory, costs, sizes)
 
     def _repr_html_(self) -> str:
         """Return the plan as pictures and tables for a notebook."""

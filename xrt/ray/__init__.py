@@ -1,4 +1,4 @@
-"""XRT on Ray: batch jobs, services and pipelines, where Ray runs the processes and XRT the models.
+"""XRT on Ray: batch jobs and services, where Ray runs the processes and XRT the models.
 
     from xrt.ray import Predictor
 
@@ -19,19 +19,13 @@ from xrt.runtime import set_budget_source
 if TYPE_CHECKING:
     from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
     from xrt.integrations.ray.deployments import deployment as deployment
-    from xrt.integrations.ray.haproxy import protect_haproxy as protect_haproxy
     from xrt.integrations.ray.predictor import Predictor as Predictor
     from xrt.integrations.ray.predictor import predict as predict
-    from xrt.integrations.ray.stage_actors import StagePipeline as StagePipeline
-    from xrt.integrations.ray.stage_actors import pipeline as pipeline
 
 _MODULES = {
     "Predictor": "xrt.integrations.ray.predictor",
-    "StagePipeline": "xrt.integrations.ray.stage_actors",
     "deployment": "xrt.integrations.ray.deployments",
-    "pipeline": "xrt.integrations.ray.stage_actors",
     "predict": "xrt.integrations.ray.predictor",
-    "protect_haproxy": "xrt.integrations.ray.haproxy",
     "run_cluster_job": "xrt.integrations.ray.cluster_job",
 }
 
