@@ -84,11 +84,6 @@ PLANTED = [
         "import subprocess\nsubprocess.run(['x'])",
         "cli may not start processes (subprocess.run); xrt.processes does",
     ),
-    (
-        "engines.tvm.tuning",
-        "from subprocess import Popen",
-        "engines.tvm may not start processes (subprocess.Popen); xrt.processes does",
-    ),
     ("worker.isolated_engine", "import os\nos.fork()", "worker may not start processes (os.fork); xrt.processes does"),
     ("bench.process", "import os\nos.execv('x', [])", "bench may not start processes (os.execv); xrt.processes does"),
     (

@@ -225,11 +225,6 @@ def test_what_serves_the_cpu_serves_the_device() -> None:
         assert set(why_not(*_flat(name))) == {None}
 
 
-def test_tuning_is_of_the_cpu() -> None:
-    (reason,) = why_not(Named(), numbers(2, 3), engine=Tvm(tune=8))
-    assert reason == "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
-
-
 def test_a_plan_needs_no_gpu() -> None:
     m = xrt.XRTModule(Net(), ["tvm", "toy"], "cuda", cache=CompileCache())
     plan = m.plan_for(numbers(3, 4), numbers(4, 5))

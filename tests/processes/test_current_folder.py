@@ -85,26 +85,6 @@ def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_dire
     assert (done.returncode, json.loads(done.stdout)["state"], ran(folder)) == (1, "regressed", []), done.stderr
 
 
-TUNER = """
-from xrt.engines.tvm.tuning import _ask_tuner
-from xrt.errors import CompileRefused
-try:
-    _ask_tuner({"threads": 1}, print)
-except CompileRefused as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_the_tuner_of_tvm_runs_no_code_of_the_current_directory(folder: Path) -> None:
-    """It is asked for nothing, and says so; a search would take minutes."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    start = [sys.executable, "-P", "-c", TUNER]
-    done = subprocess.run(start, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
-    told = "TVM's MetaSchedule failed: KeyError: 'target'; leave out tune= to compile untuned\n"
-    assert (done.stdout, ran(folder)) == (told, []), done.stderr
-
-
 # ---------------------------------------------------------------------- the environment of a Python child
 
 

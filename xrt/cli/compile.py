@@ -55,7 +55,7 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
     status = WorkStatus("compiling")
-    with XRTModule(function, **module_keywords(given), max_specialization_bytes=NO_LIMIT, report=status.update) as module, status:
+    with XRTModule(function, **module_keywords(given), max_specialization_bytes=NO_LIMIT) as module, status:
         is_open = _compile(module, examples)
         module.save(path, add=add)
         explanation = str(module.explain())

@@ -100,7 +100,7 @@ def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Funct
         return open_bundle(model, click.get_current_context())
     function = load_with_sizes(model, given)
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
-    return function, XRTModule(function, **module_keywords(given), first="wanted", progress=progress, report=status.update)
+    return function, XRTModule(function, **module_keywords(given), first="wanted", progress=progress)
 
 
 def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str, status: Status) -> None:

@@ -66,7 +66,6 @@ class ModuleKeywords(TypedDict, total=False):
     first: First
     dynamic: Dynamic
     dump_subgraph_dir: str | os.PathLike[str] | Path | None
-    report: Callable[[str], object] | None
     devices: Mapping[str, str] | None
     cuda_graph: bool
     progress: Callable[[int, int], object] | bool | None

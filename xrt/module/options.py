@@ -99,8 +99,6 @@ class ModuleOptions:
     supports it and has no reason against it; ``"always"``, where they support it; ``"never"``, a program for each set."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
-    report: Callable[[str], object] | None = None
-    """Function that receives the progress of a long compile as text, such as the trials of ``tvm{tune=64}``."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices of engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
@@ -189,9 +187,9 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
 
         check_budget(own["budget"])
     _check_limits(own)
-    if not isinstance(own.get("progress"), bool):
-        _check_callable("progress", own.get("progress"), "two numbers", "True, False or None")
-    _check_callable("report", own.get("report"), "a text")
+    progress = own.get("progress")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise OptionError(f"progress must be a function of two numbers, or True, False or None; got {progress!r}")
     return ModuleOptions(**own)
 
 
@@ -246,11 +244,6 @@ def _check_bytes(value: Any) -> None:
         raise OptionError(f"max_specialization_bytes must be a positive integer; got {value!r}")
 
 
-def _check_callable(name: str, value: Any, of: str, otherwise: str = "None") -> None:
-    if value is not None and not callable(value):
-        raise OptionError(f"{name} must be a function of {of}, or {otherwise}; got {value!r}")
-
-
 def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
     """Return the engines for a name, spec, instance or list of them, the implicit reference engine included.
 
@@ -261,9 +254,7 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     """
     if settings.max_error is not None and not is_auto(asked):
         raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
-    context = CompileContext(
-        settings.execution, check_device(device), validate_budget(settings.execution), report=settings.report
-    )
+    context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _created(asked, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
         from xrt.module.precision import lower_engines  # for those alone who ask

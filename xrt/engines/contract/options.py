@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -82,8 +82,6 @@ class CompileContext:
     """The one directory that the engine may write to while it compiles; None for nowhere."""
     keep: Path | None = None
     """A permanent directory of the engine, for what it learns about this machine; None to keep nothing."""
-    report: Callable[[str], object] | None = field(default=None, compare=False)
-    """Function that receives the progress of a long compile as text; None if there is no reader."""
     accelerator: Accelerator | None = None
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)

@@ -22,7 +22,6 @@ from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
 from xrt.engines.tvm.support import LOOPS_APART, why_not
 from xrt.engines.tvm.target import check_mcpu, make_target
-from xrt.engines.tvm.tuning import ScheduleTuner, check_tunable
 from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ __all__ = ["Tvm"]
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere untuned unless tuning is requested.
+    """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere far behind libraries.
 
     On CUDA it uses TVM's own schedules for GPUs, and NVRTC compiles the resulting code for the device in use.
     """
@@ -47,31 +46,20 @@ class Tvm(GraphCompiler):
 
     opt_level: int = 3
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
-    tune: int = 0
-    """Schedules that MetaSchedule may try for each region, in a process of its own; 0 follows fixed rules. A trial takes a second
-    or two; what is found is kept, and used for the same loops ever after. Of the CPU: on CUDA it is refused."""
     mcpu: str | None = option(None, names_files=False)
     """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
 
     def __post_init__(self) -> None:
         if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
             raise OptionError(f"tvm: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
-        if type(self.tune) is not int or self.tune < 0:
-            raise OptionError(f"tvm: tune must be a number of trials, 0 for none; got {self.tune!r}")
-        if self.tune:
-            check_tunable()
         if self.mcpu is not None:
             check_mcpu(self.mcpu)
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        if self.tune and node.device.partition(":")[0] not in ("", "cpu"):
-            return "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
         """Return which node is declined, or has loops that are arranged for fixed sizes alone; else one executable serves all."""
-        if self.tune:
-            return "tuning measures loops of fixed sizes"
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -83,11 +71,10 @@ class Tvm(GraphCompiler):
         if context.device != "cpu":
             return self._on_device(function, context)
         target = make_target(self.mcpu, self.opt_level)
-        tuning = ScheduleTuner(self.tune, context.threads, context.keep, context.report) if self.tune else None
         try:
             with compiler_lock:
                 imported = import_function(function)
-                program = build(imported.module, imported.weights, target, context.threads, self.opt_level, tuning)
+                program = build(imported.module, imported.weights, target, context.threads, self.opt_level)
         except CompileRefused:
             raise
         except Exception as cause:
@@ -131,8 +118,8 @@ class Tvm(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Loops that are shared are so among the threads of the call; for one thread none is. Tuning is for one number."""
-        return saved == threads or (saved > 1 and not self.tune)
+        """Parallel loops use the threads of the call. A program for one thread has no parallel loops."""
+        return saved == threads or saved > 1
 
     def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
         accelerator = _addressed(context)
@@ -143,8 +130,6 @@ class Tvm(GraphCompiler):
         return executable
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        if self.tune:
-            return (f"tuned: up to {self.tune} trials per region decide about its loops, and what they find is kept",)
         return ("untuned: loops follow fixed rules, not measurements on this processor",)
 
     def version(self) -> str:

@@ -23,7 +23,6 @@ from xrt.engines.tvm.no_vectorize import compile_without_vectorizer, find_wrappi
 from xrt.engines.tvm.schedules import CpuSchedule
 
 if TYPE_CHECKING:
-    from xrt.engines.tvm.tuning import ScheduleTuner
     from xrt.graph import Constant
 
 __all__ = ["FUSION", "LOWERING", "PLANNING", "TvmProgram", "build", "legalize"]
@@ -60,7 +59,6 @@ def build(
     target: Target,
     threads: int,
     opt_level: int,
-    tuning: ScheduleTuner | None = None,
 ) -> TvmProgram:
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     is_open = not all(tensor_type(parameter.ty).is_static for parameter in module["main"].params)
@@ -68,10 +66,7 @@ def build(
         fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
         fresh = fresh_results(fused["main"])
         wrapping = find_wrapping_functions(fused)
-        loops = _any_alignment(fused)
-        if tuning is not None:
-            loops = tuning.apply(loops, target, wrapping)
-        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
+        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
         inputs = 0 if is_open else len(fused["main"].params) - len(weights)
         in_place = find_inplace_inputs(scheduled, inputs, wrapping)
         free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
