@@ -29,8 +29,6 @@ NO_FIGURES = {
     "pytorch_ways": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
     "sizes_models": "a part of sizes.py",
-    "throughput": "prints a table of its own: the tuned configuration over an exhaustive grid",
-    "throughput_models": "a part of throughput.py",
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
     "training": "prints a table of its own: what a step of training costs beside PyTorch",
     "training_models": "a part of training.py",

@@ -213,7 +213,7 @@ def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:
     code, out, err = throughput("--p99", "0.001ms", "--batch", "1", "--json")
     assert code == 1
     assert json.loads(out)["configuration"] is None
-    assert "warning: nothing serves requests within a p99 of 0.001 ms; the quickest call takes" in err
+    assert "warning: nothing serves requests within a p99 of 0.001 ms; the fastest request takes" in err
 
 
 @pytest.mark.parametrize(

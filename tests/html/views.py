@@ -11,7 +11,7 @@ import numpy as np
 from tests.bench.reports import HOSTILE, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.measure.queueing import LoadResult
+from xrt.measure.closed_loop import LoadResult
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
@@ -93,14 +93,14 @@ def make_report(name: str = "") -> BenchReport:
 
 def make_throughput(name: str = "") -> ThroughputResult:
     """Return a search for throughput in which one candidate was chosen, one exceeded the bound and one was declined."""
-    loads = (LoadResult(100.0, 200, 0.002, 0.01, 0.003), LoadResult(200.0, 200, 0.01, float("inf"), 0.5))
+    loads = (LoadResult(8, 100.0, 200, 0.002, 0.01), LoadResult(16, 200.0, 200, 0.01, 0.5))
     split, spec = Split(2, 1), name or "ort"
     candidates = (
-        ServingCandidate(4, split, "chosen", spec, 0.01, 150.0, 0.001, loads, loads[0], 1 << 20, name),
-        ServingCandidate(8, split, "over", spec, 0.02, 150.0, trials=loads[1:], note=name),
-        ServingCandidate(16, split, "declined", spec, 0.04, note=name),
+        ServingCandidate(4, split, 8, "chosen", spec, loads[0], 1 << 20, name),
+        ServingCandidate(8, split, 16, "over", spec, loads[1], note=name),
+        ServingCandidate(16, split, 32, "declined", spec, note=name),
     )
-    chosen = ServingConfiguration(4, 2, 1, 0.001, 100.0, 0.002, 0.01, 0.02, name, (1, 4), (spec, spec), 1 << 20)
+    chosen = ServingConfiguration(4, 2, 1, 8, 100.0, 0.002, 0.01, 0.02, name, (1, 4), (spec, spec), 1 << 20)
     return ThroughputResult(chosen, candidates, 0.02, 60.0, 12.0, (name,))
 
 

@@ -59,11 +59,11 @@ def test_each_size_runs_by_the_plan_of_the_lock(lock: PlacementFile, tmp_path: P
         seen.append(plans)
         module, (x,) = bench.find_example(1, 4)
         np.testing.assert_allclose(module(x), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-6)
-        return LoadCheckResult("held", limit, locked, 1.0, RatioInterval(1, 1, 1), 1, 1.0, note=f"{seconds} {more['seed']}")
+        return LoadCheckResult("held", limit, locked, RatioInterval(1, 1, 1), 1, f"{seconds}")
 
     monkeypatch.setattr(load_check, "check_load", look)
     with make_module(tmp_path) as m:
-        assert check_module_load(m, lock, [X], 0.05, 2.0, seed=7).note == "2.0 7"
+        assert check_module_load(m, lock, [X], 0.05, 2.0, seed=7).note == "2.0"
         assert check_module_load(m, lock.replace(ranges=()), [X], 0.05, 2.0).state == "held"
     assert seen == [("toy", "toy", "ort"), ("ort", "ort", "ort")]  # without ranges the one plan counts for all sizes
 

@@ -18,7 +18,6 @@ from xrt.engines.ort.executable import OrtExecutable
 from xrt.errors import BundleError, OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.measure.queueing import Batching
 from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
 from xrt.placement import TuningBudget
 from xrt.placement.profiling.runners import LocalRunner
@@ -50,7 +49,7 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, ca
         assert m.serving is None
         reports: list[Any] = []
         found = tune(m, progress=reports.append)
-        assert reports[0].stage == "calls of 1, 1 instance of 1 thread"
+        assert reports[0].stage == "plan for calls of 1, 1 instance of 1 thread"
         assert reports[-1].budget == 1.0
         chosen = found.configuration
         assert chosen is not None
@@ -140,7 +139,7 @@ def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError) as caught:
             m.tune(objective="speed")  # type: ignore[call-overload]  # it is refused
         assert str(caught.value) == "objective must be 'latency' or 'throughput'; got 'speed'"
-        with pytest.warns(PlacementWarning, match=r"^nothing serves requests within a p99 of 1e-06 ms; the quickest call takes"):
+        with pytest.warns(PlacementWarning, match=r"^nothing serves requests within a p99 of 1e-06 ms; the fastest request"):
             tune(m, p99=1e-9)
         assert m.serving is None
 
@@ -235,7 +234,7 @@ def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
 def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
         bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(2, 1), Split(2, 2)), (1, 4), 1.0)
-        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, (1,), Batching(4))]
+        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, (1,))]
         assert [len(one(0, 3)) for one in instances] == [3] * 4
         (shared,), (first, second) = bench._modules[1], bench._modules[2]
         executables = [one._current().program().executables[0] for one in (shared, first, second)]
@@ -249,7 +248,7 @@ def test_instances_whose_calls_would_wait_have_modules_of_their_own(bound: int |
         bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(4, 1),), (1, 4), 1.0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(OrtExecutable, "concurrent_runs", bound)
-            assert len(bench._prepare(Split(4, 1), (1, 4), Batching(4))) == 4
+            assert len(bench._prepare(Split(4, 1), (1, 4))) == 4
             assert len(bench._modules[1]) == count
             assert (bench.measure_memory(Split(4, 1), (1, 4)) or 0) > 0
         bench.close()

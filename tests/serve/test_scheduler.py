@@ -219,7 +219,7 @@ def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: st
 
 
 X = np.array([[1, 2, 3]], np.float32)
-TUNED = ServingRecord(batch=4, instances=2, threads=1, max_wait=0.0, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
+TUNED = ServingRecord(batch=4, instances=2, threads=1, concurrency=8, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
 """What a module that was tuned for throughput has."""
 
 

@@ -122,8 +122,8 @@ def command(
 ) -> int:
     """Compare the plan of LOCK with its competitor: both take turns here, and the ratio is compared with the lockfile's.
 
-    A lock that was tuned for throughput is put under load again, in its configuration, with loads that are shorter than those
-    of the search: the rate of the lock less --max-regress must be served within its p99.
+    A lock that was tuned for throughput is put under load again, in its configuration: it must serve the rate of the lock, less
+    --max-regress.
 
     The exit code is 1 when the plan or its throughput has become worse by more than --max-regress for certain, the plan cannot
     run, computes wrongly, or has an error over the budget of the lockfile; otherwise 0. Where the noise is too large for a

@@ -31,7 +31,7 @@ GATE = 5.0
 """Seconds of the comparison of the locked plan with another one, for `xrt check`."""
 ONLY = ("p99", "batches", "instances", "batch_dim", "target")
 """Options of this objective alone."""
-NUMBERS = ("batch", "instances", "threads", "a call", "requests/s", "p50", "p99", "memory")
+NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
 
 
 def parse_numbers(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -146,8 +146,8 @@ def _write_page(path: Path, found: ThroughputResult, model: str) -> None:
 
 def _show(found: ThroughputResult) -> None:
     show_table(COLUMNS, [_cells(one) for one in found.candidates], numbers=NUMBERS, whole=("verdict",))
-    loads = sum(len(one.trials) for one in found.candidates)
-    out.print(f"{found.headline}\n{loads} loads, {found.spent:.1f} of {found.budget:g} s", markup=False)
+    points = len(found.candidates)
+    out.print(f"{found.headline}\n{points} points, {found.spent:.1f} of {found.budget:g} s", markup=False)
     for note in found.notes:
         out.print(note, markup=False)
 
@@ -155,8 +155,6 @@ def _show(found: ThroughputResult) -> None:
 def _cells(one: ServingCandidate) -> tuple[str, ...]:
     load = one.load
     known = (format_rate(load.rate), format_latency(load.p50), format_latency(load.p99)) if load else ("", "", "")
-    call = format_latency(one.seconds) if one.seconds else ""
     memory = human_bytes(one.memory) if one.memory is not None else ""
-    guess = f"{format_rate(one.predicted)} predicted" if not load and one.predicted else ""
-    note = "; ".join(filter(None, (one.note, guess)))
-    return one.verdict, str(one.batch), str(one.split.instances), str(one.split.threads), one.plan, call, *known, memory, note
+    place = (str(one.batch), str(one.split.instances), str(one.split.threads), str(one.concurrency))
+    return one.verdict, *place, one.plan, *known, memory, one.note

@@ -95,8 +95,8 @@ def command(
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
     With --objective throughput, find what serves most requests per second while 99 of 100 are served within --p99: how many
-    requests to join in a call, how many calls at a time, and the engines for each batch size. Requests arrive at random times,
-    each a row of the inputs. The exit code is 1 when nothing is within --p99.
+    requests to join in a call, how many calls at a time, and the engines for each batch size. Each request is a row of the
+    inputs. The exit code is 1 when nothing is within --p99.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and

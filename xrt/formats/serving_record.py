@@ -18,16 +18,14 @@ Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A candidate of the search; `xrt.placement.throughput.result.ServingCandidate` says what each field means."""
+    """A point of the sweep; `xrt.placement.throughput.result.ServingCandidate` says what each field means."""
 
     batch: Count
     instances: Count
     threads: Count
+    concurrency: Count
     verdict: Text
     plan: Text = ""
-    seconds: Number | None = None
-    predicted: Number | None = None
-    max_wait: Number = 0.0
     rate: Number | None = None
     p50: Number | None = None
     p99: Number | None = None
@@ -40,12 +38,12 @@ class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
 
 class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a model is served, and the search that has led to it; `xrt.placement.throughput.result` says what each field means."""
+    """How a model is served, and the sweep that led to it; `xrt.placement.throughput.result` says what each field means."""
 
     batch: Count
     instances: Count
     threads: Count
-    max_wait: Number
+    concurrency: Count
     rate: Number
     p50: Number
     p99: Number

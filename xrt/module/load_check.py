@@ -1,4 +1,4 @@
-"""The load of a lock, repeated by a module: instances with the plans of the lock, put under load as a search does."""
+"""The load of a lock, repeated by a module: instances with the plans of the lock, under the load of a sweep."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_module_load(
     wanted, cores = locked.instances * locked.threads, available_cores()
     if cores < wanted:
         why = f"its instances need {wanted} threads, and this process may use {cores}"
-        return LoadCheckResult("undecided", limit, locked, 0.0, note=why)
+        return LoadCheckResult("undecided", limit, locked, note=why)
     try:
         pool = RequestPool(module, values, locked.dim or None, seed)
     except OptionError as error:
@@ -60,6 +60,6 @@ def check_module_load(
     bench = _LockedBench(module, pool, locked, lock)
     try:
         differs = list_machine_mismatches(lock, module._engines.context)
-        return check_load(bench, locked, limit, seconds, seed=seed, differs=differs)
+        return check_load(bench, locked, limit, seconds, differs=differs)
     finally:
         bench.close()

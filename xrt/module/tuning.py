@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.module.throughput import ModuleBench
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
-    from xrt.placement.throughput.session import Tell
+    from xrt.placement.throughput.sweep import Tell
     from xrt.precision import ErrorBudget
     from xrt.precision.lowering import LoweringWithinBudget
 
@@ -135,7 +135,7 @@ class Tunable:
         while 99 of 100 have their result within ``p99`` seconds: how many requests are joined in a call (of ``batches``), how
         many calls run at a time (of ``instances``, which divide the thread budget), and with ``engine="auto"`` the plan for each
         batch size. `serving` is what was chosen; `save` and a lock keep it. ``batch_dim`` names the symbolic dim that counts
-        requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of the arrivals. Within
+        requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of random inputs. Within
         ``max_error`` the plan for each batch size is the fastest whose error at that size is within the budget.
         """
         module = cast("XRTModule", self)
@@ -218,7 +218,7 @@ def tune_throughput(
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput.request import BATCHES, ThroughputRequest, parse_bound
-    from xrt.placement.throughput.session import ThroughputSession
+    from xrt.placement.throughput.sweep import ThroughputSweep
     from xrt.progress import show_progress
 
     lower = lower or module._lowering
@@ -238,9 +238,9 @@ def tune_throughput(
         open_throughput_bench(module, args, named, budget=seconds, lower=lower, **terms) as (bench, found),
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=shown) as show,
     ):
-        request = ThroughputRequest(found["splits"], found["batches"], bound, seconds, seed)
+        request = ThroughputRequest(found["splits"], found["batches"], bound, seconds)
         tell = tell or _make_tell(progress, show, seconds)
-        tuned = ThroughputSession(bench, request, tell=tell, notes=found["notes"]).run()
+        tuned = ThroughputSweep(bench, request, tell=tell, notes=found["notes"]).run()
         keep_serving(module, bench, tuned, lower)
         if use is not None and (chosen := tuned.configuration) is not None:
             use(*bench.find_example(chosen.threads, chosen.batch))

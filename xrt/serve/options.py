@@ -74,7 +74,6 @@ class ServingOptions:
         batch = list(sizes) if sizes else getattr(tuned, "batch", None)
         found: dict[str, Any] = {
             "batch": batch,
-            "max_wait": getattr(tuned, "max_wait", None),
             "instances": getattr(tuned, "instances", None),
         }
         return replace(self, **{name: value for name, value in found.items() if getattr(self, name) is None})

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from xrt.measure.queueing import Batching, Times, simulate_queue
+from xrt.measure.closed_loop import LoadResult
 from xrt.placement.throughput.request import Split, ThroughputRequest
 from xrt.placement.throughput.result import ThroughputResult
-from xrt.placement.throughput.session import ThroughputSession
+from xrt.placement.throughput.sweep import ThroughputSweep
 
 SPLITS = (Split(1, 2), Split(2, 1))
 
@@ -25,7 +25,7 @@ class SimulatedBench:
     dim: str = "N"
     is_exact: bool = False
     now: float = 0.0
-    loads: list[tuple[Split, Batching, float]] = field(default_factory=list)
+    loads: list[tuple[Split, int, int, float]] = field(default_factory=list)
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -34,19 +34,12 @@ class SimulatedBench:
     def clock(self) -> float:
         return self.now
 
-    def _draw(self, split: Split, size: int) -> float:
-        return self.service(split, size) * float(np.exp(self.noise * self._generator.standard_normal()))
-
-    def sample_calls(self, split: Split, size: int) -> Sequence[float]:
-        found = [self._draw(split, size) for _ in range(9)]
-        self.now += sum(found)
-        return found
-
-    def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
-        self.loads.append((split, batching, len(arrivals) / float(arrivals[-1])))
-        done = simulate_queue(arrivals, batching, lambda rows: self._draw(split, rows), split.instances)
-        self.now += float(done[-1])
-        return done
+    def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
+        self.loads.append((split, batch, concurrency, seconds))
+        call = self.service(split, batch) * float(np.exp(self.noise * self._generator.standard_normal()))
+        self.now += max(seconds, 5 * call)
+        latency = concurrency / (batch * split.instances) * call
+        return LoadResult(concurrency, batch * split.instances / call, 100, latency, 1.1 * latency)
 
     def describe_plan(self, split: Split, size: int) -> str:
         return "one" if size < 8 else "two"
@@ -57,4 +50,4 @@ class SimulatedBench:
 
 def tune(bench: SimulatedBench, **terms: object) -> ThroughputResult:
     request = ThroughputRequest(**{"splits": SPLITS, "bound": 0.02, "budget": 120.0, **terms})  # type: ignore[arg-type]
-    return ThroughputSession(bench, request, clock=bench.clock).run()
+    return ThroughputSweep(bench, request, clock=bench.clock).run()

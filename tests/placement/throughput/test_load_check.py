@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from tests.placement.throughput.simulated_bench import SimulatedBench, tune
 from xrt.errors import LockError
-from xrt.measure.queueing import Batching, Times
 from xrt.measure.statistics import RatioInterval
 from xrt.placement.throughput.load_check import LoadCheckResult, check_load
 from xrt.placement.throughput.request import Split
@@ -21,9 +19,9 @@ def serve(split: Split, size: int) -> float:
     return 0.004 + 0.0005 * size
 
 
-def lock(**terms: Any) -> ServingConfiguration:
-    """The configuration that a search on the simulated bench has chosen."""
-    found = tune(SimulatedBench(serve), **terms).configuration
+def lock() -> ServingConfiguration:
+    """The configuration that a sweep on the simulated bench has chosen."""
+    found = tune(SimulatedBench(serve)).configuration
     assert found is not None
     return found
 
@@ -36,57 +34,32 @@ def check(bench: SimulatedBench, locked: ServingConfiguration, limit: float = 0.
 def test_the_same_machine_holds_the_rate_of_the_lock() -> None:
     bench, locked = SimulatedBench(serve), lock()
     found = check(bench, locked)
-    assert (found.state, bool(found), found.rounds) == ("held", True, 6)
-    assert found.seconds == pytest.approx(3.0, rel=0.01)  # a tenth of the budget
-    assert {one[:2] for one in bench.loads} == {(Split(locked.instances, locked.threads), locked.batching)}
-    rates = {rate for _, _, rate in bench.loads}
-    assert len(rates) == len(bench.loads)  # fresh arrivals for each
-    assert all(rate == pytest.approx(locked.rate / 1.05, rel=0.1) for rate in rates)
+    assert (found.state, bool(found), found.rounds) == ("held", True, 4)
+    split = Split(locked.instances, locked.threads)
+    assert {*bench.loads} == {(split, locked.batch, locked.concurrency, 3.0)}
     assert found.to_dict()["locked"] == locked.to_dict()
 
 
-def test_a_slower_model_regresses_by_its_percentile() -> None:
+def test_a_slower_model_regresses() -> None:
     locked = lock()
     found = check(SimulatedBench(lambda split, size: 1.3 * serve(split, size)), locked)
     assert (found.state, bool(found), found.rounds) == ("regressed", False, 8)
     assert found.now is not None
-    assert found.now.low > locked.bound
+    assert found.now.median == pytest.approx(locked.rate / 1.3, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_what_the_limit_allows_is_no_regression() -> None:
     slower = SimulatedBench(lambda split, size: 1.1 * serve(split, size))
-    assert check(slower, lock(), limit=0.6).state == "held"
-
-
-def test_without_a_bound_the_rate_is_compared() -> None:
-    locked = lock(bound=math.inf, budget=20.0)
-    assert check(SimulatedBench(serve), locked).state == "held"
-    slower = check(SimulatedBench(lambda split, size: 1.2 * serve(split, size)), locked)
-    assert slower.state == "regressed"
-    assert slower.now is not None
-    assert slower.now.median == pytest.approx(2 * 32 / (1.2 * serve(Split(2, 1), 32)), rel=0.02)
-    assert check(SimulatedBench(lambda split, size: 1.2 * serve(split, size)), locked, limit=0.3).state == "held"
-
-
-class Stalling(SimulatedBench):
-    """Every third load stalls for so long that it is given up."""
-
-    def run_load(self, split: Split, batching: Batching, arrivals: Times, most_late: float) -> Times:
-        done = super().run_load(split, batching, arrivals, most_late)
-        if len(self.loads) % 3 == 0:
-            done[len(done) // 2 :] = math.inf
-        return done
+    assert check(slower, lock(), limit=0.2).state == "held"
 
 
 @pytest.mark.slow
 def test_noise_leaves_it_open_until_the_time_is_up() -> None:
-    bench, locked = Stalling(serve), lock()
-    found = check(bench, locked)
-    assert (found.state, bool(found)) == ("undecided", True)
+    bench = SimulatedBench(lambda split, size: (1.6 if len(bench.loads) % 2 else 1.0) * serve(split, size))
+    found = check(bench, lock())
+    assert (found.state, bool(found), found.rounds) == ("undecided", True, 10)
     assert bench.now >= 30.0
-    assert found.now is not None
-    assert found.now.high == 10 * locked.bound  # a load that was given up has no percentile
 
 
 @pytest.mark.slow
@@ -98,39 +71,29 @@ def test_rates_of_two_machines_are_not_compared() -> None:
     assert check(SimulatedBench(serve), lock(), differs=["processor was A and is B"]).state == "held"
 
 
-def test_a_short_budget_has_fewer_and_shorter_loads() -> None:
+def test_a_short_budget_has_fewer_loads() -> None:
     bench = SimulatedBench(serve)
-    found = check_load(bench, lock(), 0.05, 0.01, clock=bench.clock)
-    assert found.rounds == 4
-    assert found.seconds < 1.0
+    assert check_load(bench, lock(), 0.05, 0.01, clock=bench.clock).rounds == 4
 
 
-CONFIGURATION = ServingConfiguration(8, 2, 1, 0.0, 1000.0, 0.004, 0.018, 0.02, "N")
+CONFIGURATION = ServingConfiguration(8, 2, 1, 16, 1000.0, 0.004, 0.018, 0.02, "N")
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "load held: 952/s within a p99 of 20 ms: p99 12 ms (11 ms to 13 ms) in 6 loads of 3 s; 1000/s in the lock"),
-        (
-            {"state": "regressed", "note": "a note"},
-            "load regressed: 952/s within a p99 of 20 ms: p99 12 ms (11 ms to 13 ms) in 6 loads of 3 s; 1000/s in the lock",
-        ),
+        ({}, "load held: 990/s (980/s to 1000/s) in 6 loads, 1000/s in the lock"),
+        ({"state": "regressed", "note": "a note"}, "load regressed: 990/s (980/s to 1000/s) in 6 loads, 1000/s in the lock"),
         ({"now": None, "note": "why"}, "load not repeated: why"),
     ],
     ids=["held", "regressed", "not repeated"],
 )
 def test_it_prints_as_text(changes: dict[str, Any], text: str) -> None:
-    found = LoadCheckResult("held", 0.05, CONFIGURATION, 952.4, RatioInterval(0.012, 0.011, 0.013), 6, 3.0)
+    found = LoadCheckResult("held", 0.05, CONFIGURATION, RatioInterval(990, 980, 1000), 6)
     served = f"served as it was tuned: {CONFIGURATION}"
     lines = str(replace(found, **changes)).splitlines()
     assert lines[:2] == [text, served]
     assert lines[2:] == (["a note"] if changes.get("note") == "a note" else [])
-
-
-def test_it_prints_a_rate_without_a_bound() -> None:
-    found = LoadCheckResult("held", 0.05, replace(CONFIGURATION, bound=math.inf), 1250.0, RatioInterval(990, 980, 1000), 6, 3.0)
-    assert str(found).startswith("load held: at least 952/s: 990/s (980/s to 1000/s) in 6 loads of 3 s, 1000/s in the lock\n")
 
 
 def test_a_rate_of_nothing_is_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.placement.throughput.simulated_bench import SimulatedBench, tune
-from tests.placement.throughput.test_session import convex, flat
+from tests.placement.throughput.test_sweep import convex, flat
 from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.placement_file import PlacementFile, dumps, loads, read_placement, write_placement
 from xrt.formats.serving_record import parse_serving, spell_serving
@@ -18,14 +18,13 @@ from xrt.placement.throughput.result import ServingConfiguration
 
 def test_a_result_prints_as_a_table() -> None:
     found = tune(SimulatedBench(lambda split, size: 0.001 * size), batches=(1, 2), budget=5.0)
-    first, loads, chosen, *others = str(found).splitlines()
+    first, points, chosen, *others = str(found).splitlines()
     assert found.configuration is not None
     assert first == f"most requests per second within a p99 of 20 ms: {found.configuration}"
-    assert str(found.configuration).startswith("no batching, 2 instances of 1 thread: ")
-    assert loads.startswith("  4 candidates, ")
-    assert chosen.startswith("  chosen: batch 1, 2 instances of 1 thread, on one, ")
-    note = "batching does not pay: 1 ms per request, and 1 ms in calls of 1"
-    assert f"  declined: batch 2, 2 instances of 1 thread, on one, {note}" in others
+    assert str(found.configuration) == "no batching, 2 instances of 1 thread, 2 in flight: 2000/s, p50 1 ms, p99 1.1 ms"
+    assert points == "  8 points, 5.0 of 5 s"
+    assert chosen == "  chosen: batch 1, 2 instances of 1 thread, 2 in flight, on one, 2000/s, p50 1 ms, p99 1.1 ms"
+    assert "  within: batch 2, 2 instances of 1 thread, 8 in flight, on one, 2000/s, p50 4 ms, p99 4.4 ms" in others
 
 
 @pytest.mark.parametrize("bound", [0.02, math.inf])
@@ -55,19 +54,17 @@ def test_a_damaged_configuration_is_refused() -> None:
     assert str(refused.value) == "its serving configuration cannot be read: Object missing required field `instances`"
 
 
-def test_a_page_draws_the_loads_of_each_candidate() -> None:
+def test_a_page_draws_the_points_that_were_measured() -> None:
     found = tune(SimulatedBench(convex), budget=20.0)
     page = render_throughput_page(found, "a <model>")
-    measured = [one for one in found.candidates if one.trials]
-    assert page.count("<circle") == sum(len(one.trials) for one in measured)
+    measured = [one for one in found.candidates if one.load]
+    assert page.count("<circle") == len(measured)
     assert page.count('class="curve best"') == 1
     assert "Throughput of a &lt;model&gt;" in page
     assert 'class="bound"' in page
     assert found._repr_html_().count("<circle") == page.count("<circle")
 
 
-def test_a_search_without_a_load_is_a_table_alone() -> None:
-    found = tune(SimulatedBench(convex), bound=0.001)
-    page = found._repr_html_()
-    assert "<circle" not in page
+def test_a_sweep_without_a_choice_says_so() -> None:
+    page = tune(SimulatedBench(convex), bound=0.001)._repr_html_()
     assert "Nothing serves requests within a p99 of 1 ms" in page

@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRequest:
-    """A search for the configuration with the highest rate within a bound."""
+    """A sweep for the configuration with the highest rate within a bound."""
 
     splits: tuple[Split, ...]
     batches: tuple[int, ...] = BATCHES
@@ -43,8 +43,6 @@ class ThroughputRequest:
     bound: float = math.inf
     """Seconds that the 99th percentile of the latency may take."""
     budget: float = 60.0
-    seed: int = 0
-    """Of the arrivals."""
 
 
 def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[Split, ...]:

@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from xrt.formats.serving_record import ServingRecord, ServingRow
-from xrt.measure.queueing import Batching, LoadResult
+from xrt.measure.closed_loop import LoadResult
 from xrt.placement.result import format_count
 from xrt.placement.throughput.request import Split
 
 __all__ = ["ServingCandidate", "ServingConfiguration", "ServingVerdict", "ThroughputResult", "format_latency", "format_rate"]
 
-ServingVerdict: TypeAlias = Literal["chosen", "within", "over", "predicted", "declined"]
-"""``chosen``; ``within`` the bound under load; ``over`` it at every rate that was tried; ``predicted`` from the time of calls and
-not put under load; ``declined`` before that, for a reason."""
+ServingVerdict: TypeAlias = Literal["chosen", "within", "over", "declined"]
+"""``chosen``; ``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +27,13 @@ class ServingConfiguration:
     instances: int
     """Calls that run at a time, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
     threads: int
-    max_wait: float
-    """Seconds that a request may wait for others while an instance is idle."""
+    concurrency: int
+    """Requests in flight when the figures below were measured."""
     rate: float
-    """Requests per second that were served within the bound; measured."""
+    """Requests per second."""
     p50: float
     p99: float
-    """Seconds from the arrival of a request to its result, at that rate; measured."""
+    """Seconds from a request to its result."""
     bound: float = math.inf
     """Seconds that the 99th percentile may take."""
     dim: str = ""
@@ -46,18 +45,13 @@ class ServingConfiguration:
     memory: int = 0
     """Bytes that all instances hold, as far as engines report them."""
 
-    @property
-    def batching(self) -> Batching:
-        """The rule by which requests were joined."""
-        return Batching(self.batch, self.max_wait, self.sizes)
-
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; a bound that is infinite is None."""
         return {**asdict(self), "bound": _finite(self.bound)}
 
     def round(self) -> ServingConfiguration:
         """Return it with six digits of each measured number, as files hold it."""
-        return replace(self, **{name: _round(getattr(self, name)) for name in ("max_wait", "rate", "p50", "p99")})
+        return replace(self, **{name: _round(getattr(self, name)) for name in ("rate", "p50", "p99")})
 
     def to_record(self, rows: tuple[ServingRow, ...] = ()) -> ServingRecord:
         """Return what files hold of it."""
@@ -71,48 +65,41 @@ class ServingConfiguration:
 
     def __str__(self) -> str:
         batch = f"batches of up to {self.batch}" if self.batch > 1 else "no batching"
-        wait = f", waiting {format_latency(self.max_wait)} for a full one" if self.max_wait else ""
         figures = f"p50 {format_latency(self.p50)}, p99 {format_latency(self.p99)}"
-        return f"{batch}{wait}, {Split(self.instances, self.threads)}: {format_rate(self.rate)}, {figures}"
+        flight = f"{self.concurrency} in flight"
+        return f"{batch}, {Split(self.instances, self.threads)}, {flight}: {format_rate(self.rate)}, {figures}"
 
 
 @dataclass(frozen=True, slots=True)
 class ServingCandidate:
-    """A batch size on a division of the thread budget, and what is known of it."""
+    """A point of the sweep, and its measurement."""
 
     batch: int
     split: Split
-    verdict: ServingVerdict = "predicted"
+    concurrency: int
+    """Requests in flight."""
+    verdict: ServingVerdict = "declined"
     plan: str = ""
     """The engines of the plan at the batch size."""
-    seconds: float | None = None
-    """Of a call with a full batch while all instances are busy: the median."""
-    predicted: float | None = None
-    """Requests per second that the times of calls lead to."""
-    max_wait: float = 0.0
-    trials: tuple[LoadResult, ...] = ()
-    """The loads that it was put under."""
     load: LoadResult | None = None
-    """The load of the highest rate within the bound."""
     memory: int | None = None
     note: str = ""
 
     @property
-    def capacity(self) -> float | None:
-        """Requests per second of full batches without a pause."""
-        return self.batch * self.split.instances / self.seconds if self.seconds else None
+    def rate(self) -> float:
+        """Requests per second; 0 if it was not measured."""
+        return self.load.rate if self.load else 0.0
 
     def to_row(self) -> ServingRow:
-        """Return what files hold of it."""
+        """The form that files hold."""
         load = self.load
-        measured = (load.rate, load.p50, load.p99) if load else (None, None, None)
-        figures = [_round(one) for one in (self.seconds, self.predicted, self.max_wait, *measured)]
-        own = (self.plan[:4000], *figures, self.memory, self.note[:4000])
-        return ServingRow(self.batch, self.split.instances, self.split.threads, self.verdict, *own)
+        figures = [_round(one) for one in ((load.rate, load.p50, load.p99) if load else (None, None, None))]
+        place = (self.batch, self.split.instances, self.split.threads, self.concurrency, self.verdict, self.plan[:4000])
+        return ServingRow(*place, *figures, self.memory, self.note[:4000])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, with all its trials."""
-        return {**self.to_row().to_dict(), "trials": [trial.to_dict() for trial in self.trials]}
+        """The point as plain data."""
+        return self.to_row().to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +135,7 @@ class ThroughputResult:
         return {"configuration": chosen, **facts, "candidates": [one.to_dict() for one in self.candidates]}
 
     def _repr_html_(self) -> str:
-        """Return the table and the curves of latency for a notebook."""
+        """The table and the curves of latency for a notebook."""
         from xrt.placement.throughput.html import render_throughput_result  # for notebooks alone
 
         return render_throughput_result(self)
@@ -159,36 +146,33 @@ class ThroughputResult:
         within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
             return f"most requests per second{within}: {self.configuration}"
-        quickest = min((one.seconds for one in self.candidates if one.seconds is not None), default=None)
-        took = "" if quickest is None else f"; the quickest call takes {format_latency(quickest)}"
+        quickest = min((one.load.p50 for one in self.candidates if one.load is not None), default=None)
+        took = "" if quickest is None else f"; the fastest request takes {format_latency(quickest)}"
         return f"nothing serves requests{within}{took}"
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
 
-COLUMNS = ("verdict", "batch", "instances", "threads", "plan", "a call", "requests/s", "p50", "p99", "memory", "note")
+COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
 """The heads of the table."""
 
 
 def _lines(found: ThroughputResult) -> Iterator[str]:
     yield found.headline
-    loads = format_count(sum(len(one.trials) for one in found.candidates), "load")
-    yield f"  {format_count(len(found.candidates), 'candidate')}, {loads}, {found.spent:.1f} of {found.budget:g} s"
+    yield f"  {format_count(len(found.candidates), 'point')}, {found.spent:.1f} of {found.budget:g} s"
     for one in found.candidates:
         yield f"  {_describe(one)}"
     yield from (f"  {note}" for note in found.notes)
 
 
 def _describe(one: ServingCandidate) -> str:
-    parts = [f"{one.verdict}: batch {one.batch}, {one.split}"]
+    parts = [f"{one.verdict}: batch {one.batch}, {one.split}, {one.concurrency} in flight"]
     if one.plan:
         parts.append(f"on {one.plan}")
     if one.load is not None:
         p50, p99 = format_latency(one.load.p50), format_latency(one.load.p99)
         parts += [format_rate(one.load.rate), f"p50 {p50}, p99 {p99}"]
-    elif one.predicted is not None:
-        parts.append(f"{format_rate(one.predicted)} predicted")
     if one.note:
         parts.append(one.note)
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The search for throughput on simulated times: what it chooses and declines; its choice has the highest measured rate."""
+"""The sweep for throughput on simulated times: what it measures, and that its choice has the highest rate within the bound."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
 from xrt.errors import OptionError
+from xrt.measure.closed_loop import LoadResult
 from xrt.placement.throughput.request import Split, list_splits, parse_batches, parse_bound
 from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
 
@@ -25,103 +26,89 @@ def convex(split: Split, size: int) -> float:
 
 
 def check_law(found: ThroughputResult) -> None:
-    """The chosen configuration has the highest measured rate within the bound."""
+    """The chosen point has the highest measured rate within the bound, up to what counts as equal."""
     within = [one.load.rate for one in found.candidates if one.load is not None and one.load.p99 <= found.bound]
     assert found.configuration is not None
-    assert found.configuration.rate == pytest.approx(max(within), rel=1e-5)
+    assert found.configuration.rate >= 0.96 * max(within)
     assert found.configuration.p99 <= found.bound
     assert found.candidates[0].verdict == "chosen"
     assert [one.verdict for one in found.candidates].count("chosen") == 1
 
 
-@pytest.mark.slow
 def test_a_model_whose_calls_cost_much_is_batched() -> None:
     found = tune(SimulatedBench(flat))
     check_law(found)
     assert found.configuration is not None
-    assert found.configuration.batch == 32
-    assert found.configuration.instances == 2
-    assert found.configuration.rate > 0.8 * 2 * 32 / flat(SPLITS[1], 32)
+    assert (found.configuration.batch, found.configuration.instances, found.configuration.concurrency) == (32, 2, 64)
+    assert found.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_model_is_not_batched_where_that_does_not_pay() -> None:
     found = tune(SimulatedBench(convex))
     check_law(found)
     assert found.configuration is not None
-    assert (found.configuration.batch, found.configuration.instances) == (1, 2)
-    declined = {one.batch: one.note for one in found.candidates if one.verdict == "declined" and one.split == SPLITS[1]}
-    assert declined[2] == "batching does not pay: 4.4 ms per request, and 4 ms in calls of 1"
-    assert declined[16] == "calls of 8 already take 41.6 ms"
+    assert (found.configuration.batch, found.configuration.instances, found.configuration.concurrency) == (1, 2, 2)
+    declined = {(one.batch, one.concurrency): one.note for one in found.candidates if one.split == SPLITS[1] and not one.load}
+    assert declined[8, 16] == "batches of 4 already take 21.1 ms"
+    assert declined[32, 128] == "batches of 4 already take 21.1 ms"
 
 
-@pytest.mark.slow
+def test_a_point_over_the_bound_spares_the_deeper_one_of_the_same_batch() -> None:
+    bench = SimulatedBench(lambda split, size: 0.01 * size)
+    tune(bench, batches=(1, 2), splits=SPLITS[:1], bound=0.012)
+    assert [one[:3] for one in bench.loads] == [(SPLITS[0], 1, 1), (SPLITS[0], 1, 2), (SPLITS[0], 2, 2)]
+
+
 def test_a_tight_bound_takes_smaller_batches() -> None:
     bench = SimulatedBench(lambda split, size: 0.004 + 0.0005 * size, is_exact=True)
     found = tune(bench, bound=0.012, budget=20.0)
     check_law(found)
     assert found.configuration is not None
-    assert found.configuration.batch < 32
-    assert found.configuration.sizes == tuple(1 << n for n in range(found.configuration.batch.bit_length()))
-    assert len(found.configuration.plans) == len(found.configuration.sizes)
+    assert found.configuration.batch == 8
+    assert found.configuration.sizes == (1, 2, 4, 8)
+    assert found.configuration.plans == ("one", "one", "one", "two")
 
 
 def test_nothing_is_chosen_where_a_single_call_takes_too_long() -> None:
     found = tune(SimulatedBench(convex), bound=0.001)
     assert found.configuration is None
     assert found.to_record() is None
-    assert found.headline == "nothing serves requests within a p99 of 1 ms; the quickest call takes 2.46 ms"
-    assert {one.verdict for one in found.candidates} == {"declined"}
+    assert found.headline == "nothing serves requests within a p99 of 1 ms; the fastest request takes 2.46 ms"
+    assert {one.verdict for one in found.candidates} == {"declined", "over"}
 
 
-def test_without_a_bound_the_instances_are_filled() -> None:
-    found = tune(SimulatedBench(flat), bound=math.inf, budget=5.0)
-    assert found.configuration is not None
-    assert found.configuration.batch == 32
-    assert found.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=0.1)
-
-
-@pytest.mark.slow
 def test_requests_that_are_calls_are_tuned_for_instances_alone() -> None:
     found = tune(SimulatedBench(convex, dim=""), batches=(1,))
     check_law(found)
     assert {one.batch for one in found.candidates} == {1}
 
 
-@pytest.mark.slow
-def test_a_rate_that_fresh_arrivals_do_not_confirm_is_lowered() -> None:
-    """The machine becomes slower while it is measured: the rate of the search is not what is reported."""
-    before = SimulatedBench(lambda split, size: 0.002)
-    tune(before, batches=(1,), budget=20.0)
-    confirmation = len(before.loads)
-    bench = SimulatedBench(lambda split, size: 0.002 * (1.3 if len(bench.loads) >= confirmation else 1.0))
-    found = tune(bench, batches=(1,), budget=20.0)
-    check_law(found)
-    assert found.configuration is not None
-    assert found.configuration.rate < 2 / 0.0026
-
-
-def test_the_budget_is_kept() -> None:
+def test_the_budget_is_divided_and_kept() -> None:
     bench = SimulatedBench(flat)
-    found = tune(bench, budget=5.0)
-    assert bench.now < 6.0
-    assert found.spent == bench.now
+    found = tune(bench, budget=4.8)
+    assert [one[3] for one in bench.loads] == [pytest.approx(0.2)] * 24
+    assert found.spent == bench.now == pytest.approx(4.8)
+
+
+def test_points_for_which_no_time_is_left_say_so() -> None:
+    found = tune(SimulatedBench(lambda split, size: 1.0 * size), bound=math.inf, budget=1.0)
+    assert [one.verdict for one in found.candidates] == ["chosen"] + ["declined"] * 23
+    assert found.candidates[1].note == "no time was left of budget=1 s"
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
     class Interrupted(SimulatedBench):
-        def run_load(self, *terms: object) -> object:  # type: ignore[override]  # raises in the end
+        def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
             if len(self.loads) == 1:
                 raise KeyboardInterrupt
-            return super().run_load(*terms)  # type: ignore[arg-type]
+            return super().run_load(split, batch, concurrency, seconds)
 
     found = tune(Interrupted(flat))
     assert found.is_interrupted
-    assert found.candidates
+    assert found.configuration is not None and found.configuration.batch == 1
 
 
-@pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.floats(1e-4, 5e-3),
     st.floats(1e-5, 2e-3),

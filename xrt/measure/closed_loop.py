@@ -1,0 +1,106 @@
+"""Load in a closed loop: a fixed number of requests is in flight, and each answer is followed by the next request.
+
+Triton's perf_analyzer measures the same way. No thread generates load: an instance that has answered a batch issues as many
+requests again, so that the load costs no processor time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.measure.timing import Clock
+
+__all__ = ["Instance", "LoadResult", "run_closed_loop"]
+
+Instance: TypeAlias = Callable[[int, int], object]
+"""Serves requests: the number of the first, and how many."""
+
+WARM_CALLS = 2
+LEAST_CALLS = 5
+"""Calls of each instance at least, however short the time is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Throughput and latency at one concurrency."""
+
+    concurrency: int
+    """Requests in flight."""
+    rate: float
+    """Requests per second."""
+    requests: int
+    """Requests whose latency counts."""
+    p50: float
+    """Median latency in seconds, from the request to its result."""
+    p99: float
+    """Latency that 99 of 100 requests do not exceed: one that was observed, not a value between two."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return asdict(self)
+
+
+def run_closed_loop(
+    instances: Sequence[Instance], batch: int, concurrency: int, seconds: float, *, clock: Clock = time.perf_counter
+) -> LoadResult:
+    """Measure instances that serve batches of ``batch`` requests, one thread each, with ``concurrency`` requests in flight.
+
+    The concurrency must be at least one full batch per instance, so every call has a full batch. An exception of an instance
+    is raised here.
+    """
+    waiting: deque[float] = deque()  # when each waiting request was issued
+    began = 0.0
+
+    def start() -> None:
+        nonlocal began
+        began = clock()
+        waiting.extend([began] * concurrency)
+
+    lock, barrier = threading.Lock(), threading.Barrier(len(instances), start)
+
+    def serve(number: int) -> list[tuple[float, list[float]]]:
+        instance, first = instances[number], number * batch
+        try:
+            for _ in range(WARM_CALLS):
+                instance(first, batch)
+            barrier.wait()
+        except BaseException:
+            barrier.abort()  # the others must not wait for this instance
+            raise
+        done: list[tuple[float, list[float]]] = []
+        while len(done) < LEAST_CALLS or clock() < began + seconds:
+            with lock:
+                issued = [waiting.popleft() for _ in range(batch)]
+            instance(first, batch)
+            first += batch
+            end = clock()
+            with lock:
+                waiting.extend([end] * batch)
+            done.append((end, issued))
+        return done
+
+    calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
+    until = min(own[-1][0] for own in calls)  # after that some instances are idle
+    counted = [(end, issued) for own in calls for end, issued in own if end <= until]
+    # The first requests were issued all at once and waited less than the later ones.
+    latencies = [end - time_ for end, issued in counted for time_ in issued if time_ > began]
+    p50, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.99), method="higher"))
+    return LoadResult(concurrency, batch * len(counted) / (until - began), len(latencies), p50, p99)
+
+
+def _run_in_threads(serve: Callable[[int], Any], count: int) -> list[Any]:
+    with ThreadPoolExecutor(count) as pool:
+        runs = [pool.submit(serve, number) for number in range(count)]
+    errors = [error for run in runs if (error := run.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):  # the instance that failed first, not those it has stopped
+            raise error
+    return [run.result() for run in runs]
