@@ -19,7 +19,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from sizes import transformer
 
 import xrt
 from xrt.bench import machine
@@ -66,11 +65,46 @@ def convolutions() -> Function:
     return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="convolutions")
 
 
+def transformer(layers: int = 4, width: int = 128, heads: int = 4) -> Function:
+    """Return layers of an encoder over a sequence of any length."""
+    rng, nodes, constants = np.random.default_rng(0), list[Node](), dict[str, Constant]()
+
+    def emit(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(Node(op, inputs, (f"v{len(nodes)}",), read_attributes(attributes)))
+        return nodes[-1].outputs[0]
+
+    def constant(array: Any) -> str:
+        constants[name := f"c{len(constants)}"] = Constant(np.asarray(array))
+        return name
+
+    def linear(x: str, rows: int, columns: int) -> str:
+        return emit("MatMul", x, constant((rng.standard_normal((rows, columns)) / rows**0.5).astype("float32")))
+
+    def norm(x: str) -> str:
+        return emit("LayerNormalization", x, constant(np.ones(width, "float32")), constant(np.zeros(width, "float32")), axis=-1)
+
+    def split(x: str, perm: list[int]) -> str:
+        places = constant(np.array([0, 0, heads, width // heads]))
+        return emit("Transpose", emit("Reshape", linear(x, width, width), places), perm=perm)
+
+    x = "x"
+    for _ in range(layers):
+        h = norm(x)
+        scores = emit("MatMul", split(h, [0, 2, 1, 3]), split(h, [0, 2, 3, 1]))
+        scores = emit("Mul", scores, constant(np.float32((width // heads) ** -0.5)))
+        mixed = emit("MatMul", emit("Softmax", scores, axis=-1), split(h, [0, 2, 1, 3]))
+        joined = emit("Reshape", emit("Transpose", mixed, perm=[0, 2, 1, 3]), constant(np.array([0, 0, width])))
+        x = emit("Add", x, linear(joined, width, width))
+        x = emit("Add", x, linear(emit("Gelu", linear(norm(x), width, 4 * width)), 4 * width, width))
+    type_ = TensorType(DType.FLOAT32, (1, "s", width))
+    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 20}, name="transformer")
+
+
 MODELS: dict[str, Callable[[], Function]] = {
     "chain": chain,
     "perceptron": perceptron,
     "convolutions": convolutions,
-    "transformer": lambda: transformer(4, 128),
+    "transformer": transformer,
 }
 
 

@@ -43,13 +43,3 @@ def test_regions_are_set_against_themselves_alone() -> None:
     assert [(row["engines"], row["kind"]) for row in found["pairs"]] == [(["ort", "toy"], kind) for kind in kinds]
     assert all("to_parts" in row for row in found["pairs"])
     assert [(row["engine"], row["kind"]) for row in found["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_request_is_set_against_a_call_and_a_server_against_batches() -> None:
-    command = [sys.executable, "-m", "benchmarks.serving", "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True, cwd=FOLDER.parent)
-    found = json.loads(done.stdout)
-    assert list(found["overhead"]["ways"]) == ["health", "http binary", "http json", "grpc"]
-    assert set(found["throughput"]["rows per second"]) == {"in process", "served"} and found["throughput"]["ratio"] > 0

@@ -6,8 +6,6 @@ import html
 import json
 import os
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,11 +199,3 @@ def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[1].split("\t")[:3] == ["candidate", "verdict", "ms"]
     assert lines[2].split("\t")[:2] == ["ort", "best"]
     assert len(lines[2].split("\t")) == len(lines[1].split("\t"))
-
-
-def test_the_standing_comparison_takes_the_options_of_the_command() -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "compare_engines.py"
-    command = [sys.executable, str(script), "--model", TINY, "--", "-e", "ort", "--rounds", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
-    data = json.loads(done.stdout)
-    assert [group["model"] for group in data["groups"]] == [TINY]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import xrt
-from benchmarks.training_models import MODELS
+from tests.training.models import MODELS
 from xrt import training
 from xrt.engines import create
 from xrt.graph import Function, list_states

@@ -1,7 +1,5 @@
-"""The networks of `benchmarks.training`, whose loss is their result, and batches for them made by code.
+"""Networks whose loss is their result, and batches for them made by code.
 
-The tests train them at small sizes.
-"""
 
 from __future__ import annotations
 
