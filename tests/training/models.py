@@ -1,5 +1,4 @@
-"""Networks whose loss is their result, and batches for them made by code.
-
+"""Networks whose loss is their result, and batches for them made by code."""
 
 from __future__ import annotations
 

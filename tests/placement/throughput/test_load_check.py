@@ -30,7 +30,6 @@ def check(bench: SimulatedBench, locked: ServingConfiguration, limit: float = 0.
     return check_load(bench, locked, limit, 30.0, clock=bench.clock, **terms)
 
 
-@pytest.mark.slow
 def test_the_same_machine_holds_the_rate_of_the_lock() -> None:
     bench, locked = SimulatedBench(serve), lock()
     found = check(bench, locked)
@@ -48,13 +47,11 @@ def test_a_slower_model_regresses() -> None:
     assert found.now.median == pytest.approx(locked.rate / 1.3, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_what_the_limit_allows_is_no_regression() -> None:
     slower = SimulatedBench(lambda split, size: 1.1 * serve(split, size))
     assert check(slower, lock(), limit=0.2).state == "held"
 
 
-@pytest.mark.slow
 def test_noise_leaves_it_open_until_the_time_is_up() -> None:
     bench = SimulatedBench(lambda split, size: (1.6 if len(bench.loads) % 2 else 1.0) * serve(split, size))
     found = check(bench, lock())
@@ -62,7 +59,6 @@ def test_noise_leaves_it_open_until_the_time_is_up() -> None:
     assert bench.now >= 30.0
 
 
-@pytest.mark.slow
 def test_rates_of_two_machines_are_not_compared() -> None:
     slower = SimulatedBench(lambda split, size: 1.3 * serve(split, size))
     found = check(slower, lock(), differs=["processor was A and is B"])

@@ -92,10 +92,20 @@ class ServingCandidate:
 
     def to_row(self) -> ServingRow:
         """The form that files hold."""
-        load = self.load
-        figures = [_round(one) for one in ((load.rate, load.p50, load.p99) if load else (None, None, None))]
-        place = (self.batch, self.split.instances, self.split.threads, self.concurrency, self.verdict, self.plan[:4000])
-        return ServingRow(*place, *figures, self.memory, self.note[:4000])
+        rate, p50, p99 = (self.load.rate, self.load.p50, self.load.p99) if self.load else (None, None, None)
+        return ServingRow(
+            self.batch,
+            self.split.instances,
+            self.split.threads,
+            self.concurrency,
+            self.verdict,
+            self.plan[:4000],
+            _round(rate),
+            _round(p50),
+            _round(p99),
+            self.memory,
+            self.note[:4000],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The point as plain data."""
