@@ -53,10 +53,10 @@ def test_json_comes_back(datatype: str) -> None:
     @settings(max_examples=30)
     @given(tensors(datatype))
     def check(array: Any) -> None:
-        parsed = json.loads(encode_document(encode_json(array)))
-        assert np.array_equal(decode_json("x", datatype, array.shape, parsed), array, equal_nan=datatype.startswith("FP"))
-        nested = json.loads(json.dumps(array.tolist()))
-        assert np.array_equal(decode_json("x", datatype, array.shape, nested), array, equal_nan=datatype.startswith("FP"))
+        parsed = encode_document(encode_json(array))
+        for text in (parsed, json.dumps(array.tolist()).encode()):
+            found = decode_json("x", datatype, array.shape, text, json.loads)
+            assert found.dtype == array.dtype and np.array_equal(found, array, equal_nan=datatype.startswith("FP"))
 
     check()
 
@@ -71,16 +71,16 @@ def test_json_comes_back(datatype: str) -> None:
         ("INT32", [1.5], "the data of input 'x' do not have the datatype INT32"),
         ("BOOL", [2], "the data of input 'x' have a number that BOOL cannot hold"),
         ("FP32", [None], "the data of input 'x' do not have the datatype FP32"),
-        ("FP64", [[1], [1, 2]], "the data of input 'x' are no tensor: "),
+        ("FP64", [[1], [1, 2]], "input 'x' has shape [1], 1 elements; its data have 3, nested otherwise"),
         ("FP64", {"a": 1}, "the data of input 'x' do not have the datatype FP64"),
-        ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2 in shape [1, 2]"),
+        ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2, nested otherwise"),
         ("BYTES", [7], "the data of input 'x' do not have the datatype BYTES; JSON has its elements as strings"),
         ("BF16", [1], "input 'x' is BF16, which JSON cannot hold; send it as a binary tensor"),
     ],
 )
 def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
     with pytest.raises(RequestRefusal) as refused:
-        decode_json("x", datatype, (1,), data)
+        decode_json("x", datatype, (1,), json.dumps(data).encode())
     assert str(refused.value).startswith(message)
 
 
@@ -100,3 +100,37 @@ def test_bytes_that_do_not_fit(datatype: str, data: bytes, message: str) -> None
     with pytest.raises(RequestRefusal) as refused:
         decode_binary("x", datatype, (1,), memoryview(data))
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "message"),
+    [
+        ((1, 3), b"[" + b"[]," * 1_000_000 + b"[]]", "its data have 0, nested otherwise"),
+        ((1, 3), b"[" + b"1," * 1_000_000 + b"1]", "its data have 1000001"),
+        ((1_000_000,), b"[1]", "its data have 1"),
+        ((2, 2), b"[[1],[2,3,4]]", "its data have 4, nested otherwise"),
+        ((2, 2), b"[[1,2],[3]]", "its data have 3, nested otherwise"),
+    ],
+)
+def test_elements_are_counted_before_they_are_converted(shape: tuple[int, ...], text: bytes, message: str) -> None:
+    def parse(piece: bytes) -> Any:
+        raise AssertionError("converted")
+
+    with pytest.raises(RequestRefusal) as refused:
+        decode_json("x", "FP32", shape, text, parse)
+    assert str(refused.value) == f"input 'x' has shape {list(shape)}, {np.prod(shape)} elements; {message}"
+
+
+@pytest.mark.parametrize("shape", [(100_000,), (100, 1000), (10, 10, 1000)])
+def test_large_data_are_converted_in_pieces(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).standard_normal(shape)
+    array.reshape(-1)[[5, -1]] = np.nan, -np.inf
+    sizes: list[int] = []
+
+    def parse(piece: bytes) -> Any:
+        sizes.append(len(piece))
+        return json.loads(piece)
+
+    for text in (json.dumps(array.tolist()).encode(), encode_document(encode_json(array))):
+        assert np.array_equal(decode_json("x", "FP64", shape, text, parse), array, equal_nan=True)
+    assert len(sizes) > 20 and max(sizes) < 100_000

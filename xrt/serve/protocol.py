@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,8 @@ class _Input(msgspec.Struct):
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = {}
-    data: Any = msgspec.UNSET
+    data: msgspec.Raw = msgspec.Raw()
+    """Empty where there are none."""
 
 
 class _Output(msgspec.Struct):
@@ -75,6 +77,11 @@ class InferResponse:
     datatypes: Mapping[str, str]
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """Of the outputs."""
+        return sum(array.nbytes for array in self.outputs.values())
+
 
 # ---------------------------------------------------------------------- requests
 
@@ -83,9 +90,9 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     """Return the request in a body; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
     whole = memoryview(body)
-    asked = _decode(whole[:length])
+    asked, parse = _decode(whole[:length])
     rest = _Tail(whole[length:])
-    inputs = {one.name: _read_input(one, rest, limit) for one in asked.inputs}
+    inputs = {one.name: _read_input(one, rest, limit, parse) for one in asked.inputs}
     if len(inputs) != len(asked.inputs):
         raise RequestRefusal("the request gives an input more than once")
     rest.check_end()
@@ -102,18 +109,37 @@ def _read_length(text: bytes, most: int) -> int:
     return length
 
 
-def _decode(text: memoryview) -> _Request:
+def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
+    """Decode the JSON but for the elements of tensors; also return what decodes those."""
     try:
         try:
-            return _DECODER.decode(text)
+            return _DECODER.decode(text), msgspec.json.decode
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:  # NaN and infinities: no JSON, but what Python's clients send
-            return msgspec.convert(json.loads(bytes(text)), _Request)
+            return _DECODER.decode(_replace_special(bytes(text))), _load_special
     except RecursionError:
         raise RequestRefusal("the request's JSON is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+
+
+_STRING = re.compile(rb'("(?:[^"\\]|\\.)*")')
+_SPECIAL = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
+"""NaN and infinities, and the numbers that stand for them while the rest is read as JSON; as numbers these would be refused."""
+
+
+def _replace_special(text: bytes) -> bytes:
+    parts = _STRING.split(text)
+    for word, number in _SPECIAL.items():
+        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # between the strings
+    return b"".join(parts)
+
+
+def _load_special(text: bytes) -> Any:
+    for word, number in _SPECIAL.items():
+        text = text.replace(number, word)
+    return json.loads(text)
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
@@ -142,18 +168,18 @@ class _Tail:
             raise RequestRefusal(f"{len(self._data) - self._at} bytes follow the last tensor of the request")
 
 
-def _read_input(given: _Input, rest: _Tail, limit: int) -> Array:
+def _read_input(given: _Input, rest: _Tail, limit: int, parse: Callable[[bytes], Any]) -> Array:
     if given.datatype not in DATATYPES:
         raise RequestRefusal(
             f"input {given.name!r} has datatype {given.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}"
         )
     shape = check_shape(given.name, given.shape, limit)
-    size = given.parameters.get("binary_data_size")
+    size, data = given.parameters.get("binary_data_size"), bytes(given.data)
     if size is None:
-        if given.data is msgspec.UNSET:
+        if not data:
             raise RequestRefusal(f"input {given.name!r} has neither data nor the parameter binary_data_size")
-        return decode_json(given.name, given.datatype, shape, given.data)
-    if given.data is not msgspec.UNSET:
+        return decode_json(given.name, given.datatype, shape, data, parse)
+    if data:
         raise RequestRefusal(f"input {given.name!r} has both data and the parameter binary_data_size")
     return decode_binary(given.name, given.datatype, shape, rest.take(given.name, size))
 

@@ -10,7 +10,8 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,27 +73,90 @@ def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------------- JSON
 
+PIECE = 1 << 16
+"""Bytes of JSON, or elements, that are converted at once: the interpreter is held for about a millisecond."""
+_NUMBERS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
+"""The bytes of numbers, truth values, null, NaN and infinities, and white space."""
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 
-def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Array:
-    """Return the array of a tensor whose elements are JSON, flat or nested as its shape is; raises RequestRefusal."""
+
+def decode_json(
+    name: str, datatype: str, shape: tuple[int, ...], text: bytes, parse: Callable[[bytes], Any] = msgspec.json.decode
+) -> Array:
+    """Convert the JSON of a tensor's elements, flat or nested as its shape is; raises RequestRefusal.
+
+    The number of elements and their nesting are compared with the shape before anything is converted, and numbers are converted
+    in pieces, so that a large request costs little more memory than its body and lets other threads run.
+    """
     kind = DATATYPES[datatype]
     if not kind.has_json:
         raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
-    try:
-        array = np.array(data, dtype=object if datatype == "BYTES" else None)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
+    if datatype == "BYTES":
+        return _decode_text_list(name, shape, text)
+    count, skeleton = math.prod(shape), text.translate(None, _NUMBERS)
+    if skeleton.translate(None, b"[],"):
+        raise _refuse_datatype(name, datatype)
+    if not _has_nesting(skeleton, shape) or (not count and _count_elements(text, skeleton)):
+        raise _refuse_count(name, shape, _count_elements(text, skeleton), is_nested=b"[[" in skeleton)
+    found = np.empty(count, kind.dtype.numpy)
+    if not count:
+        return found.reshape(shape)
+    flat, at, filled = text.translate(_NO_BRACKETS), 0, 0
+    while at < len(flat):
+        end = flat.find(b",", at + PIECE)
+        end = len(flat) if end < 0 else end
+        piece = _parse_piece(name, datatype, flat[at:end], parse)
+        found[filled : filled + piece.size] = piece[: count - filled]
+        at, filled = end + 1, filled + piece.size
+    if filled != count:
+        raise _refuse_count(name, shape, filled, is_nested=False)
+    return found.reshape(shape)
+
+
+def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
+    """Whether brackets and commas are those of a flat list of the shape's elements, or of lists nested as the shape is."""
     count = math.prod(shape)
-    if array.size != count or (count and array.ndim > 1 and array.shape != shape):
-        raise RequestRefusal(
-            f"input {name!r} has shape {list(shape)}, {count} elements; its data have {array.size}"
-            + (f" in shape {list(array.shape)}" if array.ndim > 1 else "")
-        )
+    if skeleton == b"[" + b"," * (count - 1) + b"]" if len(skeleton) == max(count - 1, 0) + 2 else count == 1 and not skeleton:
+        return True
+    length = 0
+    for extent in reversed(shape):
+        length = 2 + extent * length + max(extent - 1, 0)
+    if length != len(skeleton):  # before a text of that length is made: a request of a few bytes may name any shape
+        return False
+    nested = b""
+    for extent in reversed(shape):
+        nested = b"[" + b",".join([nested] * extent) + b"]"
+    return nested == skeleton
+
+
+def _count_elements(text: bytes, skeleton: bytes) -> int:
+    if not text.translate(None, b"[], \t\r\n"):
+        return 0
+    lists = skeleton.count(b"[") - skeleton.count(b"[[")
+    return skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1)
+
+
+def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes], Any]) -> Array:
+    """Convert numbers with commas between them."""
+    try:
+        data = parse(b"[%b]" % text)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
+    kind = DATATYPES[datatype]
+    try:
+        array = np.array(data)
+    except OverflowError as error:
+        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
     if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy's choice for large and small numbers
         array = _read_integers(data, array)
-    if count and array.dtype.kind not in kind.kinds:
-        raise RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}")
-    return _convert(name, datatype, array.reshape(shape))
+    if array.size and array.dtype.kind not in kind.kinds:
+        raise _refuse_datatype(name, datatype)
+    with np.errstate(over="ignore"):
+        converted = array.astype(kind.dtype.numpy)
+    fits = np.isfinite(converted) == np.isfinite(array) if converted.dtype.kind == "f" else converted == array
+    if not np.all(fits):
+        raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
+    return converted
 
 
 def _read_integers(data: Any, array: Array) -> Array:
@@ -103,27 +167,47 @@ def _read_integers(data: Any, array: Array) -> Array:
     return array
 
 
-def _convert(name: str, datatype: str, array: Array) -> Array:
-    """Return the array with the elements of the datatype; raises RequestRefusal where one does not fit."""
-    if datatype == "BYTES":
-        if not all(isinstance(item, str) for item in array.flat):
-            raise RequestRefusal(f"the data of input {name!r} do not have the datatype BYTES; JSON has its elements as strings")
-        return array
-    target = DATATYPES[datatype].dtype.numpy
-    with np.errstate(over="ignore"):
-        converted = array.astype(target)
-    fits = np.isfinite(converted) == np.isfinite(array) if target.kind == "f" else converted == array
-    if not np.all(fits):
-        raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
-    return converted
+def _decode_text_list(name: str, shape: tuple[int, ...], text: bytes) -> Array:
+    count = math.prod(shape)
+    quotes = text.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')
+    if quotes > 2 * count:
+        raise _refuse_count(name, shape, quotes // 2, is_nested=False)
+    nested: Any = str
+    for _ in shape:
+        nested = list[nested]
+    for form in (list[str], nested):
+        with suppress(msgspec.ValidationError):
+            array = np.array(msgspec.json.decode(text, type=form), dtype=object)
+            if array.size != count or (count and array.ndim > 1 and array.shape != shape):
+                raise _refuse_count(name, shape, array.size, is_nested=array.ndim > 1)
+            return array.reshape(shape)
+    raise RequestRefusal(f"the data of input {name!r} do not have the datatype BYTES; JSON has its elements as strings")
+
+
+def _refuse_datatype(name: str, datatype: str) -> RequestRefusal:
+    return RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}")
+
+
+def _refuse_count(name: str, shape: tuple[int, ...], found: int, *, is_nested: bool) -> RequestRefusal:
+    return RequestRefusal(
+        f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {found}"
+        + ", nested otherwise" * is_nested
+    )
 
 
 def encode_json(array: Array) -> Any:
     """Return the elements in row-major order, as what msgspec writes; NaN and infinities as Python's json spells them."""
     flat = array.reshape(-1)
+    if flat.size <= PIECE and not (flat.dtype.kind == "f" and not np.isfinite(flat).all()):
+        return flat.tolist()
+    pieces = (flat[at : at + PIECE] for at in range(0, flat.size, PIECE))
+    return msgspec.Raw(b"[%b]" % b",".join(map(_encode_piece, pieces)))
+
+
+def _encode_piece(flat: Array) -> bytes:
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return msgspec.Raw(json.dumps(flat.tolist()).encode())
-    return flat.tolist()
+        return json.dumps(flat.tolist()).encode()[1:-1]
+    return msgspec.json.encode(flat.tolist())[1:-1]
 
 
 # ---------------------------------------------------------------------- bytes
