@@ -178,6 +178,8 @@ class RunFailed(EngineError, RuntimeError):
         super().__init__(message)
         self.region = region
         self.updated = updated
+        self.has_bad_index = False
+        """Whether every engine failed and an index in the inputs is out of range, so that the inputs are the cause."""
 
 
 class PlanError(XRTError, ValueError):

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from xrt.errors import XRTWarning, did_you_mean
 
-__all__ = ["VARIABLE", "follow"]
+__all__ = ["VARIABLE", "follow", "show"]
 
 VARIABLE = "XRT_LOG"
 """The environment variable: ``info`` or ``debug``; empty or absent leaves the logger to the program."""
 
-_LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
+_LEVELS = ("info", "debug")
 
 
 def follow(environment: Mapping[str, str]) -> None:
@@ -34,7 +34,13 @@ def follow(environment: Mapping[str, str]) -> None:
         near = did_you_mean(asked, _LEVELS)
         warnings.warn(f"{VARIABLE} must be info or debug; got {asked!r}, so nothing is logged.{near}", XRTWarning, stacklevel=2)
         return
-    logger.setLevel(_LEVELS[asked])
+    show(asked)
+
+
+def show(level: str) -> None:
+    """Print what is logged at that level and above on standard error: debug, info, warning or error."""
+    logger = logging.getLogger("xrt")
+    logger.setLevel(level.upper())
     if not any(type(handler) is logging.StreamHandler for handler in logger.handlers):
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

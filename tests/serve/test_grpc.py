@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.serve.serving import HANGS, TOP, double, identity, run
 from xrt.graph import DType
 from xrt.serve import app, start_grpc
 from xrt.serve import open_inference_pb2 as messages
+from xrt.serve.grpc_service import SERVICE
 from xrt.serve.tensors import DATATYPES
 
 PROTO = TOP / "proto" / "open_inference.proto"
@@ -129,6 +131,49 @@ def test_facts_and_health() -> None:
         assert not (await call(port, "ServerReady")).ready
 
     on_server(application, test)
+
+
+def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
+    """Calls that send nothing are the ones under way: no message of a further call is read before it is refused."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "contents": {"fp32_contents": [1, 2, 3]}}
+
+    async def ask_until_refused(port: int) -> None:
+        while True:  # until both have come
+            await call(port, "ModelInfer", model_name="double", inputs=[tensor])
+
+    async def test(port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method = channel.stream_unary(f"/{SERVICE}/ModelInfer")
+            silent = [method() for _ in range(2)]
+            for one in silent:
+                await one.wait_for_connection()
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ask_until_refused(port)
+            message = "2 calls are under way, and no more are read; try again"
+            assert (error.value.code(), error.value.details()) == (grpc.StatusCode.UNAVAILABLE, message)
+            assert dict(error.value.trailing_metadata() or ())["retry-after"] == "1"
+            assert (await call(port, "ServerLive")).live
+            for one in silent:
+                one.cancel()
+        response = None
+        while response is None:
+            with suppress(grpc.aio.AioRpcError):
+                response = await call(port, "ModelInfer", model_name="double", inputs=[tensor])
+        assert list(response.outputs[0].contents.fp32_contents) == [2, 4, 6]
+
+    on_server(app({"double": xrt.XRTModule(double())}, max_queue=1), test)
+
+
+def test_a_message_that_does_not_arrive_is_refused() -> None:
+    async def test(port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            silent = channel.stream_unary(f"/{SERVICE}/ModelInfer")()
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await silent
+            expected = (grpc.StatusCode.DEADLINE_EXCEEDED, "the message did not arrive within 0.05 s")
+            assert (late.value.code(), late.value.details()) == expected
+
+    on_server(app({"double": xrt.XRTModule(double())}, body_timeout=0.05), test)
 
 
 @pytest.mark.slow

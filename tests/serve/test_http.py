@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
-from tests.serve.serving import ask, double, identity, infer, run, tensor
+from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor
 from xrt.errors import OptionError
 from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
+from xrt.serve.metrics import ACCESS
 
 X = np.array([[1, -2, 3.5]], np.float32)
 
@@ -263,7 +265,7 @@ def test_a_model_that_is_not_prepared_takes_no_requests() -> None:
     run(application, test, ready=False)
 
 
-def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read() -> None:
+def test_bodies_that_do_not_come_keep_nobody_out() -> None:
     application = one_model(max_queue=3)
 
     async def test() -> None:
@@ -281,16 +283,72 @@ def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_rea
                 statuses.append(message["status"])
 
         scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}
-        slow = [asyncio.ensure_future(application(dict(scope), receive, send)) for _ in range(4)]
-        while len(waiting) < 4:
+        slow = [asyncio.ensure_future(application(dict(scope), receive, send)) for _ in range(40)]
+        while len(waiting) < 40:
             await asyncio.sleep(0)
-        reply = await infer(application, "double", {"inputs": [tensor("x", X)]})
+        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+        opened.set()
+        await asyncio.gather(*slow)
+        assert set(statuses) <= {200, 503} and 200 in statuses
+
+    run(application, test)
+
+
+def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read() -> None:
+    entered, opened = threading.Event(), threading.Event()
+    application = one_model(max_queue=3)
+    (model,) = application.models
+    call = model._call
+
+    def held(*values: Any) -> Any:
+        entered.set()
+        assert opened.wait(HANGS)
+        return call(*values)
+
+    model._call = held  # type: ignore[method-assign]
+
+    async def test() -> None:
+        pending = [asyncio.ensure_future(infer(application, "double", {"inputs": [tensor("x", X)]})) for _ in range(4)]
+        assert await asyncio.to_thread(entered.wait, HANGS)
+        reply = await ask(application, "POST", "/v2/models/double/infer", [])
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert reply.error == "4 requests are under way, and no more are read; try again"
         opened.set()
-        await asyncio.gather(*slow)
-        assert statuses == [200] * 4
+        assert [reply.status for reply in await asyncio.gather(*pending)] == [200] * 4
         assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
+def test_bodies_that_arrive_are_bounded_in_bytes() -> None:
+    """Slow clients take room from each other: more bytes than the admitted requests may have are not held."""
+    application = one_model(max_queue=1, max_request_bytes=100)
+
+    async def test() -> None:
+        opened = asyncio.Event()
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def post() -> None:
+            parts = [b"x" * 90, b""]
+
+            async def receive() -> Any:
+                if len(parts) == 1:
+                    await opened.wait()
+                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+            await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
+
+        slow = [asyncio.ensure_future(post()) for _ in range(3)]
+        while not sent:
+            await asyncio.sleep(0)
+        message = {"error": "too many bodies arrive at once, and no more are read; try again"}
+        assert (sent[0]["status"], json.loads(sent[1]["body"])) == (503, message)
+        opened.set()
+        await asyncio.gather(*slow)
+        assert [one["status"] for one in sent[2::2]] == [400, 400]
 
     run(application, test)
 
@@ -405,3 +463,70 @@ def test_models_that_cannot_be_served() -> None:
         with pytest.raises(OptionError) as error:
             app(models)
         assert str(error.value) == message
+
+
+class Lookup(xrt.Graph):
+    """Rows of a table by their numbers."""
+
+    def build(self, ids: Any) -> Any:
+        return xrt.ops.Gather(np.eye(4, dtype=np.float32), ids)
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_an_index_out_of_range_is_the_mistake_of_the_client(engine: str) -> None:
+    function = Lookup().trace(ids=TensorType(DType.INT64, ("n",)))
+    application = app({"lookup": xrt.XRTModule(function, engine=engine)})
+
+    async def test() -> None:
+        for _ in range(2):
+            bad = await infer(application, "lookup", {"inputs": [tensor("ids", [1, 99], "INT64")]})
+            assert bad.status == 400 and "99" in bad.error
+            good = await infer(application, "lookup", {"inputs": [tensor("ids", [1], "INT64")]})
+            assert good.document["outputs"][0]["data"] == [0, 1, 0, 0]
+
+    run(application, test)
+
+
+def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+    application = one_model()
+    (model,) = application.models
+    call = model._call
+
+    def fail(*values: Any) -> Any:
+        raise xrt.errors.RunFailed("the engine is gone")
+
+    async def test() -> None:
+        await infer(application, "double", {"inputs": [tensor("y", X)]})
+        assert caplog.records == []
+        model._call = fail  # type: ignore[method-assign]
+        await infer(application, "double", {"inputs": [tensor("x", X)]})
+        model._call = call  # type: ignore[method-assign]
+        (record,) = caplog.records
+        message = "'POST /v2/models/double/infer': status 500: model 'double' failed: the engine is gone"
+        assert (record.levelname, record.name, record.getMessage()) == ("ERROR", "xrt.serve", message)
+        model.why_not_ready = "it is being prepared"
+        for _ in range(100):
+            await infer(application, "double", {"inputs": [tensor("x", X)]})
+        assert len(caplog.records) == 2 and caplog.records[-1].levelname == "WARNING"  # at most one line a second
+        caplog.clear()
+        with caplog.at_level("INFO", ACCESS):
+            await ask(application, "GET", "/v2")
+        assert caplog.messages[0].startswith(" 'GET /v2' 200 ")
+
+    with caplog.at_level("WARNING", "xrt"):
+        run(application, test)
+
+
+def test_long_names_of_a_client_are_not_told_back_whole() -> None:
+    application = one_model()
+
+    async def test() -> None:
+        for document in (
+            {"inputs": [tensor("z" * 100_000, X)]},
+            {"inputs": [tensor("z" * 100_000, X, "FP33")]},
+            {"inputs": [tensor("x", X)], "outputs": [{"name": "z" * 100_000}]},
+        ):
+            reply = await infer(application, "double", document)
+            assert reply.status == 400 and len(reply.error) < 2100
+
+    run(application, test)

@@ -184,6 +184,10 @@ def test_names_and_versions_of_models() -> None:
         "bert": {"1": "a/bert.xrt"},
         "text": {"1": "b.onnx", "2": "c.xrt"},
     }
+    for text in ("=a.xrt", "a:=b.xrt", ":2=b.xrt", "a=", "a:1="):
+        with pytest.raises(OptionError) as error:
+            parse_models([text])
+        assert str(error.value) == f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}"
     with pytest.raises(OptionError) as error:
         parse_models(["a.xrt", "b/a.xrt"])
     assert str(error.value) == "model 'a' is given twice; give each its own name, or a version: a:2=b/a.xrt"

@@ -15,6 +15,7 @@ import xrt
 from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
+from xrt.serve.protocol import InferRequest
 from xrt.serve.refusal import RequestRefusal
 from xrt.serve.sessions import SessionRequest, SessionTable, read_session
 
@@ -149,9 +150,61 @@ def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
     run(application, test)
 
 
+def test_a_request_that_the_queue_refuses_leaves_its_session_as_it_was() -> None:
+    """Over gRPC, and by each way to the model: the refused call has not been run, and may be tried again."""
+    application = app({"total": xrt.XRTModule(total())}, max_queue=1)
+    (model,) = application.models
+    entered, opened = threading.Event(), threading.Event()
+
+    async def test() -> None:
+        def held() -> tuple[Any, ...]:
+            entered.set()
+            assert opened.wait(HANGS)
+            return ()
+
+        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
+        assert first_of(await model.infer(request)) == 1
+        blocking = [model._scheduler.submit(held, ())]
+        assert await asyncio.to_thread(entered.wait, HANGS)
+        blocking.append(model._scheduler.submit(held, ()))
+        for parameters in ({}, {"session_start": True}, {"session_end": True}):
+            refused = InferRequest(request.inputs, parameters={"session_id": "a", **parameters})
+            with pytest.raises(RequestRefusal) as error:
+                await model.infer(refused)
+            assert (error.value.status, error.value.retry_after) == (503, 1)
+        opened.set()
+        await asyncio.gather(*blocking)
+        assert first_of(await model.infer(request)) == 2
+
+    run(application, test)
+
+
+def first_of(response: Any) -> float:
+    (array,) = response.outputs.values()
+    return float(array[0])
+
+
+def test_an_expired_session_is_gone_after_thousands_of_others() -> None:
+    async def test() -> None:
+        now = [0.0]
+        table = SessionTable(lambda: [0], most=10, idle=1.0, clock=lambda: now[0])
+        for number in range(5000):
+            with table.enter(SessionRequest(f"s{number}")):
+                now[0] += 0.5
+        for name in ("s0", "s2500", "s4900"):
+            with pytest.raises(RequestRefusal) as gone, table.enter(SessionRequest(name)):
+                pass
+            assert gone.value.status == 410
+            assert str(gone.value) == f"session '{name}' is gone: it was not used for 1 s; begin again with session_start"
+        table.close()
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize(
     ("parameters", "header", "message"),
     [
+        ({"session_id": None}, "", "parameter 'session_id' is null; give a text of at most 256 characters, or leave it out"),
         ({"session_id": ""}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
         ({"session_id": "a" * 257}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
         ({"sequence_id": 1.5}, "", "parameter 'sequence_id' is a text of at most 256 characters, or a number"),

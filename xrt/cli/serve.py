@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import is_bundle
+from xrt.logging import VARIABLE, show
 
 __all__ = ["command", "parse_models"]
 
@@ -27,6 +30,8 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     for text in texts:
         label, _, path = text.rpartition("=")
         name, _, version = label.partition(":")
+        if "=" in text and (not name or not path or label.endswith(":")):
+            raise OptionError(f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}")
         name = name or path.rstrip("/").rpartition("/")[2].rpartition(".")[0]
         versions = found.setdefault(name, {})
         if (version or "1") in versions:
@@ -70,6 +75,12 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 )
 @click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
 @click.option("--drain", default=30.0, show_default=True, type=click.FloatRange(0), help="Seconds for open requests at the end")
+@click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    help="Least level of what is logged on standard error  [default: warning]",
+)
+@click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
 @isolation_options
 def command(models: tuple[str, ...], **given: Any) -> int:
     """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM.
@@ -80,6 +91,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:
     from xrt.serve.options import ServingOptions
     from xrt.serve.server import run_server
 
+    _set_up_logs(given)
     asked = parse_models(models)
     application = Application(asked, ServingOptions.make(_list_options(given)), _list_opening(asked, given))
     run_server(
@@ -92,6 +104,15 @@ def command(models: tuple[str, ...], **given: Any) -> int:
         on_ready=_show_readiness,
     )
     return 0
+
+
+def _set_up_logs(given: dict[str, Any]) -> None:
+    from xrt.serve.metrics import ACCESS
+
+    if given["log_level"] is not None or not os.environ.get(VARIABLE):
+        show(given["log_level"] or "warning")
+    if given["access_log"]:
+        logging.getLogger(ACCESS).setLevel(logging.INFO)
 
 
 def _list_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -212,6 +212,7 @@ class Specialization:
                 except PlanError:
                     if first is None:
                         raise
+                    first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
                     raise first.error  # noqa: B904  # that no engine is left is not the cause of it
             made = self._attempt(plan)
             if not isinstance(made, Program):
@@ -386,3 +387,9 @@ class Specialization:
         """Have the program closed once no call uses it."""
         if self._program is not None:
             self._program.close_in_background()
+
+
+def _has_index_error(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, IndexError):
+        error = error.__cause__ or error.__context__
+    return error is not None

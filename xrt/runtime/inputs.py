@@ -30,7 +30,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
     given = dict(zip(names, args, strict=False))
     for name, value in named.items():
         if name not in names:
-            raise InputError(f"the model has no input {name!r}.{did_you_mean(name, names)} {takes.capitalize()}")
+            raise InputError(f"the model has no input {name[:200]!r}.{did_you_mean(name[:200], names)} {takes.capitalize()}")
         if name in given:
             raise InputError(f"input {name!r} is given twice, by position and by name")
         given[name] = value

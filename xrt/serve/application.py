@@ -9,23 +9,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from xrt import __version__
 from xrt.errors import OptionError
-from xrt.serve.metrics import CONTENT_TYPE, Metrics
+from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog
 from xrt.serve.options import ServingOptions
 from xrt.serve.protocol import BINARY, encode_document, read_request, write_response
 from xrt.serve.refusal import FAILED, LATE, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel
 
-__all__ = ["EXTENSIONS", "SERVER", "Application", "app"]
+__all__ = ["EXTENSIONS", "SERVER", "Application", "app", "run_if_large"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+T = TypeVar("T")
 Answer: TypeAlias = tuple[int, Headers, list[Any]]
 """Status, headers, and the parts of the body."""
 
@@ -36,9 +37,14 @@ EXTENSIONS = ("binary_tensor_data", "sequence")
 _JSON = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
 LARGE = 1 << 18
-"""Bytes of a body from which on it is read and written on a thread of its own, so that other requests go on."""
+"""Bytes from which on a request is read, and its response is written, on a thread next to the event loop."""
 
 _log = logging.getLogger(__name__)
+
+
+async def run_if_large(size: int, call: Callable[..., T], *args: Any) -> T:
+    """Run a call, on a thread if it is about that many bytes, so that other requests go on."""
+    return await asyncio.to_thread(call, *args) if size >= LARGE else call(*args)
 
 
 def app(
@@ -89,6 +95,7 @@ class Application:
             raise OptionError(f"session_header is the name of a header; got {session_header!r}")
         self.options = options
         self.metrics = Metrics()
+        self.log = RequestLog()
         self.models = Repository(models, options, self.metrics, opening)
         self.session_header = session_header.lower()
         self._session_key = self.session_header.encode()
@@ -151,13 +158,17 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.start()
+        began, reason = time.perf_counter(), None
+        who = (scope.get("client") or ("",))[0]
         try:
             status, headers, parts = await self._respond(scope, receive)
         except RequestRefusal as refusal:
+            reason = refusal
             status, headers, parts = _write_refusal(refusal)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            _log.exception("a request to %s failed", scope["path"])
+            _log.exception("a request for %r failed", scope["path"])
             status, headers, parts = _write_refusal(RequestRefusal(f"the server failed: {type(error).__name__}", FAILED))
+        self.log.note_request(who, f"{scope['method']} {scope['path']}", status, time.perf_counter() - began, reason)
         length = str(sum(map(len, parts))).encode()
         await send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *self._headers, (b"content-length", length)]}
@@ -207,16 +218,13 @@ class Application:
     # ------------------------------------------------------------------ inference
 
     async def _infer(self, name: str, version: str | None, scope: Scope, receive: Receive) -> Answer:
-        began = time.perf_counter()
+        began, status = time.perf_counter(), FAILED
         model = self.models.find(name, version)
         try:
             answer = await self._run(model, scope, receive)
             status = answer[0]
         except RequestRefusal as refusal:
             status = refusal.status
-            raise
-        except Exception:
-            status = FAILED
             raise
         finally:
             model.metrics.note_request("http", status, time.perf_counter() - began)
@@ -225,34 +233,32 @@ class Application:
     async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
+        headers = dict(scope["headers"])
+        with model.receive() as count:
+            body = await self._read_body(receive, headers, count)
         with model.admit():
-            return await self._run_admitted(model, dict(scope["headers"]), receive)
+            return await self._run_admitted(model, headers, body)
 
-    async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], receive: Receive) -> Answer:
-        body = await self._read_body(receive, headers)
+    async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], body: bytes) -> Answer:
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
-        request = read_request(*read) if len(body) < LARGE else await asyncio.to_thread(read_request, *read)
+        request = await run_if_large(len(body), read_request, *read)
         response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
-        size = sum(array.nbytes for array in response.outputs.values())
-        if size < LARGE:
-            length, parts = write_response(request, response)
-        else:
-            length, parts = await asyncio.to_thread(write_response, request, response)
+        length, parts = await run_if_large(response.bytes, write_response, request, response)
         if length is None:
             return 200, _JSON, parts
         return 200, [_BINARY, (BINARY, str(length).encode())], parts
 
-    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        """Return the body; raises RequestRefusal for one that is late: its request is one of those that may wait."""
+    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None]) -> bytes:
+        """Return the body; raises RequestRefusal for one that is late."""
         limit = self.options.body_timeout
         try:
             async with asyncio.timeout(limit):
-                return await _read_body(receive, headers, self.options.max_request_bytes)
+                return await _read_body(receive, headers, self.options.max_request_bytes, count)
         except TimeoutError:
             raise RequestRefusal(f"the body did not arrive within {limit:g} s", LATE) from None
 
 
-async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
     """Return the body; raises RequestRefusal for one that is too large, as early as that is known."""
     if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
         raise RequestRefusal(
@@ -269,6 +275,7 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) 
         if message["type"] == "http.disconnect":
             raise RequestRefusal("the client went away", MALFORMED)
         parts.append(message.get("body", b""))
+        count(len(parts[-1]))
         received, more = received + len(parts[-1]), message.get("more_body", False)
     raise RequestRefusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
 

@@ -11,9 +11,10 @@ from xrt.comparison import compare, tolerance_for
 from xrt.errors import XRTError
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.sample_inputs import sample_inputs
+from xrt.graph.types import Dim
 from xrt.serve.tensors import Array
 
-__all__ = ["Values", "explain_mixed_rows", "find_reason_against_batches", "join_and_split", "run_batch"]
+__all__ = ["Values", "count_joinable_rows", "explain_mixed_rows", "find_reason_against_batches", "join_and_split", "run_batch"]
 
 Values = tuple[Array, ...]
 """The inputs or the outputs of a call, in order."""
@@ -39,36 +40,65 @@ def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value
     return ""
 
 
-def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], sizes: Sequence[int], *, rounds_up: bool) -> str:
-    """Return why the rows of a batch are not independent, from a trial with two random requests; empty where they are.
+def count_joinable_rows(values: Values) -> int:
+    """The rows of a request whose inputs all have as many; 0 where they differ, so that the request runs alone.
 
-    The trial also compiles: for each size of a list.
+    A model may broadcast an input of one row over another input's rows: joined with other requests, it would meet their rows.
+    """
+    rows = {array.shape[0] if array.ndim else 0 for array in values}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], sizes: Sequence[int], *, rounds_up: bool) -> str:
+    """Explain why the rows of a batch are not independent, from a trial with random requests; empty where they are.
+
+    The two requests have different numbers of rows; in a second round the other one is full of NaN. The trial also compiles: for
+    each size of a list.
     """
     tried = ""
     for extent in _EXTENTS:
         try:
-            return _compare_batch(call, [_sample(inputs, seed, extent) for seed in (0, 1)], tuple(sizes) if rounds_up else ())
+            for size in sizes if rounds_up else (max(sizes),):
+                if reason := _compare_batch(call, inputs, extent, size, (size,) if rounds_up else ()):
+                    return reason
         except (XRTError, ValueError) as error:
             tried = str(error)
+        else:
+            return ""
     return f"requests cannot be joined, since the trial of a batch failed: {tried}; leave batch out"
 
 
-def _sample(inputs: Sequence[Value], seed: int, extent: int) -> Values:
-    dims = [value.type.shape for value in inputs if isinstance(value.type, TensorType) and value.type.shape]
-    leading = {shape[0] for shape in dims}
-    sizes = {dim: 1 if dim in leading else extent for shape in dims for dim in shape if isinstance(dim, str)}
-    return tuple(sample_inputs(Function(tuple(inputs), ()), seed, sizes).values())
-
-
-def _compare_batch(call: Callable[..., Values], requests: list[Values], sizes: tuple[int, ...]) -> str:
+def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent: int, size: int, padded: tuple[int, ...]) -> str:
+    rows = (1, 2) if size > 2 else (1,) * size
+    requests = [_sample(inputs, seed, extent, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]
-    for size in sizes or (len(requests),):
-        together = join_and_split(call, requests[:size], [1] * len(requests[:size]), (size,))
-        for alone, result in zip(expected, together, strict=False):
-            for before, after in zip(alone, result, strict=True):
-                if not (found := compare(after, before, tolerance_for(before.dtype, "network"))):
-                    return f"the rows of a batch change each other: alone and together, {found.message}; leave batch out"
+    reason = _compare(expected, join_and_split(call, requests, rows, padded))
+    if reason or size == 1:
+        return reason
+    spoiled = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
+    try:
+        return _compare(expected[:1], join_and_split(call, [requests[0], spoiled], rows, padded))
+    except (XRTError, ValueError):  # a call that fails for one request is repeated for each alone: nothing is mixed
+        return ""
+
+
+def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
+    for alone, result in zip(expected, together, strict=False):
+        for before, after in zip(alone, result, strict=True):
+            if not (found := compare(after, before, tolerance_for(before.dtype, "network"))):
+                return f"the rows of a batch change each other: alone and together, {found.message}; leave batch out"
     return ""
+
+
+def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Values:
+    types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType) and value.type.shape}
+    leading = {type_.shape[0] for type_ in types.values() if type_.shape}
+
+    def choose(dim: Dim) -> int:
+        return dim if isinstance(dim, int) else rows if dim is not None and dim in leading else extent
+
+    sized = [Value(name, type_.with_shape((rows, *map(choose, type_.shape[1:])))) for name, type_ in types.items() if type_.shape]
+    return tuple(sample_inputs(Function(tuple(sized), ()), seed).values())
 
 
 # ---------------------------------------------------------------------- on a thread of the pool

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +15,10 @@ from google.protobuf.message import DecodeError
 from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
-from xrt.serve.application import EXTENSIONS, SERVER, Application
+from xrt.serve.application import EXTENSIONS, SERVER, Application, run_if_large
 from xrt.serve.protocol import InferRequest, InferResponse
-from xrt.serve.refusal import FAILED, RequestRefusal
-from xrt.serve.tensors import DATATYPES, Array, check_shape, decode_binary, encode_binary
+from xrt.serve.refusal import BUSY, FAILED, LATE, OK, RequestRefusal
+from xrt.serve.tensors import DATATYPES, PIECE, Array, check_shape, decode_binary, encode_binary
 
 if TYPE_CHECKING:
     from grpc.aio import Server
@@ -68,6 +70,7 @@ class _Service:
 
     def __init__(self, application: Application, codes: Any) -> None:
         self._application, self._codes = application, codes
+        self._reading = 0
 
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
         answers = {
@@ -78,31 +81,61 @@ class _Service:
             "ModelMetadata": self._describe_model,
             "ModelInfer": self._infer,
         }
+        # A handler that reads the message itself, so that it refuses one too many before the message is in memory. On the wire
+        # a stream of one message is a message.
         return {
-            name: grpc.unary_unary_rpc_method_handler(
+            name: grpc.stream_unary_rpc_method_handler(
                 self._guard(getattr(messages, f"{name}Request"), answer),
                 response_serializer=getattr(messages, f"{name}Response").SerializeToString,
             )
             for name, answer in answers.items()
         }
 
-    def _guard(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[Any]]:
-        """Return the handler of a call: it gets the bytes of the request, which gRPC would report with a traceback."""
+    def _guard(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return the handler of a call: it reads the bytes of the request, which gRPC would report with a traceback."""
+        name = kind.__name__.removesuffix("Request")
 
-        async def answer_or_abort(data: bytes, context: Any) -> Any:
+        async def answer_or_abort(stream: Any, context: Any) -> Any:
             self._application.start()
+            began, refusal = time.perf_counter(), None
             try:
-                return await answer(_parse(kind, data), context)
-            except RequestRefusal as refusal:
-                status, message, wait = refusal.code, str(refusal), refusal.retry_after
+                with self._admit() if name == "ModelInfer" else nullcontext():
+                    return await answer(await self._read(kind, context), context)
+            except RequestRefusal as refused:
+                refusal = refused
             except Exception as error:  # noqa: BLE001  # no client gets a traceback
-                _log.exception("a request for %s failed", kind.__name__)
-                status, message, wait = "INTERNAL", f"the server failed: {type(error).__name__}", None
-            if wait is not None:
-                context.set_trailing_metadata((("retry-after", str(wait)),))
-            return await context.abort(self._codes[status], message)  # it raises
+                _log.exception("a request for %s failed", name)
+                refusal = RequestRefusal(f"the server failed: {type(error).__name__}", FAILED)
+            finally:
+                status = refusal.status if refusal is not None else OK
+                self._application.log.note_request(context.peer(), name, status, time.perf_counter() - began, refusal)
+            if refusal.retry_after is not None:
+                context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
+            return await context.abort(self._codes[refusal.code], str(refusal))  # it raises
 
         return answer_or_abort
+
+    @contextmanager
+    def _admit(self) -> Iterator[None]:
+        """Count a call from before its message is read, so that the messages in memory are bounded; raises RequestRefusal."""
+        if self._reading >= sum(model.most_requests for model in self._application.models):
+            raise RequestRefusal(f"{self._reading} calls are under way, and no more are read; try again", BUSY, retry_after=1)
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
+
+    async def _read(self, kind: Any, context: Any) -> Any:
+        limit = self._application.options.body_timeout
+        try:
+            async with asyncio.timeout(limit):
+                data = await context.read()
+        except TimeoutError:
+            raise RequestRefusal(f"the message did not arrive within {limit:g} s", LATE) from None
+        if not isinstance(data, bytes):
+            raise RequestRefusal("the call has no message")
+        return await run_if_large(len(data), _parse, kind, data)
 
     async def _answer_live(self, request: Any, context: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
@@ -126,10 +159,10 @@ class _Service:
         began, status = time.perf_counter(), FAILED
         model = self._application.models.find(request.model_name, request.model_version)
         try:
-            asked = read_message(request, self._application.options.max_request_bytes)
+            asked = await run_if_large(request.ByteSize(), read_message, request, self._application.options.max_request_bytes)
             response = await model.infer(asked, self._find_session(context))
-            answer = write_message(asked, response)
-            status = 200
+            answer = await run_if_large(response.bytes, write_message, asked, response)
+            status = OK
         except RequestRefusal as refusal:
             status = refusal.status
             raise
@@ -189,8 +222,11 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
         except UnicodeDecodeError as error:
             raise RequestRefusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
         return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
+    found = np.empty(count, DATATYPES[datatype].dtype.numpy)
     try:
-        return np.array(list(elements), dtype=DATATYPES[datatype].dtype.numpy).reshape(shape)
+        for at in range(0, count, PIECE):
+            found[at : at + PIECE] = np.array(elements[at : at + PIECE], dtype=found.dtype)
+        return found.reshape(shape)
     except OverflowError:
         raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
 
@@ -211,10 +247,11 @@ def write_message(request: InferRequest, response: InferResponse) -> Any:
         if is_raw:
             answer.raw_output_contents.append(bytes(encode_binary(array)))
         else:
-            getattr(tensor.contents, _FIELDS[tensor.datatype]).extend(_list_elements(array))
+            elements, flat = getattr(tensor.contents, _FIELDS[tensor.datatype]), array.reshape(-1)
+            for at in range(0, flat.size, PIECE):
+                elements.extend(_list_elements(flat[at : at + PIECE]))
     return answer
 
 
-def _list_elements(array: Array) -> list[Any]:
-    flat = array.reshape(-1).tolist()
-    return [str(item).encode() for item in flat] if array.dtype == object else flat
+def _list_elements(flat: Array) -> list[Any]:
+    return [str(item).encode() for item in flat] if flat.dtype == object else flat.tolist()

@@ -1,18 +1,26 @@
-"""What is counted and timed, as Prometheus reads it: a registry of its own for each application."""
+"""Metrics of an application for Prometheus, and its log of requests."""
 
 from __future__ import annotations
 
+import logging
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import OptionError
+from xrt.serve.refusal import BUSY, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CONTENT_TYPE", "Metrics", "ModelMetrics"]
+__all__ = ["ACCESS", "CONTENT_TYPE", "Metrics", "ModelMetrics", "RequestLog"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ACCESS = "xrt.serve.access"
+"""The logger that has a line for each request, at level info."""
+BUSY_INTERVAL = 1.0
+"""Seconds between two lines about requests that are refused under load."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -80,3 +88,26 @@ class ModelMetrics:
         """Note a request that was answered, with HTTP's status."""
         self._count(protocol, status)()
         self._seconds(seconds)
+
+
+class RequestLog:
+    """Logs requests that ended in a failure of the server, with the reason, and each request where `ACCESS` is at level info."""
+
+    def __init__(self) -> None:
+        self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
+        self._busy_since, self._busy = 0.0, 0
+
+    def note_request(self, client: str, what: str, status: int, seconds: float, reason: Exception | None) -> None:
+        """Log a request that was answered with that status of HTTP."""
+        if self._access.isEnabledFor(logging.INFO):
+            self._access.info("%s %r %d %.1f ms", client, what, status, 1e3 * seconds)
+        if reason is None or status < FAILED:
+            return
+        if status != BUSY:
+            self._failures.error("%r: status %d: %s", what, status, reason)
+            return
+        self._busy += 1  # there may be thousands a second
+        if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
+            more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
+            self._failures.warning("%r: status %d: %s%s", what, status, reason, more)
+            self._busy_since, self._busy = now, 0

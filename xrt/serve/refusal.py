@@ -10,12 +10,14 @@ __all__ = [
     "HEAD_TOO_LARGE",
     "LATE",
     "MALFORMED",
+    "OK",
     "TOO_LARGE",
     "UNKNOWN",
     "WRONG_METHOD",
     "RequestRefusal",
 ]
 
+OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
 HEAD_TOO_LARGE = 431
 FAILED, BUSY = 500, 503
@@ -33,11 +35,15 @@ _GRPC = {
 }
 
 
+_LONGEST = 2000
+"""Characters of a message: a client's names are repeated in it."""
+
+
 class RequestRefusal(Exception):
     """Why a request gets no result, as its client reads it."""
 
     def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
         self.status = status
         """The status of HTTP."""
         self.retry_after = retry_after

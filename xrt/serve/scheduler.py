@@ -69,12 +69,16 @@ class Scheduler:
         """Requests that wait."""
         return len(self._queue)
 
-    def submit(self, call: Callable[..., Values], values: Values, key: Any = None, rows: int = 1) -> asyncio.Future[Values]:
-        """Queue a call; requests with equal keys, which are not None, may become one. Raises RequestRefusal for a full queue."""
+    def check_room(self) -> None:
+        """Raise RequestRefusal where the queue is full."""
         if len(self._queue) >= self._max_queue:
             raise RequestRefusal(
                 f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1
             )
+
+    def submit(self, call: Callable[..., Values], values: Values, key: Any = None, rows: int = 1) -> asyncio.Future[Values]:
+        """Queue a call; requests with equal keys, which are not None, may become one. Raises RequestRefusal for a full queue."""
+        self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         joins = key is not None and 0 < rows <= self._most
         self._queue.append(_Waiting(call, values, key if joins else None, rows, future))

@@ -11,11 +11,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from xrt.errors import InputError, OptionError, XRTError
+from xrt.errors import InputError, OptionError, RunFailed, XRTError
 from xrt.graph import TensorType, Value
 from xrt.module.concurrency import count_modules
 from xrt.runtime import inputs, to_host
-from xrt.serve.batches import explain_mixed_rows, find_reason_against_batches
+from xrt.serve.batches import count_joinable_rows, explain_mixed_rows, find_reason_against_batches
 from xrt.serve.metrics import Metrics, ModelMetrics
 from xrt.serve.protocol import InferRequest, InferResponse
 from xrt.serve.refusal import BUSY, FAILED, RequestRefusal
@@ -70,6 +70,7 @@ class ServedModel:
         self._scheduler = self._make_scheduler()
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
+        self._arriving = 0
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
@@ -157,17 +158,46 @@ class ServedModel:
 
     # ------------------------------------------------------------------ requests
 
+    @property
+    def most_requests(self) -> int:
+        """How many requests may be in memory: those that wait, and those that run."""
+        return self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
+
+    def check_admission(self) -> None:
+        """Raise RequestRefusal where no more requests are read."""
+        if self._admitted >= self.most_requests:
+            raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
+
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request from before its body is read, so that the bodies in memory are bounded; raises RequestRefusal."""
-        most = self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
-        if self._admitted >= most:
-            raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
+        """Count a request whose body has arrived; raises RequestRefusal for one too many."""
+        self.check_admission()
         self._admitted += 1
         try:
             yield
         finally:
             self._admitted -= 1
+
+    @contextmanager
+    def receive(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of a body while it arrives, so that slow clients take memory from each other and not the queue.
+
+        The function that it gives is called with the bytes that came; it raises RequestRefusal for more than may be in memory.
+        """
+        held = 0
+
+        def count(size: int) -> None:
+            nonlocal held
+            held += size
+            self._arriving += size
+            if self._arriving > self.most_requests * self.options.max_request_bytes:
+                raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", BUSY, retry_after=1)
+
+        self.check_admission()
+        try:
+            yield count
+        finally:
+            self._arriving -= held
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Return the response to a request; raises RequestRefusal."""
@@ -178,6 +208,7 @@ class ServedModel:
         if session is not None and not self._stateful:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
+        self._scheduler.check_room()  # a refused request must leave its session as it was
         with self.sessions.enter(session) if session else nullcontext() as held:
             try:
                 results = await self._submit(held, values)
@@ -220,7 +251,8 @@ class ServedModel:
             return self._scheduler.submit(partial(self._step, session), values)
         if not self.options.sizes or not values:
             return self._scheduler.submit(self._call, values)
-        return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values), values[0].shape[0])
+        rows = count_joinable_rows(values)
+        return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values) if rows else None, rows)
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
         module = self._free.get()
@@ -237,9 +269,9 @@ class ServedModel:
     def _explain(self, error: Exception) -> RequestRefusal:
         if isinstance(error, RequestRefusal):
             return error
-        if isinstance(error, InputError):
+        if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
-        _log.error("a call of model %s failed", self.name, exc_info=error)
+        _log.debug("a call of model %s failed", self.name, exc_info=error)
         return RequestRefusal(f"model {self.name!r} failed: {error}", FAILED)
 
     # ------------------------------------------------------------------ after requests

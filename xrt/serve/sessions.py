@@ -15,8 +15,10 @@ from xrt.serve.refusal import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, RequestR
 __all__ = ["SessionRequest", "SessionTable", "read_session"]
 
 _MAX_NAME = 256
-_REMEMBERED = 1024
-"""Names of forgotten sessions that are kept, so that their clients are not given a new state without a word."""
+_REMEMBERED = 100_000
+"""Forgotten sessions whose clients still get 410; each costs about 100 bytes. Beyond them a name begins a new state."""
+_LONGEST_REASON = 200
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
     """
     kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
     name = parameters.get(f"{kind}_id", header or None)
+    if name is None and f"{kind}_id" in parameters:
+        raise RequestRefusal(f"parameter '{kind}_id' is null; give a text of at most {_MAX_NAME} characters, or leave it out")
     if name is None and (alone := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
         raise RequestRefusal(f"parameter {alone!r} is about a session, and the request names none; give 'session_id'")
     if name is None or (kind == "sequence" and name in (0, "")):  # how Triton's clients say that there is none
@@ -74,9 +78,12 @@ class SessionTable:
     clock: Callable[[], float] = time.monotonic
     _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
     """The one that is longest unused first."""
-    _forgotten: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Names, each with why there is no session of it any more."""
+    _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
+    """Hashes of names, each with why there is no session of it any more."""
     _timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self._expired = f"it was not used for {self.idle:g} s"  # one text for all of them
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,12 +113,12 @@ class SessionTable:
         if entry is None or asked.start:
             self._check_new(asked, is_known=entry is not None)
             entry = self._entries[asked.name] = _Entry(self.make(), self.clock())
-            self._forgotten.pop(asked.name, None)
+            self._forgotten.pop(hash(asked.name), None)
         self._entries.move_to_end(asked.name)
         return entry
 
     def _check_new(self, asked: SessionRequest, *, is_known: bool) -> None:
-        if not asked.start and (why := self._forgotten.get(asked.name)) is not None:
+        if not asked.start and (why := self._forgotten.get(hash(asked.name))) is not None:
             raise RequestRefusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
         if asked.start is False or (self.explicit and not asked.start):
             raise RequestRefusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
@@ -127,16 +134,16 @@ class SessionTable:
             if entry.used > limit and not entry.is_busy:
                 break
             if not entry.is_busy:
-                self._forget(name, f"it was not used for {self.idle:g} s")
+                self._forget(name, self._expired)
 
     def _forget(self, name: str, why: str) -> None:
         self._entries.pop(name, None)
-        self._forgotten[name] = why
+        self._forgotten[hash(name)] = why[:_LONGEST_REASON]
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)
 
     def _watch(self) -> None:
-        """Look again when the first session may have expired, so that its memory is not kept until the next request."""
+        """Expire idle sessions on a timer, not only on the next request."""
         if self._timer is None and self._entries and self.idle > 0:
             self._timer = asyncio.get_running_loop().call_later(self.idle, self._look)
 

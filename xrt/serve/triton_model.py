@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.serve.batches import run_batch
+from xrt.serve.batches import count_joinable_rows, run_batch
 
 __all__ = ["TritonPythonModel"]
 
@@ -56,7 +56,8 @@ class TritonPythonModel:
     def _call_together(self, values: list[tuple[Any, ...]]) -> list[Any]:
         groups: dict[Any, list[int]] = {}
         for place, arrays in enumerate(values):
-            groups.setdefault(tuple(array.shape[1:] for array in arrays) if self._joins else place, []).append(place)
+            joins = self._joins and count_joinable_rows(arrays)
+            groups.setdefault(tuple(array.shape[1:] for array in arrays) if joins else place, []).append(place)
         results: list[Any] = [None] * len(values)
         for places in groups.values():
             rows = [len(values[place][0]) if self._joins else 1 for place in places]
