@@ -43,7 +43,8 @@ def read_outputs(reply: Any) -> list[Any]:
     for output in document["outputs"]:
         shape = tuple(output["shape"])
         if (size := output.get("parameters", {}).get("binary_data_size")) is None:
-            found.append(decode_json(output["name"], output["datatype"], shape, output["data"]))
+            text = json.dumps(output["data"]).encode()
+            found.append(decode_json(output["name"], output["datatype"], shape, text, json.loads))
         else:
             found.append(decode_binary(output["name"], output["datatype"], shape, rest[:size]))
             rest = rest[size:]
