@@ -85,13 +85,13 @@ wheel: $(VENV)/dev.stamp ## build the wheel, install it in an empty environment,
 	rm -rf build/lib build/bdist.* dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv --clear build/empty
-	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/xrt-*.whl
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/xrt_engine-*.whl
 	cd build && empty/bin/python -c "import numpy, xrt, xrt.models; m = xrt.XRTModule(xrt.models.load_light('squeezenet')); \
 	  print(xrt.__file__); m(**xrt.models.sample_inputs(xrt.models.load_light('squeezenet')))"
 	cd build && empty/bin/xrt doctor
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist xrt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist xrt_engine.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \

@@ -6,7 +6,7 @@ measurement. The curves go to an SVG file.
 
     python examples/train_mnist_like.py [--steps N] [--svg FILE]
 
-``pip install 'xrt[ort,torch]'``.
+``pip install 'xrt-engine[ort,torch]'``.
 """
 
 from __future__ import annotations

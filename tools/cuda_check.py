@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import xrt
 from tools.cuda_page import RESULTS, cuda_section
 from tools.performance_page import PAGE, page
 from tools.performance_record import Record
@@ -79,7 +80,7 @@ def checked(hardware: str) -> dict[str, Any]:
 
 def versions() -> str:
     """Return the versions of what was used."""
-    known = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
+    known = {"xrt": xrt.__version__} | {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     names = ("xrt", "numpy", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime-gpu", "apache-tvm", "nvidia-cuda-nvrtc", "onnx")
     return ", ".join(f"{name} {known[name]}" for name in names if name in known)
 

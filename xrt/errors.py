@@ -281,7 +281,7 @@ class DeviceError(XRTError, ValueError):
     The last case also concerns buffers and streams.
 
     Remedy: a device is ``cpu``, ``cuda`` or ``cuda:N``; ``xrt engines`` lists the devices of each engine. CUDA needs CuPy
-    (``pip install 'xrt[cuda]'``) and a driver (``nvidia-smi``). Copy an array of another device yourself; XRT does not.
+    (``pip install 'xrt-engine[cuda]'``) and a driver (``nvidia-smi``). Copy an array of another device yourself; XRT does not.
     """
 
 

@@ -1,6 +1,7 @@
 """A model of the library transformers on several engines, as an XRTModule and by torch.compile.
 
-It is made from its configuration, with random weights: nothing is downloaded. ``pip install 'xrt[ort,torch]' transformers``.
+It is made from its configuration, with random weights: nothing is downloaded.
+``pip install 'xrt-engine[ort,torch]' transformers``.
 """
 
 import torch

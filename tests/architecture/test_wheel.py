@@ -41,7 +41,7 @@ def wheel(folder: Path, tag: str, **environment: str) -> Path:
     shutil.copytree(TOP / "xrt", source / "xrt", ignore=shutil.ignore_patterns("__pycache__", "lib"))
     command = [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(source)]
     subprocess.run(command, env={**os.environ, **environment}, check=True)
-    (made,) = folder.glob("xrt-*.whl")
+    (made,) = folder.glob("xrt_engine-*.whl")
     assert made.name.endswith(f"-py3-none-{tag}.whl")
     return made
 

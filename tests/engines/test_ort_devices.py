@@ -161,7 +161,7 @@ def test_a_build_without_cuda_says_so_in_the_plan(monkeypatch: pytest.MonkeyPatc
     m = xrt.XRTModule(Net(), "ort", "cuda", cache=CompileCache())
     plan = m.plan_for(X, W)
     assert all(launch.engine == "toy" for launch in plan.launches)
-    assert "has no CUDAExecutionProvider: pip install 'xrt[cuda]'" in plan.reasons[0].text
+    assert "has no CUDAExecutionProvider: pip install 'xrt-engine[cuda]'" in plan.reasons[0].text
     with pytest.raises(PlanError, match="has no CUDAExecutionProvider"):
         xrt.XRTModule(Net(), "ort", "cuda", strict=True, cache=CompileCache()).plan_for(X, W)
     with pytest.raises(EngineUnavailable, match=r"^engine 'tensorrt' cannot serve: this build of .* has no Tensorrt"):

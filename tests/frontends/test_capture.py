@@ -187,7 +187,7 @@ def test_without_pytorch_the_function_says_what_to_install() -> None:
     lines += ["try:", "    xrt.from_torch(1, ())", "except xrt.XRTError as e:", "    print(e)"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("xrt.from_torch needs PyTorch, which cannot be imported (")
-    assert done.stdout.strip().endswith("pip install 'xrt[torch]'")
+    assert done.stdout.strip().endswith("pip install 'xrt-engine[torch]'")
 
 
 @pytest.mark.slow

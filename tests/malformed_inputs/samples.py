@@ -190,7 +190,7 @@ def decisions() -> tuple[Files, ...]:
 def statuses() -> tuple[Files, ...]:
     """Return what is the case with two engines."""
     ready = EngineStatus("toy", "ready", "xrt 0.1.0", version="xrt 0.1.0", devices=("cpu", "cuda"))
-    missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt[tvm]'", cause="tvm is not installed")
+    missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt-engine[tvm]'", cause="tvm is not installed")
     return ({"statuses.json": json.dumps([asdict(one) for one in (ready, missing)]).encode()},)
 
 

@@ -169,8 +169,8 @@ def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
 @pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])
 def test_without_the_extra_the_error_has_the_pip_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
-        "uvicorn": "a server needs the package uvicorn, which is missing: pip install 'xrt[serve]'",
-        "prometheus_client": "xrt.serve counts with prometheus_client, which is missing: pip install 'xrt[serve]'",
+        "uvicorn": "a server needs the package uvicorn, which is missing: pip install 'xrt-engine[serve]'",
+        "prometheus_client": "a server needs the package prometheus_client, which is missing: pip install 'xrt-engine[serve]'",
     }
     ready = app({"double": xrt.XRTModule(double(), engine="toy")})
     monkeypatch.setitem(__import__("sys").modules, missing, None)

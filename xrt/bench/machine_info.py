@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from xrt import __version__
 from xrt.runtime import available_cores
 
 __all__ = ["describe", "machine", "peak_bytes"]
@@ -29,7 +30,7 @@ def describe() -> dict[str, str | int]:
         "load": f"{os.getloadavg()[0]:.2f}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "xrt": metadata.version("xrt"),
+        "xrt": __version__,
         "numpy": metadata.version("numpy"),
         "onnx": metadata.version("onnx"),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from xrt import __version__
 from xrt.cli.screen import complain, out, warnings_as_lines
 from xrt.errors import XRTError, did_you_mean
 
@@ -53,7 +54,7 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="xrt", prog_name="xrt")
+@click.version_option(__version__, prog_name="xrt")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error")
 def cli(debug: bool) -> None:
     """Run one model on several engines."""

@@ -86,7 +86,7 @@ def _make_job(model: str, given: dict[str, Any]) -> BatchJob:
         from xrt.integrations.batch import BatchJob
     except ImportError as error:
         raise OptionError(
-            f"xrt batch reads rows with pyarrow, which cannot be imported ({error}): pip install 'xrt[ray]'"
+            f"xrt batch reads rows with pyarrow, which cannot be imported ({error}): pip install 'xrt-engine[batch]'"
         ) from error
 
     return BatchJob(

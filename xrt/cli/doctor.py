@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from xrt import __version__
 from xrt.cache import open_disk_tier
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.engines.contract.discovery import probe_all
@@ -23,7 +24,7 @@ from xrt.runtime import available_cores, default_budget
 
 __all__ = ["command", "facts", "read_engine_environment"]
 
-_DISTRIBUTIONS = ("xrt", "numpy", "onnx", "ml_dtypes", "protobuf", "torch")
+_DISTRIBUTIONS = ("numpy", "onnx", "ml_dtypes", "protobuf", "torch")
 """Those that any engine may meet; each engine declares its own."""
 _PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
@@ -47,7 +48,7 @@ def facts() -> dict[str, Any]:
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "versions": {name: version for name in _list_distributions() if (version := _version(name))},
+        "versions": {"xrt": __version__} | {name: version for name in _list_distributions() if (version := _version(name))},
         "processor": _processor(),
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **_blas()},

@@ -7,9 +7,9 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from xrt import __version__
 from xrt.cache.signature import describe_machine
 from xrt.errors import BundleError, CompileRefused
 from xrt.formats.bundle import make_working_directory, write_bundle
@@ -111,7 +111,7 @@ def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -
 def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
     """Return what the module was asked for."""
     return {
-        "writer": metadata.version("xrt"),
+        "writer": __version__,
         "engines": [{"spec": engine.spec, "version": engine.version()} for engine in _list_named(engines)],
         "clustering": asdict(settings.clustering),
         "execution": asdict(settings.execution),

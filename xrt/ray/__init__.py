@@ -5,7 +5,7 @@
     rows.map_batches(Predictor, fn_constructor_args=["model.xrt"], num_cpus=1, batch_size=Predictor.batch("model.xrt"))
 
 Once this is imported, a module in an actor or a task has the threads that Ray grants it, unless it is made with ``threads=``.
-Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt[ray]'.
+Names load on first use. What needs Ray says so where Ray is missing: pip install 'xrt-engine[ray]'.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
         import grpc
         import grpc.aio
     except ModuleNotFoundError as error:
-        raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt[serve]'") from error
+        raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt-engine[serve]'") from error
     limit = application.options.max_request_bytes
     options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options)

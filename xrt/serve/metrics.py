@@ -34,7 +34,9 @@ class Metrics:
         try:
             import prometheus_client as prometheus
         except ModuleNotFoundError as error:
-            raise OptionError("xrt.serve counts with prometheus_client, which is missing: pip install 'xrt[serve]'") from error
+            raise OptionError(
+                "a server needs the package prometheus_client, which is missing: pip install 'xrt-engine[serve]'"
+            ) from error
         self._prometheus = prometheus
         self._registry = registry = prometheus.CollectorRegistry()
         count, gauge, histogram = prometheus.Counter, prometheus.Gauge, prometheus.Histogram

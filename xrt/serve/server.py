@@ -54,7 +54,9 @@ def run_server(
 
         from xrt.serve.http_protocol import make_http_protocol
     except ModuleNotFoundError as error:
-        raise OptionError(f"a server needs the package {error.name}, which is missing: pip install 'xrt[serve]'") from error
+        raise OptionError(
+            f"a server needs the package {error.name}, which is missing: pip install 'xrt-engine[serve]'"
+        ) from error
     with closing(_listen(host, port)) as listener:
         config = uvicorn.Config(
             application,

@@ -219,7 +219,9 @@ def _scan(path: tuple[str, ...]) -> Entries:
     """Read the entry points once per import path: what is installed on it does not change under a running process."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in list_entry_points(GROUP, path):
-        found.setdefault(entry.name, []).append(entry)
+        claims = found.setdefault(entry.name, [])
+        if all(entry.value != one.value for one in claims):  # one class may be installed under two names, as after a renaming
+            claims.append(entry)
     return {name: tuple(entries) for name, entries in found.items()}
 
 

@@ -50,7 +50,7 @@ def why_not_present(provider: str) -> str | None:
     if provider in onnxruntime.get_available_providers():
         return None
     return (
-        f"this build of {LIBRARY} has no {provider}: pip install 'xrt[cuda]' in an environment without onnxruntime, for "
+        f"this build of {LIBRARY} has no {provider}: pip install 'xrt-engine[cuda]' in an environment without onnxruntime, for "
         f"onnxruntime-gpu is the same package with more in it, and the two overwrite each other"
     )
 

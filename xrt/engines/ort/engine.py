@@ -307,7 +307,7 @@ class Ort(GraphCompiler):
         if self.available_devices() == self.devices:
             return ""
         return (
-            f"no cuda, since this build has no {self.on_device}; onnxruntime-gpu has it: pip install 'xrt[cuda]' in an "
+            f"no cuda, since this build has no {self.on_device}; onnxruntime-gpu has it: pip install 'xrt-engine[cuda]' in an "
             "environment without onnxruntime"
         )
 

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from xrt import __version__
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
@@ -32,7 +33,7 @@ def _versions() -> tuple[str, ...]:
     """Return XRT's version and those of the libraries; read once, since that takes milliseconds of a first call."""
     from importlib import metadata
 
-    return tuple(f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx"))
+    return f"xrt {__version__}", *(f"{name} {metadata.version(name)}" for name in ("numpy", "ml_dtypes", "onnx"))
 
 
 @dataclass(frozen=True)

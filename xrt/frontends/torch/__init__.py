@@ -38,7 +38,9 @@ def from_torch(
     try:
         from xrt.frontends.torch.capture import capture
     except ModuleNotFoundError as error:
-        raise ModelError(f"xrt.from_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt[torch]'") from error
+        raise ModelError(
+            f"xrt.from_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt-engine[torch]'"
+        ) from error
 
     return capture(module, args, kwargs, dynamic_shapes).function
 
@@ -54,5 +56,7 @@ def to_torch(function: Function | XRTModule, engine: Any = None, **options: Any)
     try:
         from xrt.frontends.torch.function_module import FunctionModule
     except ModuleNotFoundError as error:
-        raise ModelError(f"xrt.to_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt[torch]'") from error
+        raise ModelError(
+            f"xrt.to_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt-engine[torch]'"
+        ) from error
     return FunctionModule(function, engine, **options)

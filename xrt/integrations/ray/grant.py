@@ -15,7 +15,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise OptionError(f"xrt.ray needs Ray, which cannot be imported ({error}): pip install 'xrt[ray]'") from error
+        raise OptionError(f"xrt.ray needs Ray, which cannot be imported ({error}): pip install 'xrt-engine[ray]'") from error
     return ray
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaDevice"]
 
-PIP = "pip install 'xrt[cuda]'"
+PIP = "pip install 'xrt-engine[cuda]'"
 _ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")
 
 

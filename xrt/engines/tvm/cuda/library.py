@@ -30,7 +30,7 @@ def load_runtime() -> None:
             break
     path = next((path for folder in package_lib_paths() if (path := folder / _RUNTIME).is_file()), None)
     if path is None:
-        raise CompileRefused(f"this build of TVM has no runtime for CUDA: there is no {_RUNTIME}; pip install 'xrt[tvm]'")
+        raise CompileRefused(f"this build of TVM has no runtime for CUDA: there is no {_RUNTIME}; pip install 'xrt-engine[tvm]'")
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
