@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +171,35 @@ def test_a_bundle_is_explained_and_timed_with_files_too(model: str, tmp_path: Pa
             main(arguments)
         assert not ended.value.code
     assert read_trace(Path(trace)) and Path(page).stat().st_size
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from xrt.formats.output import replace_file
+def write(file):
+    file.write(b"half")
+    print("begun", flush=True)
+    time.sleep(600)
+replace_file(Path(sys.argv[1]), write)
+"""
+
+
+def test_what_a_killed_writer_leaves_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint.xrt"
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE))
+            for _ in range(2)
+        ]
+        stack.callback(writers[1].kill)
+        for writer in writers:
+            assert writer.stdout is not None and writer.stdout.readline() == b"begun\n"
+        writers[0].kill()
+        writers[0].wait()
+        assert len(list(tmp_path.iterdir())) == 2
+        replace_file(target, lambda file: file.write(b"whole"))
+        assert len(list(tmp_path.glob(".xrt-*.tmp"))) == 1  # of the writer that lives
+        assert target.read_bytes() == b"whole"
+    replace_file(target, lambda file: file.write(b"again"))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.xrt"]

@@ -56,3 +56,40 @@ def write_texts(path: Path, count: int, seed: int = 0, *, group: int | None = No
     table = pa.table({"row": pa.array(range(count), pa.int64()), "ids": pa.array([row.tolist() for row in rows])})
     pq.write_table(table, path, row_group_size=group)
     return rows
+
+
+def write_classifier(folder: Path, *, zipmap: bool = True) -> str:
+    """Write what skl2onnx makes of a pipeline by default: unnamed rows, a column for each input, a map for each row."""
+    helper, types = onnx.helper, onnx.TensorProto
+    nodes = [
+        helper.make_node("Concat", ["age", "income"], ["features"], axis=1),
+        helper.make_node(
+            "LinearClassifier",
+            ["features"],
+            ["output_label", "scores"],
+            domain="ai.onnx.ml",
+            classlabels_ints=[3, 7],
+            coefficients=[-0.1, -0.02, 0.1, 0.02],
+            intercepts=[1.0, -1.0],
+            post_transform="SOFTMAX",
+        ),
+    ]
+    if zipmap:
+        nodes.append(
+            helper.make_node("ZipMap", ["scores"], ["output_probability"], domain="ai.onnx.ml", classlabels_int64s=[3, 7])
+        )
+        map_type = helper.make_map_type_proto(types.INT64, helper.make_tensor_type_proto(types.FLOAT, None))
+        probability = helper.make_value_info("output_probability", helper.make_sequence_type_proto(map_type))
+    else:
+        nodes.append(helper.make_node("Identity", ["scores"], ["output_probability"]))
+        probability = helper.make_tensor_value_info("output_probability", types.FLOAT, [None, 2])
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info(name, types.FLOAT, [None, 1]) for name in ("age", "income")],
+        [helper.make_tensor_value_info("output_label", types.INT64, [None]), probability],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    path = folder / "classifier.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return str(path)

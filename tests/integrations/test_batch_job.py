@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
+from tests.integrations.models import LOOKUP, SCALE, TEXT, write_classifier, write_model, write_texts
 from xrt.cli.app import cli
 from xrt.errors import BatchJobError, EngineError, InputError, OptionError
 from xrt.integrations.batch import BatchJob, run_job
@@ -192,3 +192,96 @@ def test_a_killed_job_is_continued(tmp_path):
     assert report.present + report.written == 40
     assert not list((tmp_path / "out").glob(".xrt-*"))
     _check(tmp_path / "out", rows)
+
+
+def test_a_finished_job_with_errors_fails_each_time(tmp_path):
+    model = write_model(tmp_path, LOOKUP)
+    pq.write_table(pa.table({"index": [1, 7, None, 2]}), tmp_path / "rows.parquet")
+    arguments = (model, str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "out"), "-e", "toy", "--on-error", "column")
+    assert _run(*arguments)[0] == 1
+    said = f"{tmp_path / 'out'}: 0 of 4 rows written in 0 parts, 4 were there; 2 rows have errors\n"
+    assert [_run(*arguments) for _ in range(2)] == [(1, said)] * 2
+
+
+def test_damaged_parts_are_run_again(tmp_path):
+    job = BatchJob(write_model(tmp_path, TEXT), ("toy",), part_rows=5)
+    rows, out = write_texts(tmp_path / "rows.parquet", 20), tmp_path / "out"
+    run_job(job, [str(tmp_path / "rows.parquet")], out)
+    first, second, third, _ = sorted(out.glob("part-*"))
+    first.write_bytes(b"PAR1")
+    second.write_bytes(second.read_bytes()[:-10])
+    pq.write_table(pq.read_table(third).slice(1), third)
+    report = run_job(job, [str(tmp_path / "rows.parquet")], out)
+    assert (report.present, report.written) == (5, 15)
+    _check(out, rows)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe{}", b"[" * 100_000, b"null"])
+def test_a_damaged_manifest_is_named_and_one_without_results_is_replaced(tmp_path, text):
+    job, rows, out = BatchJob(write_model(tmp_path, LOOKUP), ("toy",)), tmp_path / "rows.parquet", tmp_path / "out"
+    pq.write_table(pa.table({"index": [1, 2]}), rows)
+    out.mkdir()
+    (out / "_xrt_batch.json").write_bytes(text)
+    assert run_job(job, [str(rows)], out).written == 2
+    (out / "_xrt_batch.json").write_bytes(text)
+    with pytest.raises(BatchJobError) as caught:
+        run_job(job, [str(rows)], out)
+    assert str(caught.value).startswith(f"{out}/_xrt_batch.json is damaged (")
+    assert str(caught.value).endswith("); remove the folder to run the whole job again, or use another one")
+
+
+def test_a_job_that_failed_without_a_result_does_not_keep_its_folder(tmp_path):
+    rows, out = tmp_path / "rows.parquet", tmp_path / "out"
+    pq.write_table(pa.table({"index": [9]}), rows)
+    with pytest.raises(EngineError):
+        run_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",)), [str(rows)], out)
+    report = run_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",), on_error="column"), [str(rows)], out)
+    assert (report.written, report.errors) == (1, 1)
+
+
+MIXING = """
+<ir_version: 10, opset_import: ["" : 21]>
+mixing (float[ROWS,2] x) => (float[ROWS,2] y) {
+  axis = Constant <value_ints = [0]> ()
+  mean = ReduceMean (x, axis)
+  y = Sub (x, mean)
+}
+"""
+
+
+@pytest.mark.parametrize(("rows", "cure"), [("n", "pass batch=1 (--batch 1)"), ("4", "write a model with an open batch")])
+def test_rows_that_depend_on_each_other_are_refused(tmp_path, rows, cure):
+    model = write_model(tmp_path, MIXING.replace("ROWS", rows))
+    pq.write_table(pa.table({"x": [[1.0, 1.0]] * 4 + [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "rows.parquet")
+    for on_error in ("raise", "column"):
+        job = BatchJob(model, ("toy",), part_rows=2 if rows == "n" else 6, on_error=on_error)
+        with pytest.raises(OptionError) as caught:
+            run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / on_error, workers=1)
+        assert str(caught.value).startswith("the rows of a call change each other: row ")
+        assert str(caught.value).endswith(f"; {cure}, so that each row has a call of its own")
+    if rows == "n":
+        run_job(BatchJob(model, ("toy",), batch=1), [str(tmp_path / "rows.parquet")], tmp_path / "alone")
+        assert _read(tmp_path / "alone").column("y").to_pylist() == [[0.0, 0.0]] * 6
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_the_maps_of_a_classifier_of_scikit_learn_become_maps(tmp_path, engine):
+    model = write_classifier(tmp_path)
+    (tmp_path / "rows.csv").write_text("age,income\n20,1\n70,30\n40,2\n")
+    assert _run(model, str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out"), "-e", engine, "--batch", "2")[0] == 0
+    found = _read(tmp_path / "out")
+    assert found.column("output_label").to_pylist() == [7, 7, 7]
+    assert found.schema.field("output_probability").type == pa.map_(pa.int64(), pa.float32())
+    for row in found.column("output_probability").to_pylist():
+        assert [key for key, _ in row] == [3, 7] and sum(share for _, share in row) == pytest.approx(1)
+
+
+def test_numbers_that_the_input_cannot_hold_are_refused(tmp_path):
+    pq.write_table(
+        pa.table({"x": [[1.0, 2.0, 3.0], [1e300, 0.0, 0.0], [float("inf"), 0.0, 0.0]], "bias": [0.0] * 3}),
+        tmp_path / "rows.parquet",
+    )
+    job = BatchJob(write_model(tmp_path, SCALE), ("toy",), on_error="column")
+    assert run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / "out").errors == 1
+    message = "input 'x' takes rows of float32[3]; got 1e+300, which float32 cannot hold"
+    assert _read(tmp_path / "out").column("error").to_pylist() == [None, message, None]

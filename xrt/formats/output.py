@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["replace_file", "why_not_folder", "why_not_writable"]
+try:
+    import fcntl
+except ImportError:  # not on Windows, where such files stay
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["remove_dead_temporaries", "replace_file", "why_not_folder", "why_not_writable"]
+
+
+_TEMPORARY = re.compile(r"\.xrt-[\w-]+\.tmp")
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -23,22 +32,55 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         if _is_device(real):
             content = io.BytesIO()  # a writer may want to seek
             write(content)
-            with real.open("wb") as file:
-                file.write(content.getvalue())
+            with real.open("wb") as device:
+                device.write(content.getvalue())
             return
-        temporary = _name_temporary(real)
+        remove_dead_temporaries(real.parent)
+        temporary, file = _open_temporary(real)
         try:
-            with temporary.open("xb") as file:
+            with file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(real)
+                temporary.replace(real)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # and not the temporary name
+
+
+def remove_dead_temporaries(folder: Path) -> None:
+    """Remove what `replace_file` has left in a folder where its process was killed: files that no process has locked."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for path in [entry.path for entry in entries if _TEMPORARY.fullmatch(entry.name)]:
+            with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+                if _lock(file, wait=False):
+                    os.unlink(path)  # noqa: PTH108  # with the lock: its writer would otherwise begin with it now
+
+
+def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
+    """Open a new file next to a path, locked for as long as it is open."""
+    while True:
+        path = _name_temporary(real)
+        file = path.open("xb")
+        _lock(file, wait=True)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return path, file
+        file.close()  # another process took it for a dead one before it was locked
+
+
+def _lock(file: BinaryIO, *, wait: bool) -> bool:
+    """Lock a file; tell whether that was possible. A lock ends with its process."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # held by its writer, or by a file system without locks
+        return False
+    return True
 
 
 def why_not_writable(path: Path) -> str | None:
@@ -88,4 +130,4 @@ def _why_not_made(folder: Path, name: str) -> str | None:
 
 
 def _name_temporary(path: Path) -> Path:
-    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")
+    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")  # as `_TEMPORARY` has it

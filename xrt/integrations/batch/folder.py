@@ -16,15 +16,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from xrt.errors import BatchJobError
-from xrt.formats.output import replace_file
+from xrt.formats.output import remove_dead_temporaries, replace_file
 from xrt.integrations.batch.fragments import Chunk, RowFile, list_chunks, list_row_files
-from xrt.integrations.batch.job import BatchJob, JobReport
+from xrt.integrations.batch.job import BatchJob, JobReport, count_part_errors
 
 __all__ = ["JobFolder"]
 
 MANIFEST = "_xrt_batch.json"
 """Readers of tables skip a name that begins so."""
-FORMAT = 1
+FORMAT = 2
+_AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
 
 
 class JobFolder:
@@ -58,19 +59,29 @@ class JobFolder:
         chunks = list_chunks(files, job.part_rows)
         wanted = _describe(job, files, chunks)
         manifest = self.path / MANIFEST
-        if manifest.exists():
-            _check_equal(self.path, json.loads(manifest.read_text()), wanted)
-        elif any(self.path.glob("part-*.parquet")):
+        parts = {part.name: part for part in self.path.glob("part-*.parquet")}
+        if not parts:  # what another job began, and wrote nothing, holds no result
+            replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
+        elif not manifest.exists():
             raise BatchJobError(f"{self.path} has parts, and no {MANIFEST} says of which job; use another folder")
         else:
-            replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
-        for left in self.path.glob(".xrt-*.tmp"):  # of a writer that was killed
-            left.unlink(missing_ok=True)
-        there = {part.name for part in self.path.glob("part-*.parquet")}
-        missing = [chunk for chunk in chunks if chunk.part not in there]
+            _check_equal(self.path, _read_manifest(manifest), wanted)
+        remove_dead_temporaries(self.path)
+        errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
+        missing = [chunk for chunk in chunks if errors.get(chunk) is None]
         total = sum(file.rows for file in files)
         present = total - sum(chunk.stop - chunk.start for chunk in missing)
-        return missing, JobReport(rows=total, present=present, written=0, errors=0, parts=0)
+        return missing, JobReport(rows=total, present=present, written=0, errors=sum(filter(None, errors.values())), parts=0)
+
+
+def _read_manifest(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BatchJobError(f"{path} is damaged ({error}); {_AFTER_DAMAGE}") from error
+    if not isinstance(found, dict):
+        raise BatchJobError(f"{path} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
+    return found
 
 
 def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -13,7 +13,11 @@ from xrt.integrations.batch.fragments import Chunk, read_chunk
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model
 from xrt.integrations.batch.results import ERROR
 
-__all__ = ["BatchJob", "ChunkReport", "JobReport", "run_chunk"]
+__all__ = ["BatchJob", "ChunkReport", "JobReport", "count_part_errors", "run_chunk"]
+
+
+ERRORS = "xrt_errors"
+"""Key of a part's number of rows without outputs, in the metadata of its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class JobReport:
     written: int
     """Rows of this run."""
     errors: int
-    """Rows of this run without outputs."""
+    """Rows without outputs, those of an earlier run too."""
     parts: int
 
     def add(self, done: ChunkReport) -> JobReport:
@@ -88,8 +92,22 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     if job.on_error == "column":
         made[ERROR] = _list_reasons(errors, table.num_rows)
     part = add_columns(table, kept, made)
-    replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file))
+    part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
+    replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
     return ChunkReport(chunk, len(errors))
+
+
+def count_part_errors(part: Path, chunk: Chunk) -> int | None:
+    """How many rows of a part have no outputs; None for a part that is damaged, as far as its footer tells."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(part)
+    except (OSError, pa.ArrowException):
+        return None
+    errors = (footer.metadata or {}).get(ERRORS.encode(), b"")
+    return int(errors) if footer.num_rows == chunk.stop - chunk.start and errors.isdigit() else None
 
 
 def _list_reasons(errors: Mapping[int, str], count: int) -> Any:

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from xrt.comparison import compare, tolerance_for
 from xrt.errors import EngineError, InputError, OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
-from xrt.graph import Value
+from xrt.graph import TensorType, Value
 from xrt.graph.memory_map import Stamp, make_stamp
 from xrt.integrations.batch.results import ERROR, ResultRows, add_errors, split_outputs
 from xrt.integrations.batch.rows import RowGroup, find_fixed_batch, gather_rows, match_columns
@@ -82,6 +83,8 @@ class RowModel:
         self.batch = self._fixed or batch
         self._names = _name_outputs(module.outputs, outputs)
         self._keep, self._on_error = keep, on_error
+        self._has_independent_rows = batch == 1
+        """True once a call has shown it; calls of one row need no proof."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -125,7 +128,10 @@ class RowModel:
 
     def _run(self, group: RowGroup, results: ResultRows, errors: dict[int, str]) -> None:
         try:
-            results.add(group.indices, self._call(group))
+            found = self._call(group)
+            if not self._has_independent_rows:
+                self._check_independence(group, found)
+            results.add(group.indices, found)
         except (InputError, EngineError) as error:
             if self._on_error == "raise":
                 if len(group.indices) == 1:
@@ -136,6 +142,29 @@ class RowModel:
                 return
             for part in _slice(group, (len(group.indices) + 1) // 2):  # until the rows are known that cannot be run
                 self._run(part, results, errors)
+
+    def _check_independence(self, group: RowGroup, together: Sequence[Array]) -> None:
+        """Run the first and the last row of a call alone; raises OptionError where another result comes out.
+
+        The results would depend on the sizes of calls and parts. Equal rows prove nothing, so that the next call is checked.
+        """
+        count = len(group.indices)
+        if count == 1 or not any((array[1:] != array[:1]).any() for array in group.values.values()):
+            return
+        for place in (0, count - 1):
+            row = RowGroup(group.indices[[place]], {name: array[[place]] for name, array in group.values.items()})
+            try:
+                alone = self._call(row)
+                reason = next(filter(None, map(_find_difference, self.outputs, alone, [all_[[place]] for all_ in together])), "")
+            except (InputError, EngineError) as error:
+                reason = f"alone it fails: {error}"
+            if reason:
+                cure = "write a model with an open batch" if self._fixed else "pass batch=1 (--batch 1)"
+                raise OptionError(
+                    f"the rows of a call change each other: row {group.indices[place]} alone and with {count - 1} others, "
+                    f"{reason}; {cure}, so that each row has a call of its own"
+                )
+        self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
         rows = len(group.indices)
@@ -157,6 +186,12 @@ def _name_outputs(declared: Sequence[Value], asked: Mapping[str, str] | Sequence
     if len(set(chosen.values())) < len(chosen):
         raise OptionError(f"outputs gives two outputs one column: {', '.join(chosen.values())}; give each its own")
     return chosen
+
+
+def _find_difference(value: Value, alone: Array, together: Array) -> str:
+    if isinstance(value.type, TensorType):
+        return compare(alone, together, tolerance_for(together.dtype, "network"), name=value.name).message
+    return compare(alone.tolist(), together.tolist(), name=value.name).message
 
 
 def _slice(group: RowGroup, size: int | None) -> Iterator[RowGroup]:

@@ -189,4 +189,9 @@ def _cast(wanted: RowInput, array: Array) -> Array:
         bounds = np.iinfo(target)
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
             raise InputError(f"input {wanted}; got numbers from {array.min()} to {array.max()}, which {wanted.dtype} cannot hold")
-    return array.astype(target)
+    with np.errstate(over="ignore"):
+        converted = array.astype(target)
+    if wanted.dtype.is_float and np.count_nonzero(np.isinf(converted)) > np.count_nonzero(np.isinf(array)):
+        large = array[np.isinf(converted) & ~np.isinf(array)].flat[0]
+        raise InputError(f"input {wanted}; got {large}, which {wanted.dtype} cannot hold")
+    return converted

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from xrt.graph import DType, TensorType, Value
+from xrt.graph import DType, MapType, SequenceType, TensorType, Type, Value
 
 __all__ = ["from_arrow", "to_arrow"]
 
@@ -80,31 +80,50 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     """
     mask = np.zeros(len(column), bool)
     mask[list(missing)] = True
-    type_ = _arrow_type(value)
+    type_ = _arrow_type(value.type)
     if column.dtype == object:
-        items = [None if gone or item is None else _plain(item) for item, gone in zip(column, mask, strict=True)]
+        items = [None if gone or item is None else _to_plain(item) for item, gone in zip(column, mask, strict=True)]
         return pa.array(items, type_)
     flat = column.astype(np.float32) if column.dtype.kind == "V" else column  # bfloat16 and its kin
     return _nest(flat, mask, pa.array(np.ascontiguousarray(flat).reshape(-1)))
 
 
-def _plain(item: Any) -> Any:
-    if not isinstance(item, np.ndarray):
+def _to_plain(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return [(_to_plain(key), _to_plain(one)) for key, one in item.items()]
+    if isinstance(item, list | tuple):
+        return [_to_plain(one) for one in item]
+    if not isinstance(item, np.ndarray | np.generic):
         return item
     return (item.astype(np.float32) if item.dtype.kind == "V" else item).tolist()
 
 
-def _arrow_type(value: Value) -> Any:
-    if not isinstance(value.type, TensorType) or value.type.shape is None:
+def _arrow_type(type_: Type | None) -> Any:
+    """The type of a row of an output: of one item of a sequence, or along the first axis of a tensor."""
+    if isinstance(type_, SequenceType):
+        return _item_type(type_.element)
+    return _item_type(type_.with_shape(type_.shape[1:])) if isinstance(type_, TensorType) and type_.shape else None
+
+
+def _item_type(type_: Type | None) -> Any:
+    if isinstance(type_, SequenceType):
+        element = _item_type(type_.element)
+        return None if element is None else pa.list_(element)
+    if isinstance(type_, MapType):
+        value = _item_type(type_.value)
+        return None if value is None else pa.map_(_element_type(type_.key), value)
+    if not isinstance(type_, TensorType) or type_.shape is None:
         return None
-    if value.type.dtype is DType.STRING:
-        found = pa.string()
-    else:
-        numpy = value.type.dtype.numpy
-        found = pa.from_numpy_dtype(np.dtype(np.float32) if numpy.kind == "V" else numpy)
-    for _ in value.type.shape[1:]:
+    found = _element_type(type_.dtype)
+    for _ in type_.shape:
         found = pa.list_(found)
     return found
+
+
+def _element_type(dtype: DType) -> Any:
+    if dtype is DType.STRING:
+        return pa.string()
+    return pa.from_numpy_dtype(np.dtype(np.float32) if dtype.numpy.kind == "V" else dtype.numpy)
 
 
 def _nest(array: Array, mask: Array, leaves: Any) -> Any:
