@@ -118,7 +118,7 @@ def test_open_dims_are_named_with_the_command(typed: tuple[str, ...], capsys: py
 
 
 def test_an_extent_without_a_name_needs_a_file(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    type_ = TensorType(DType.FLOAT32, (None, 3))
+    type_ = TensorType(DType.FLOAT32, (2, None))
     onnx.save(Function((Value("x", type_),), (Value("y", type_),), (Node("Exp", ("x",), ("y",)),), opsets={"": 17}), model)
     text = "the model leaves open: extents without a name of input x. Give them: xrt tune m.onnx -i x=FILE.npy"
     assert text in call(capsys, "tune", model)[2]

@@ -14,11 +14,11 @@ from xrt.engines.contract.spec import parse_spec, split_specs
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.formats import onnx
 from xrt.formats.bundle import is_bundle, load_model
-from xrt.graph import FrozenDict, Function, TensorType
+from xrt.graph import FrozenDict, Function, TensorType, Value
 from xrt.partition import Pin
 from xrt.placement.engine_list import AUTO
 
-__all__ = ["AUTO", "BenchCandidate", "BenchTarget", "set_dims"]
+__all__ = ["AUTO", "BenchCandidate", "BenchTarget", "find_batch_dim", "name_batch", "set_dims"]
 
 _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
@@ -95,7 +95,12 @@ def _size(part: str, text: str) -> tuple[str, int]:
 
 
 def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
+    """Fix symbolic dims; ``batch`` is also the first axis of inputs that have no name for it.
+
+    Raises OptionError for a name that no input has.
+    """
+    if BATCH in sizes:
+        function = name_batch(function)
     known = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
     for name in sizes:
         if name not in known:
@@ -104,15 +109,34 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
     return passes.bind_dims(function, sizes) if sizes else function
 
 
-def _with_batch(function: Function, batch: int | None) -> Function:
-    """Bind the first dimension of the first input; one that is fixed must be the batch already."""
+def name_batch(function: Function) -> Function:
+    """Call the first axes of inputs ``batch`` where they are open and have no name, as scikit-learn's exporter leaves them."""
     shapes = _shapes(function)
-    if batch is None or not shapes or not shapes[0] or shapes[0][0] == batch:
+    if any(BATCH in shape for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
         return function
-    first = shapes[0][0]
-    if not isinstance(first, str):
-        raise ModelError(f"the model's batch is {first or 'unnamed'}, and {batch} was asked; only a named extent can be chosen")
-    return passes.bind_dims(function, {first: batch})
+    inputs = [
+        Value(value.name, type_.with_shape((BATCH, *type_.shape[1:])))
+        if isinstance(type_ := value.type, TensorType) and type_.shape and type_.shape[0] is None
+        else value
+        for value in function.inputs
+    ]
+    return function.replace(inputs=tuple(inputs))
+
+
+def find_batch_dim(function: Function, batch: int) -> str | None:
+    """The name of the first axis of the first input that has one, after `name_batch`; None where it is ``batch`` long already.
+
+    Raises ModelError where it has another length.
+    """
+    first = next((shape[0] for shape in _shapes(name_batch(function)) if shape), batch)
+    if isinstance(first, int) and first != batch:
+        raise ModelError(f"the model's batch is {first}, and {batch} was asked; only a named extent can be chosen")
+    return first if isinstance(first, str) else None
+
+
+def _with_batch(function: Function, batch: int | None) -> Function:
+    name = None if batch is None else find_batch_dim(function, batch)
+    return function if batch is None or name is None else set_dims(function, {name: batch})
 
 
 def _shapes(function: Function) -> list[tuple[int | str | None, ...]]:

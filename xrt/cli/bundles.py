@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from xrt.cli.options import isolation_keywords, parse_dims, set_dims
+from xrt.cli.options import isolation_keywords, parse_dims, set_dims, settle_batch
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["open_bundle", "read_bundle_facts", "show_bundle"]
 
 _FREE = (
-    *("model", "strict", "dims", "files", "seed", "target", "repeat", "trace", "verified"),
+    *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
     *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
     *("with_memory", "outputs_only", "html", "as_json"),
 )
@@ -45,7 +45,9 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
     if settled:
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
     asked = context.params
-    return set_dims(load_model(path), parse_dims(asked["dims"])), load(
+    function = load_model(path)
+    settle_batch(function, asked)
+    return set_dims(function, parse_dims(asked["dims"])), load(
         path,
         engine=_named(context),
         threads=asked.get("threads"),

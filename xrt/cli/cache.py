@@ -18,7 +18,7 @@ from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.plan_store import PlanStore
 from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
 from xrt.cache.disk.weight_hashes import WeightHashStore
-from xrt.cli.options import load_with_options, module_keywords, module_options, parse_dims, set_dims
+from xrt.cli.options import load_with_sizes, module_keywords, module_options
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.errors import CacheError, OptionError
@@ -145,7 +145,7 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
 
     What an engine cannot save is never there, and never missing.
     """
-    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+    function = load_with_sizes(model, {**given, "lock": None})
     with XRTModule(function, **module_keywords(given)) as module:
         signatures = module.signatures()
         unsaved = {launch.name: why for launch in module.plan.launches if (why := _why_unsaved(launch))}

@@ -18,6 +18,7 @@ from xrt.cli.options import (
     module_options,
     parse_choices,
     set_dims,
+    settle_batch,
 )
 from xrt.cli.screen import WorkStatus, human_bytes, out
 from xrt.errors import InputError
@@ -48,9 +49,11 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
+    function = load_with_options(model)
+    settle_batch(function, given)
     choices = parse_choices(given["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
-    function = set_dims(load_with_options(model), fixed)
+    function = set_dims(function, fixed)
     sizes = list(_combinations(function, {name: several for name, several in choices.items() if name not in fixed}))
     examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()

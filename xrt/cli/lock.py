@@ -10,6 +10,7 @@ import click
 
 from xrt.cli.inputs import all_inputs, list_input_files
 from xrt.cli.options import (
+    add_batch,
     add_tuning_options,
     check_writable,
     input_options,
@@ -36,6 +37,7 @@ NOISY = 0.1
 @click.command("lock")
 @click.argument("model")
 @add_tuning_options
+@add_batch
 @isolation_options
 @input_options
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The lockfile [default: MODEL.lock here]")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import click
 
 from xrt.bench import BenchTarget
-from xrt.bench.targets import DIGITS, set_dims
+from xrt.bench.targets import DIGITS, find_batch_dim, name_batch, set_dims
 from xrt.cache import default_cache
 from xrt.cache.disk.config import parse_size
 from xrt.engines import parse_spec, split_specs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ENGINE",
     "ENGINE_NAMES",
+    "add_batch",
     "add_dims",
     "add_engines",
     "add_tuning_options",
@@ -53,6 +54,7 @@ __all__ = [
     "parse_seconds",
     "read_locked_dims",
     "set_dims",
+    "settle_batch",
 ]
 
 Command = Callable[..., Any]
@@ -74,15 +76,26 @@ def load_with_options(text: str) -> Function:
     return function
 
 
-def load_with_sizes(model: str, given: Mapping[str, Any]) -> Function:
-    """Return the model with the sizes of ``--dim``, and for the other dims those of the lockfile of ``--lock``.
+def settle_batch(function: Function, given: dict[str, Any]) -> None:
+    """Replace ``--batch`` by the ``--dim`` that it stands for."""
+    if (batch := given.get("batch")) is None:
+        return
+    given["batch"] = None
+    if (name := find_batch_dim(function, batch)) is not None:
+        given["dims"] = (*given["dims"], f"{name}={batch}")
+
+
+def load_with_sizes(model: str, given: dict[str, Any]) -> Function:
+    """Return the model with the sizes of ``--dim`` and ``--batch``, and for the other dims those of the lockfile of ``--lock``.
 
     Raises OptionError where both give a size to a dim, and not the same.
     """
-    function, sizes = load_with_options(model), parse_dims(given["dims"])
+    function = load_with_options(model)
+    settle_batch(function, given)
+    sizes = parse_dims(given["dims"])
     if (lock := given.get("lock")) is None:
         return set_dims(function, sizes)
-    known = list_dims(function)
+    known = list_dims(name_batch(function))
     locked = {name: size for name, size in read_locked_dims(read_lock(lock)).items() if name in known}
     if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
         was, asked = (" ".join(f"--dim {name}={found[name]}" for name in differing) for found in (locked, sizes))
@@ -112,13 +125,18 @@ def check_sizes(function: Function) -> None:
     context = click.get_current_context()
     opened = {value.name: value.type for value in function.inputs if not is_sized(value.type)}
     dims = list_dims(function)
-    if not dims and not (opened and "files" in context.params):
-        return
-    added = [f"--dim {name}=SIZE" for name in dims]
-    unnamed = [name for name, type_ in opened.items() if not isinstance(type_, TensorType) or None in (type_.shape or (None,))]
+    named = name_batch(function)
+    has_batch = named is not function
+    unnamed = [
+        value.name for value in named.inputs if not isinstance(value.type, TensorType) or None in (value.type.shape or (None,))
+    ]
     unnamed = unnamed if "files" in context.params else []
+    if not dims and not has_batch and not (opened and "files" in context.params):
+        return
+    added = [f"--dim {name}=SIZE" for name in dims] + ["--batch SIZE"] * has_batch
     added += [f"-i {name}=FILE.npy" for name in unnamed]
     what = [f"dim{'s' * (len(dims) != 1)} {', '.join(dims)}"] * bool(dims)
+    what += ["the first axes of the inputs, which have no name"] * has_batch
     what += [f"extents without a name of input{'s' * (len(unnamed) != 1)} {', '.join(unnamed)}"] * bool(unnamed)
     typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
     raise OptionError(
@@ -212,6 +230,9 @@ ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
 """How each command that takes engines calls the option."""
 DEFAULT_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
 _DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
+_BATCH = click.option(
+    "--batch", type=click.IntRange(0), metavar="ROWS", help="Size of the first axis of the inputs, also where it has no name"
+)
 _SHARED = (
     click.option(
         *ENGINE_NAMES,
@@ -316,6 +337,11 @@ def add_dims(command: Command) -> Command:
     return _DIM(command)
 
 
+def add_batch(command: Command) -> Command:
+    """Add the option that gives the first axes of the inputs a size: ``batch``."""
+    return _BATCH(command)
+
+
 def add_engines(command: Command) -> Command:
     """Add the option that names the engines: ``engine``."""
     return _SHARED[0](command)
@@ -323,7 +349,7 @@ def add_engines(command: Command) -> Command:
 
 def module_options(command: Command) -> Command:
     """Add the options that become keywords of XRTModule."""
-    for option in reversed((*_SHARED, *_AUTO)):
+    for option in reversed((*_SHARED, _BATCH, *_AUTO)):
         command = option(command)
     return command
 

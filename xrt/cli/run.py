@@ -95,7 +95,7 @@ def command(
     return _verify(function, values, results) if verified else 0
 
 
-def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
+def _opened(model: str, given: dict[str, Any], status: Status) -> tuple[Function, XRTModule]:
     if is_bundle(model):
         return open_bundle(model, click.get_current_context())
     function = load_with_sizes(model, given)

@@ -63,7 +63,8 @@ _OPTIONS = (
         "batches",
         callback=parse_numbers,
         metavar="SIZES",
-        help="With throughput: requests of a call, to be measured: 1,2,4 [default: 1,2,4,8,16,32]",
+        help="Size of the first axis of the inputs; with throughput requests of a call, to be measured: 1,2,4 "
+        "[default: 1,2,4,8,16,32]",
     ),
     click.option(
         "--instances",
@@ -94,6 +95,7 @@ def check_objective(objective: str, given: Mapping[str, Any]) -> None:
     """Raise OptionError for an option of the other objective."""
     if objective == "latency" and (name := next((one for one in ONLY if given.get(one) is not None), None)):
         option = {"batches": "batch", "batch_dim": "batch-dim", "target": "output"}.get(name, name)
+        option = "batch with several sizes" if name == "batches" else option
         raise OptionError(f"--{option} is of throughput; pass --objective throughput too, or leave it out")
     if objective == "throughput" and given.get("pareto"):
         raise OptionError("--pareto is of latency: it shows plans of one size; leave it out with --objective throughput")

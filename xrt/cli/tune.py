@@ -104,6 +104,8 @@ def command(
     within the share; --pareto shows error and time of each. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
+    if given["objective"] == "latency" and len(given["batches"] or ()) == 1:
+        given["batch"], given["batches"] = given["batches"][0], None
     function = load_with_sizes(model, given)
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
