@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
     from xrt.graph import Dim, Shape
 
-__all__ = ["Size", "SymbolicNumber", "Symbols", "make_shape"]
+__all__ = ["Size", "SymbolicNumber", "Symbols", "make_shape", "set_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class Symbols:
     def make_scalar(self, expression: Any) -> Tensor:
         """Return a 0-d tensor that holds the value of an expression."""
         if expression not in self.scalars:
-            self.scalars[expression] = _set_shape(emit("Squeeze", self.make_row(expression), np.array([0], np.int64)), ())
+            self.scalars[expression] = set_shape(emit("Squeeze", self.make_row(expression), np.array([0], np.int64)), ())
         return self.scalars[expression]
 
     def make_row(self, expression: Any) -> Tensor:
         """Return a tensor of one element that holds the value of an expression; raises ModelError where nothing gives it."""
         if expression not in self.rows:
-            self.rows[expression] = _set_shape(self._compute(expression), (1,))
+            self.rows[expression] = set_shape(self._compute(expression), (1,))
         return self.rows[expression]
 
     def _compute(self, expression: Any) -> Tensor:
@@ -127,8 +127,8 @@ class Symbols:
         return rule([self.make_row(argument) for argument in arguments])
 
 
-def _set_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor that was just recorded with the shape that it is known to have."""
+def set_shape(tensor: Tensor, shape: Shape) -> Tensor:
+    """Give a tensor that was just recorded the shape that it is known to have."""
     if tensor.name in tensor.builder.types:
         tensor.type = tensor.builder.types[tensor.name] = TensorType(tensor.dtype, shape)
     return tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xrt.frontends.torch.rules import (  # noqa: F401
     activations,
+    attention,
     create,
     elementwise,
     gradients,

@@ -13,9 +13,9 @@ from xrt.builder import Builder
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
 from xrt.frontends.torch.rules.neural import convolution
-from xrt.frontends.torch.rules.product import cdist, list_scores, transpose_last
+from xrt.frontends.torch.rules.product import cdist
 from xrt.frontends.torch.rules.reduce import reduce_by
-from xrt.frontends.torch.rules.table import RULES, Unsupported, cast, fixed_size, ints, rule, scalar
+from xrt.frontends.torch.rules.table import RULES, fixed_size, ints, reshape, rule, scalar
 from xrt.graph import TensorType
 from xrt.passes import drop_dead_nodes
 
@@ -45,7 +45,7 @@ def _differentiate(
     return [next(results) if is_wanted else None for is_wanted in wanted]
 
 
-# ---------------------------------------------------------------------- convolutions and attention
+# ---------------------------------------------------------------------- convolutions and distances
 
 
 @rule("convolution_backward")
@@ -71,32 +71,6 @@ def convolution_backward(
     return *_differentiate(record, [x, weight], g, wanted[:2]), reduce_by("ReduceSum", g, axes, False) if wanted[2] else None
 
 
-@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
-def attention_backward(
-    result: Any,
-    g: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """The weights are made again from the logarithms of their sums; Dao et al., arXiv:2205.14135, algorithm 4."""
-    if dropout_p:
-        raise Unsupported("attention with dropout")
-    scores, factor = list_scores(query, key, attn_mask, is_causal, scale)
-    weights = emit("Exp", emit("Sub", scores, emit("Unsqueeze", cast(logsumexp, scores.dtype), ints(-1))))
-    shares = emit("ReduceSum", emit("Mul", g, out), ints(-1), keepdims=1)
-    change = emit("Sub", emit("MatMul", g, transpose_last(value)), shares)
-    slope = emit("Mul", emit("Mul", weights, change), scalar(factor, query.dtype))
-    turned = [transpose_last(one, g.ndim) for one in (slope, weights)]
-    return emit("MatMul", slope, key), emit("MatMul", turned[0], query), emit("MatMul", turned[1], g)
-
-
 @rule("_cdist_backward")
 def cdist_backward(result: TensorType, g: Tensor, a: Tensor, b: Tensor, p: float, distances: Tensor) -> Any:
     return _differentiate(lambda a, b: cdist(distances.tensor_type, a, b, p), [a, b], g, [True, False])[0]
@@ -109,15 +83,15 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
     """Sum the gradients at the places of the largest elements, which PyTorch counts over one plane."""
     lead = x.ndim - count
     plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
-    rows = ints(*[0] * lead, -1)
+    rows = [0] * lead + [-1]
     size = 1
     for one in plane:
         size *= one
     target = emit("Concat", emit("Shape", x, end=lead), ints(size), axis=0)
     zeros = emit("Expand", scalar(0, x.dtype), target)
     indices = args[-1]
-    summed = emit("ScatterElements", zeros, emit("Reshape", indices, rows), emit("Reshape", g, rows), axis=lead, reduction="add")
-    return emit("Reshape", summed, ints(*[0] * lead, *plane))
+    summed = emit("ScatterElements", zeros, reshape(indices, *rows), reshape(g, *rows), axis=lead, reduction="add")
+    return reshape(summed, *[0] * lead, *plane)
 
 
 def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:

@@ -1,17 +1,12 @@
-"""Rules of products of matrices and of attention."""
+"""Rules of products of matrices."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
-from xrt.frontends.torch.rules.activations import drop
-from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, lowest, rule, scalar
-from xrt.frontends.torch.symbols import SymbolicNumber
+from xrt.frontends.torch.rules.table import Unsupported, cast, ints, reshape, rule
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -23,16 +18,13 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
     """Gemm reads the weights as they are in memory; a product with them transposed would make a copy of them."""
     to_ = result.shape or ()
     symbolic = [size for size in to_ if not isinstance(size, int)]
-    if weight.ndim != 2 or x.ndim == 0 or (x.ndim != 2 and len(symbolic) > 1) or 0 in to_ or not _multiplies(x.dtype):
+    is_empty = 0 in to_ or 0 in x.shape
+    if weight.ndim != 2 or x.ndim == 0 or (x.ndim != 2 and len(symbolic) > 1) or is_empty or not x.dtype.is_float:
         y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
         return y if bias is None else emit("Add", y, bias)
-    rows = x if x.ndim == 2 else emit("Reshape", x, ints(-1, _extent(weight, 1)))
+    rows = x if x.ndim == 2 else reshape(x, -1, _extent(weight, 1))
     y = emit("Gemm", rows, weight, bias, transB=1)
-    return y if x.ndim == 2 else emit("Reshape", y, ints(*[size if isinstance(size, int) else -1 for size in to_]))
-
-
-def _multiplies(dtype: DType) -> bool:
-    return dtype.is_float
+    return y if x.ndim == 2 else reshape(y, *[size if isinstance(size, int) else -1 for size in to_])
 
 
 def _extent(x: Tensor, axis: int) -> int:
@@ -118,111 +110,3 @@ def cdist(result: TensorType, a: Tensor, b: Tensor, p: float = 2.0, compute_mode
     if p not in (1, 2):
         raise Unsupported("a distance of another order than 1 or 2")
     return emit(f"ReduceL{int(p)}", difference, ints(-1), keepdims=0)
-
-
-# ---------------------------------------------------------------------- attention
-
-
-@rule("scaled_dot_product_attention")
-def attention(
-    result: TensorType,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if enable_gqa:
-        key, value = (_repeat_heads(one, query) for one in (key, value))
-    scores, _ = list_scores(query, key, None, is_causal, scale)
-    if attn_mask is None:
-        return _attend(scores, value, dropout_p)
-    return _attend_masked(scores, value, attn_mask, dropout_p)
-
-
-def _attend(scores: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    weights = emit("Softmax", scores, axis=-1)
-    return emit("MatMul", drop(weights, dropout_p) if dropout_p else weights, value)
-
-
-def list_scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> tuple[Tensor, float]:
-    """Return the scaled products of queries and keys, a mask of numbers added to them, and the scale."""
-    width = query.shape[-1]
-    if scale is None and not isinstance(width, int):
-        raise Unsupported("attention over heads of symbolic width")
-    if isinstance(scale, SymbolicNumber):
-        raise Unsupported("attention with a symbolic scale")
-    factor = scale if scale is not None else 1 / math.sqrt(width)  # type: ignore[arg-type]  # checked above
-    scores = emit("MatMul", emit("Mul", query, scalar(factor, query.dtype)), transpose_last(key, query.ndim))
-    if is_causal:  # each row sees at least itself
-        scores = emit("Where", _causal_mask(query, key), scores, scalar(float(lowest(query.dtype)), query.dtype))
-    return (scores if mask is None else emit("Add", scores, cast(mask, scores.dtype))), factor
-
-
-def transpose_last(x: Tensor, rank: int | None = None) -> Tensor:
-    """Return a tensor with its last two axes exchanged."""
-    rank = x.ndim if rank is None else rank
-    return emit("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
-def _attend_masked(scores: Tensor, value: Tensor, mask: Tensor, dropout_p: float) -> Tensor:
-    """Return attention under a mask; a row that sees nothing is zero in PyTorch."""
-    if mask.dtype is DType.BOOL:
-        scores = emit("Where", mask, scores, scalar(float(lowest(value.dtype)), value.dtype))
-        seen = emit("ReduceMax", emit("Cast", mask, to=DType.INT32), ints(-1), keepdims=1)
-        is_seen = emit("Cast", seen, to=DType.BOOL)
-    else:
-        scores = emit("Add", scores, mask)
-        is_seen = emit("Greater", emit("ReduceMax", mask, ints(-1), keepdims=1), scalar(-math.inf, mask.dtype))
-    attended = _attend(scores, value, dropout_p)
-    return emit("Where", is_seen, attended, scalar(0, value.dtype))
-
-
-def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values with each head repeated for the heads of the query that share it."""
-    heads, wanted = _extent(x, -3), _extent(query, -3)
-    if heads == wanted:
-        return x
-    rank = x.ndim
-    wide = emit("Unsqueeze", x, ints(rank - 2))
-    wide = emit("Expand", wide, ints(*[1] * (rank - 2), wanted // heads, 1, 1))
-    rest = emit("Shape", x, start=rank - 2)
-    return emit("Reshape", wide, emit("Concat", ints(*[0] * (rank - 3), wanted), rest, axis=0))
-
-
-def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask that is true up to the diagonal that begins at the first element."""
-    rows, columns = query.shape[-2], key.shape[-2]
-    if isinstance(rows, int) and isinstance(columns, int):
-        return constant(np.tri(rows, columns, dtype=np.bool_), DType.BOOL)
-    ends = [emit("Shape", x, start=x.ndim - 2, end=x.ndim - 1) for x in (query, key)]
-    numbers = [emit("Range", scalar(0, DType.INT64), emit("Squeeze", end, ints(0)), scalar(1, DType.INT64)) for end in ends]
-    return emit("GreaterOrEqual", emit("Unsqueeze", numbers[0], ints(1)), numbers[1])
-
-
-@rule("_scaled_dot_product_flash_attention_for_cpu")
-def flash_attention(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    if dropout_p:
-        raise Unsupported("attention with dropout")
-    if result[1] is None:
-        return attention(result[0], query, key, value, attn_mask, dropout_p, is_causal, scale), None
-    scores, _ = list_scores(query, key, attn_mask, is_causal, scale)
-    least = scalar(float(lowest(scores.dtype)), scores.dtype)  # a row that sees nothing is zero
-    top = emit("Max", emit("ReduceMax", scores, ints(-1), keepdims=1), least)
-    weights = emit("Exp", emit("Sub", scores, top))
-    total = emit("ReduceSum", weights, ints(-1), keepdims=1)
-    total = emit("Where", emit("Equal", total, scalar(0, total.dtype)), scalar(1, total.dtype), total)
-    logs = emit("Squeeze", emit("Add", top, emit("Log", total)), ints(-1))
-    return emit("MatMul", emit("Div", weights, total), value), cast(logs, result[1].dtype)

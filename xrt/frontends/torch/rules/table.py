@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -35,6 +35,8 @@ __all__ = [
     "lowest",
     "normalize_axes",
     "normalize_axis",
+    "reshape",
+    "reshape_exactly",
     "rule",
     "scalar",
 ]
@@ -107,6 +109,27 @@ def as_tensor(x: Any) -> Tensor:
     if isinstance(x, float):
         return scalar(x, from_torch_dtype(torch.get_default_dtype()))
     return x.scalar if isinstance(x, SymbolicNumber) else x
+
+
+def reshape(x: Tensor, *sizes: int) -> Tensor:
+    """Reshape a tensor; 0 keeps the extent of the same axis, and -1 is computed.
+
+    ONNX cannot compute an extent of a tensor without elements, and has no 0 beside it: all extents are written out there.
+    """
+    shape = x.tensor_type.shape
+    if shape is None or 0 not in shape:
+        return emit("Reshape", x, ints(*sizes))
+    known = [size for size in shape if isinstance(size, int)]
+    if len(known) < len(shape):
+        raise Unsupported("a shape with an extent of zero and symbolic ones")
+    merged = math.prod(size for axis, size in enumerate(known) if axis >= len(sizes) or sizes[axis] != 0)
+    computed = merged // math.prod(size for size in sizes if size > 0)
+    return reshape_exactly(x, [known[axis] if size == 0 else computed if size < 0 else size for axis, size in enumerate(sizes)])
+
+
+def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Reshape a tensor to known extents, of which one may be zero."""
+    return emit("Reshape", x, ints(*sizes), allowzero=1) if 0 in sizes else emit("Reshape", x, ints(*sizes))
 
 
 # ---------------------------------------------------------------------- types
