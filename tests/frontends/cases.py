@@ -76,6 +76,7 @@ def listed() -> Iterator[Case]:
     )
     yield from named({n: getattr(torch, n) for n in ("logical_and", "logical_or", "logical_xor")}, "b23 b3", "i4 f4")
     yield from named({n: getattr(torch, n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")}, "b23 b3", "i4 i4", "u4 n4")
+    yield from named({"add bool": lambda x, y: (x + y, torch.add(x, y, alpha=False), torch.add(x, y, alpha=True))}, "b4 b4")
     yield from named({"logical_not": torch.logical_not, "bitwise_not": torch.bitwise_not}, "b3", "i4")
     yield from named(
         {
@@ -184,6 +185,10 @@ def shape_cases() -> Iterator[Case]:
         },
         "f234",
     )  # fmt: skip
+    yield from named(
+        {"empty view": lambda x: (x.view(2, 0, 0), x.reshape(0, 7), x.flatten(), x.flatten(1, 2), x.squeeze())}, "f1200"
+    )
+    yield from named({"empty shape": lambda x: (x.diagonal(), x.roll(1), x.repeat_interleave(2), x.view(25, 0))}, "f550")
     yield from named({"t": torch.t, "numpy_T": lambda x: x.T}, "f23")
     yield from named({"shuffle": lambda x: F.pixel_shuffle(x, 2), "unshuffle": lambda x: F.pixel_unshuffle(x, 2), "channels": lambda x: F.channel_shuffle(x, 2)}, "f1446")  # fmt: skip
     yield from named({"scalar": lambda x: (x.reshape(1), x.unsqueeze(0), x.sum(0), x.view(-1), x.expand(3))}, "f")
@@ -268,6 +273,12 @@ def index_cases() -> Iterator[Case]:
         "f34",
     )
 
+    yield from named(
+        {"masked_scatter wide": lambda x, y, b: (x.masked_scatter(b, y), x.masked_scatter(b[0] > b[1], y))},
+        "f4 f34 b34",
+        "f14 f55 b34",
+    )
+
 
 def write(x: torch.Tensor) -> torch.Tensor:
     """Write to parts of a copy, in the ways that PyTorch makes functional by scatters."""
@@ -319,6 +330,10 @@ def neural_cases() -> Iterator[Case]:
             "batch_norm": lambda x, p: F.batch_norm(x, p, p + 1, p * 2, p, eps=1e-3),
             "batch_norm bare": lambda x, p: F.batch_norm(x, p, p + 1),
             "group_norm": lambda x, p: F.group_norm(x, 2, p, p * 2),
+            "native_group_norm": lambda x, p: (
+                torch.native_group_norm(x, p, p, 2, 4, 5, 2, 1e-5),
+                torch.native_group_norm(x[:0], p, p, 0, 4, 5, 2, 1e-5),
+            ),
             "instance_norm": lambda x, p: F.instance_norm(x, weight=p, bias=p),
             "lrn": lambda x, p: F.local_response_norm(x, 3),
         },

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
-from torch._decomp.decompositions import im2col
+from torch._decomp.decompositions import im2col, max_unpool2d
+from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from xrt.frontends.torch.rules import RULES
@@ -31,12 +32,18 @@ def get_decompositions() -> dict[Any, Callable[..., Any]]:
         **table,
         aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer,
         aten.im2col.default: _decompose_im2col,
+        aten.max_unpool2d.default: _decompose_max_unpool2d,
     }
 
 
 def _decompose_im2col(x: torch.Tensor, *args: Any) -> Any:
     """Write the columns of an image of symbolic size as PyTorch does; the rule takes the others."""
     return NotImplemented if all(isinstance(size, int) for size in x.shape) else im2col(x, *args)
+
+
+def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:
+    """Keep the memory format of the input, as PyTorch's kernel does and its decomposition does not."""
+    return max_unpool2d(x, indices, output_size).contiguous(memory_format=suggest_memory_format(x))
 
 
 def _decompose_encoder_layer(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from xrt.builder.record_op import apply, emit
 from xrt.frontends.torch.rules.elementwise import clamp, multiply_by
-from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, rule, scalar
+from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, reshape, rule, scalar
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ def log_sigmoid(result: TensorType, x: Tensor) -> Tensor:
 @rule("prelu", "_prelu_kernel")
 def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
     if x.ndim > 2 and weight.ndim == 1:
-        weight = emit("Reshape", weight, np.array([-1] + [1] * (x.ndim - 2), np.int64))
+        weight = reshape(weight, -1, *[1] * (x.ndim - 2))
     return emit("PRelu", x, weight)
 
 

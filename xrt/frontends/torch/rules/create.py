@@ -34,7 +34,7 @@ def full(result: TensorType, size: Any, fill_value: Any, **_: Any) -> Tensor:
     return _filled(fill_value, size, result.dtype)
 
 
-@rule("zeros", "empty.memory_format", "empty_permuted")
+@rule("zeros", "empty.memory_format", "empty_permuted", "_efficientzerotensor")
 def zeros(result: TensorType, size: Any, *_: Any, **__: Any) -> Tensor:
     return _filled(0, size, result.dtype)
 

@@ -152,7 +152,7 @@ def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
 @rule("add.Tensor", "add.Scalar")
 def add(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     if result.dtype is DType.BOOL:
-        return emit("Or", *_both(DType.BOOL, a, b))
+        return emit("Or", cast(a, DType.BOOL), cast(b, DType.BOOL) if alpha == 1 else emit("And", *_both(DType.BOOL, b, alpha)))
     return emit("Add", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import emit
-from xrt.frontends.torch.rules.table import Unsupported, as_tensor, cast, constant, ints, rule, scalar
+from xrt.frontends.torch.rules.shape import expand
+from xrt.frontends.torch.rules.table import Unsupported, as_tensor, cast, constant, ints, reshape, rule, scalar
 from xrt.frontends.torch.symbols import make_shape
 from xrt.graph import DType, TensorType
 
@@ -43,7 +44,7 @@ def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
         if len(used) > 1:
             raise Unsupported("an index of several masks, or of a mask and numbers")
         (axis,) = used
-        where = emit("Reshape", emit("NonZero", indices[axis]), ints(-1))
+        where = reshape(emit("NonZero", indices[axis]), -1)
         if indices[axis].ndim != 1:
             raise Unsupported("a mask of several axes behind other axes")
         return emit("Gather", x, where, axis=axis)
@@ -181,7 +182,7 @@ def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str) -
 def _write_rows(x: Tensor, dim: int, index: Tensor, rows: Tensor, reduction: str = "none") -> Tensor:
     """Return x with rows written along an axis, which is the first one of the rows."""
     moved, order = _to_front(x, dim)
-    where = emit("Reshape", cast(index, DType.INT64), ints(-1, 1))
+    where = reshape(cast(index, DType.INT64), -1, 1)
     written = emit("ScatterND", moved, where, cast(rows, x.dtype), reduction=reduction)
     return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
 
@@ -251,19 +252,29 @@ def select_scatter(result: TensorType, x: Tensor, source: Tensor, dim: int, inde
 @rule("masked_select")
 def masked_select(result: TensorType, x: Tensor, mask: Tensor) -> Tensor:
     if x.shape == mask.shape:
-        return emit("Compress", x, emit("Reshape", mask, ints(-1)))
-    shape = emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))
-    flat = emit("Reshape", emit("Expand", mask, shape), ints(-1))
+        return emit("Compress", x, reshape(mask, -1))
+    shape = _broadcast_shape(x, mask)
+    flat = reshape(emit("Expand", mask, shape), -1)
     return emit("Compress", emit("Expand", x, shape), flat)
 
 
 @rule("masked_scatter")
 def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    shape = emit("Shape", x)
-    wide = emit("Reshape", emit("Expand", mask, shape), ints(-1))
+    if 0 in (*(result.shape or ()), *source.shape):
+        return expand(result, x, list(result.shape or ()))  # nothing is written
+    shape = _broadcast_shape(x, mask)
+    wide = reshape(emit("Expand", mask, shape), -1)
     place = emit("Sub", emit("CumSum", cast(wide, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
-    picked = emit("Gather", emit("Reshape", source, ints(-1)), emit("Max", place, scalar(0, DType.INT64)))
-    return emit("Reshape", emit("Where", wide, cast(picked, x.dtype), emit("Reshape", x, ints(-1))), shape)
+    picked = emit("Gather", reshape(source, -1), emit("Max", place, scalar(0, DType.INT64)))
+    flat = reshape(emit("Expand", x, shape), -1)
+    return emit("Reshape", emit("Where", wide, cast(picked, x.dtype), flat), shape)
+
+
+def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:
+    """Return the shape that a tensor and a mask have together."""
+    if x.shape == mask.shape and None not in x.shape:
+        return emit("Shape", x)
+    return emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))
 
 
 @rule("nonzero")
@@ -275,7 +286,7 @@ def nonzero(result: TensorType, x: Tensor) -> Tensor:
 
 @rule("take")
 def take(result: TensorType, x: Tensor, index: Tensor) -> Tensor:
-    return emit("Gather", emit("Reshape", x, ints(-1)), index)
+    return emit("Gather", reshape(x, -1), index)
 
 
 @rule("bucketize.Tensor")
@@ -293,4 +304,4 @@ def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_of
     where = np.full((), offset)
     for extent, step in zip(size, stride, strict=True):
         where = where[..., None] + np.arange(extent) * step
-    return emit("Gather", emit("Reshape", x, ints(-1)), constant(where, DType.INT64))
+    return emit("Gather", reshape(x, -1), constant(where, DType.INT64))

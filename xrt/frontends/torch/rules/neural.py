@@ -18,9 +18,11 @@ from xrt.frontends.torch.rules.table import (
     each,
     fixed_size,
     ints,
+    reshape,
     rule,
     scalar,
 )
+from xrt.frontends.torch.symbols import set_shape
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def convolution(
 
 def _columns(value: Tensor, rank: int) -> Tensor:
     """Return a vector of one number per channel as it broadcasts over a tensor of that rank."""
-    return emit("Reshape", value, ints(-1, *[1] * (rank - 2)))
+    return reshape(value, -1, *[1] * (rank - 2))
 
 
 @rule("batch_norm")
@@ -181,6 +183,22 @@ def native_batch_norm_functional(
     return y, batch_mean, deviation, *after
 
 
+@rule("_batch_norm_with_update_functional")
+def batch_norm_with_update(
+    result: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The same with an empty tensor, which a kernel of PyTorch would keep its state in."""
+    y, batch_mean, deviation, *after = native_batch_norm_functional(result, x, weight, bias, mean, variance, True, momentum, eps)
+    return y, batch_mean, deviation, constant(np.zeros(0), DType.UINT8), *after
+
+
 def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
     """Return n / (n - 1) of the n elements that a channel has."""
     sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
@@ -193,19 +211,20 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 
 def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
     """Return the normalized tensor, and per channel the mean, one over the deviation, and the variance."""
-    if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
-        raise Unsupported("statistics of a batch in half precision")
+    if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
+        weight, bias = (None if one is None else cast(one, DType.FLOAT32) for one in (weight, bias))
+        x = set_shape(cast(x, DType.FLOAT32), x.shape)
     axes = [axis for axis in range(x.ndim) if axis != 1]
     mean = reduce_by("ReduceMean", x, axes, True)
     centered = emit("Sub", x, mean)
     spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
     deviation = emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
-    channels = ints(1, -1, *([1] * (x.ndim - 2)))
-    scale = deviation if weight is None else emit("Mul", deviation, emit("Reshape", weight, channels))
+    channels = [1, -1, *[1] * (x.ndim - 2)]
+    scale = deviation if weight is None else emit("Mul", deviation, reshape(weight, *channels))
     y = emit("Mul", centered, scale)
     if bias is not None:
-        y = emit("Add", y, emit("Reshape", bias, channels))
-    return y, *(emit("Reshape", one, ints(-1)) for one in (mean, deviation, spread))
+        y = emit("Add", y, reshape(bias, *channels))
+    return y, *(reshape(one, -1) for one in (mean, deviation, spread))
 
 
 @rule("layer_norm")
@@ -272,7 +291,7 @@ def native_group_norm(result: Any, x: Tensor, weight: Any, bias: Any, n: Any, c:
     y = group_norm(result[0], x, group, weight, bias, eps)
     if result[1] is None and result[2] is None:
         return y, None, None
-    rows = emit("Reshape", x, ints(0, group, -1))
+    rows = reshape(x, 0, group, -1)
     mean = reduce_by("ReduceMean", rows, [2], False)
     centered = emit("Sub", rows, emit("Unsqueeze", mean, ints(2)))
     spread = reduce_by("ReduceMean", emit("Mul", centered, centered), [2], False)
@@ -328,7 +347,7 @@ def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: A
         counts.append(len(starts))
         y = emit("Gather", y, constant(positions, DType.INT64), axis=2 + 2 * axis)
     turned = emit("Transpose", y, perm=[0, 1, 2, 4, 3, 5])
-    return emit("Reshape", turned, ints(0, fixed_size(x, 1) * math.prod(kernel), math.prod(counts)))
+    return reshape(turned, 0, fixed_size(x, 1) * math.prod(kernel), math.prod(counts))
 
 
 @rule("local_response_norm")

@@ -13,6 +13,7 @@ from xrt.frontends.torch.rules.table import (
     constant,
     fixed_size,
     ints,
+    reshape,
     rule,
 )
 from xrt.graph import DType
@@ -55,7 +56,7 @@ def _recurrent(
         found = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
         for end, state in zip(ends, found[1:], strict=True):
             end.append(state)
-        y = emit("Reshape", emit("Transpose", found[0], perm=[0, 2, 1, 3]), ints(0, 0, -1))
+        y = reshape(emit("Transpose", found[0], perm=[0, 2, 1, 3]), 0, 0, -1)
         if train and dropout and layer + 1 < layers:
             y = drop(y, dropout)
     y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import apply, emit
-from xrt.frontends.torch.rules.table import Unsupported, cast, ints, normalize_axes, rule, scalar
+from xrt.frontends.torch.rules.table import Unsupported, cast, ints, normalize_axes, reshape, rule, scalar
 from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType, TensorType
 
@@ -50,8 +50,8 @@ def _register_extreme(op_type: str, index: str, *names: str) -> None:
 
     def only_index(result: TensorType, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            found = emit(index, emit("Reshape", x, ints(-1)), axis=0, keepdims=0)
-            return emit("Reshape", found, ints(*[1] * x.ndim)) if keepdim else found
+            found = emit(index, reshape(x, -1), axis=0, keepdims=0)
+            return reshape(found, *[1] * x.ndim) if keepdim else found
         return emit(index, x, axis=dim % x.ndim, keepdims=int(keepdim)) if x.ndim else scalar(0, DType.INT64)
 
     low = op_type.removeprefix("Reduce").lower()

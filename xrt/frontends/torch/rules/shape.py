@@ -15,10 +15,12 @@ from xrt.frontends.torch.rules.table import (
     ints,
     normalize_axes,
     normalize_axis,
+    reshape,
+    reshape_exactly,
     rule,
     scalar,
 )
-from xrt.frontends.torch.symbols import make_shape
+from xrt.frontends.torch.symbols import make_shape, set_shape
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     "view_as",
     "flatten.using_ints",
 )
-def reshape(result: TensorType, x: Tensor, *args: Any) -> Tensor:
+def view(result: TensorType, x: Tensor, *args: Any) -> Tensor:
     return reshape_to(x, result, args[0] if args and isinstance(args[0], list | tuple) else None)
 
 
@@ -60,7 +62,7 @@ def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
     if from_ == to_ and None not in from_:
         return x
     if all(isinstance(size, int) for size in to_):
-        return emit("Reshape", x, np.array(to_, np.int64)) if to_ else emit("Reshape", x, np.zeros(0, np.int64))
+        return reshape_exactly(x, to_)  # type: ignore[arg-type]  # all are numbers
     if _has_zero(from_) or _has_zero(to_):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
     # 0 keeps the extent of the same axis, and -1 is computed: with at most one left, nothing is to be read from shapes.
@@ -151,7 +153,7 @@ def tile(result: TensorType, x: Tensor, dims: Any) -> Tensor:
 
 @rule("repeat_interleave.self_int")
 def repeat_interleave(result: TensorType, x: Tensor, repeats: Any, dim: int | None = None, output_size: Any = None) -> Tensor:
-    x = emit("Reshape", x, ints(-1)) if dim is None else x
+    x = reshape(x, -1) if dim is None else x
     axis, count = (0, 1) if dim is None else (dim % x.ndim, x.ndim)
     parts = [1] * (count + 1)
     parts[axis + 1] = repeats
@@ -239,7 +241,7 @@ def roll(result: TensorType, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     moves = shifts if isinstance(shifts, list | tuple) else [shifts]
     axes = dims if isinstance(dims, list | tuple) else [dims]
     if not axes:
-        flat = emit("Reshape", x, ints(-1))
+        flat = reshape(x, -1)
         return reshape_to(_rolled(flat, 0, moves[0], None), result) if x.ndim != 1 else _rolled(x, 0, moves[0], x.shape[0])
     for shift, axis in zip(moves, axes, strict=True):
         x = _rolled(x, axis % len(result.shape or ()), shift, (result.shape or ())[axis])
@@ -326,8 +328,8 @@ def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2
     order = [axis for axis in range(x.ndim) if axis not in (a, b)] + [a, b]
     start = np.arange(int((result.shape or ())[-1] or 0))
     positions = np.stack([start + max(-offset, 0), start + max(offset, 0)], -1)
-    moved = emit("Transpose", x, perm=order)
-    flat = emit("Reshape", moved, ints(*[0] * (x.ndim - 2), -1))
+    moved = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
+    flat = reshape(moved, *[0] * (x.ndim - 2), -1)
     return emit("Gather", flat, constant(positions[:, 0] * columns + positions[:, 1], DType.INT64), axis=x.ndim - 2)
 
 
@@ -344,10 +346,8 @@ def pixel_unshuffle(result: TensorType, x: Tensor, downscale_factor: int) -> Ten
     r = downscale_factor
     if not isinstance(c, int) or not isinstance(h, int) or not isinstance(w, int):
         raise Unsupported("pixel_unshuffle of symbolic extents")
-    if _has_zero(x.shape):
-        raise Unsupported("pixel_unshuffle of no elements")
-    parts = emit("Reshape", x, ints(-1, c, h // r, r, w // r, r))
-    return emit("Reshape", emit("Transpose", parts, perm=[0, 1, 3, 5, 2, 4]), ints(-1, c * r * r, h // r, w // r))
+    parts = reshape(x, 0, c, h // r, r, w // r, r)
+    return reshape_to(emit("Transpose", parts, perm=[0, 1, 3, 5, 2, 4]), result)
 
 
 @rule("channel_shuffle")
@@ -381,7 +381,7 @@ def meshgrid(result: tuple[TensorType, ...], tensors: Any, indexing: str = "ij")
     whole = emit("Concat", *shape, axis=0) if len(shape) > 1 else shape[0]
     wide = []
     for i, tensor in enumerate(tensors):
-        column = emit("Reshape", tensor, ints(*[-1 if j == i else 1 for j in range(len(tensors))]))
+        column = reshape(tensor, *[-1 if j == i else 1 for j in range(len(tensors))])
         wide.append(emit("Expand", column, whole))
     return tuple(wide)
 
