@@ -73,3 +73,15 @@ def test_an_lstm_is_captured_without_a_warning() -> None:
     function = xrt.from_torch(module, (x,))
     expected = module(x)[0].detach().numpy()
     np.testing.assert_allclose(xrt.XRTModule(function, "toy")(x.numpy())[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_may_have_an_input_named_target() -> None:
+    class Shifted(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + target
+
+    args = torch.ones(4, 3), torch.ones(4, 2)
+    with training.TrainModule(Shifted(3, 2), loss=training.MeanSquaredError(), args=args, learning_rate=0.1) as module:
+        losses = [float(module(*(one.numpy() for one in args), np.zeros((4, 2), "f4"))[0]) for _ in range(3)]
+        assert [value.name for value in module.module.inputs[:3]] == ["x", "target", "loss_target"]
+    assert losses[2] < losses[1] < losses[0]

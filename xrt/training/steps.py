@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RATE", "STEP", "TARGET", "list_parameters", "promote", "step"]
 
 TARGET = "target"
-"""Name of the input that a `Loss` adds."""
+"""Name of the input that a `Loss` adds, unless the model has a value of that name."""
 
 
 def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str, Constant]:
@@ -61,10 +61,10 @@ def step(
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
 
-    ``loss`` names an output of one element, or is a `Loss` of the first output, whose target becomes the input ``target``.
-    Without it the model must have one output, state excepted. The parameters that match the patterns become inputs that are
-    state, and so do ``<name>.<slot>`` for what the optimizer remembers and ``optimizer.step``. The learning rate is the input
-    ``learning_rate``.
+    ``loss`` names an output of one element, or is a `Loss` of the first output, whose target becomes the input ``target``
+    (``loss_target`` for a model that has a value of that name). Without it the model must have one output, state excepted. The
+    parameters that match the patterns become inputs that are state, and so do ``<name>.<slot>`` for what the optimizer remembers
+    and ``optimizer.step``. The learning rate is the input ``learning_rate``.
 
     The outputs are those of the model, after the loss where a `Loss` makes it. A state is zeros at first: set the parameters, as
     `TrainModule` does. What is state of the model stays state. ``clip_norm`` scales the gradients so that their common norm is at
@@ -131,8 +131,9 @@ def _with_loss(function: Function, loss: str | Loss | None) -> Function:
         raise ModelError(f"output {output.name!r} is {output.type or 'of unknown type'}, and a loss needs a tensor")
     builder, tensors = continue_function(function)
     with builder:
-        target = builder.input(TARGET, loss.target_type(output.type))
-        builder.output(loss.apply(tensors[output.name], target), "loss")
+        taken = builder.names
+        target = builder.input(f"loss_{TARGET}" if TARGET in taken else TARGET, loss.target_type(output.type))
+        builder.output(loss.apply(tensors[output.name], target), "training_loss" if "loss" in taken else "loss")
         for value in function.outputs:
             builder.output(tensors[value.name])
     return builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
