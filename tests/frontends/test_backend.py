@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.cache import CompileCache
-from xrt.errors import FallbackWarning, OptionError
+from xrt.errors import FallbackWarning, OptionError, PlanError
 from xrt.frontends.torch import backend, frozen
 from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
@@ -261,6 +262,87 @@ def test_outputs_have_the_strides_and_the_shared_memory_of_eager(function: Any, 
     if isinstance(results, tuple):
         starts = [[one.untyped_storage().data_ptr() for one in some] for some in (results, expected)]
         assert [[one == other for other in starts[0]] for one in starts[0]] == [[a == b for b in starts[1]] for a in starts[1]]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x, k: x[k],
+        lambda x, k: x[k:],
+        lambda x, k: (x[k:].t(), x[:, 1], k + 1),
+        lambda x, k: x.narrow(0, k, 2),
+        lambda x, k: x[k + 1 :],
+        lambda x, k: [(y := x * 2)[k:], y[:k], y],
+    ],
+    ids=["row", "rows", "several", "narrow", "computed", "of one value"],
+)
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_view_that_a_number_of_a_tensor_chooses_is_the_part_that_eager_gives(view: Any, freeze: bool) -> None:
+    def choose(x: torch.Tensor, i: torch.Tensor) -> Any:
+        k = i.item()
+        torch._check(k >= 0)
+        torch._check(k + 2 <= x.shape[0])
+        return view(x, k)
+
+    fast = compiled(choose, freeze=freeze)
+    for index in (2, 1, 0):
+        memories = []
+        for run in (choose, fast):
+            x = torch.arange(20.0).reshape(5, 4).requires_grad_()
+            with torch._dynamo.config.patch(capture_scalar_outputs=True):
+                parts = pytree.tree_leaves(run(x, torch.tensor(index)))
+                first = next(one for one in parts if isinstance(one, torch.Tensor))
+                first.sum().backward()
+                with torch.no_grad():
+                    again = pytree.tree_leaves(run(x.detach(), torch.tensor(index)))
+                    again[0].fill_(-1)
+            memories.append([x.detach(), x.grad, *parts, *again])
+            assert [one.storage_offset() for one in again if isinstance(one, torch.Tensor)] == [
+                one.storage_offset() for one in memories[0][2 + len(parts) :] if isinstance(one, torch.Tensor)
+            ]
+        torch.testing.assert_close(memories[1], memories[0])
+
+
+def test_checks_that_pytorch_keeps_in_order_are_no_inputs() -> None:
+    """AOTAutograd adds a token to the graph for them, which is None at run time."""
+    x = torch.eye(3) * 2 + torch.arange(9.0).reshape(3, 3) / 9
+    x = (x + x.mT).requires_grad_()
+    for function in (torch.linalg.inv, torch.linalg.cholesky, lambda a: torch.linalg.solve(a, a[0])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FallbackWarning)
+            results = [run(x) for run in (function, compiled(function, engine=["toy", "torch"]))]
+        gradients = [torch.autograd.grad(result.sum(), x)[0] for result in results]
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_operator_that_the_engine_torch_declines_runs_in_pytorch() -> None:
+    x = torch.arange(3.0)
+    fast = compiled(torch.hash_tensor)
+    with pytest.warns(FallbackWarning, match=r"a graph of torch\.compile runs in PyTorch: no engine of the list"):
+        assert torch.equal(fast(x), torch.hash_tensor(x))
+    assert torch.equal(fast(x + 1), torch.hash_tensor(x + 1))
+    with pytest.raises(PlanError, match="no engine of the list"):
+        compiled(lambda x: torch.hash_tensor(x), strict=True)(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_batch_statistics_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
+    tensors = [one.to(dtype) for one in (torch.randn(4, 3, 5), *torch.rand(4, 3))]
+
+    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> Any:
+        functional = torch.ops.aten._batch_norm_with_update_functional(x, weight, bias, mean, variance, 0.1, 1e-5)
+        return nn.functional.batch_norm(x, None, None, weight, bias, True), functional[0], functional[1]
+
+    torch.testing.assert_close(compiled(normalize, strict=True)(*tensors), normalize(*tensors), rtol=1e-2, atol=1e-2)
+
+
+def test_unpooling_keeps_the_memory_format() -> None:
+    x = torch.randn(2, 3, 4, 6).contiguous(memory_format=torch.channels_last)
+    pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+    found, expected = (run(pooled, indices, 2) for run in (compiled(nn.functional.max_unpool2d), nn.functional.max_unpool2d))
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
 
 
 def test_code_after_a_graph_break_writes_through_a_view() -> None:

@@ -328,3 +328,9 @@ def test_the_gradient_of_each_operator_is_lowered(module: nn.Module, shape: tupl
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-5)
     compare_gradients(module, twin)
     assert {node.domain for function in functions for node in function.nodes} == {""}
+
+
+def test_a_gradient_without_memory_is_zeros() -> None:
+    """PyTorch writes the gradient of a sign as a tensor that has no memory."""
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    assert torch.autograd.grad(compiled(torch.sgn)(x).sum(), x)[0].tolist() == [0, 0]

@@ -17,7 +17,7 @@ import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
-from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, UnknownEngine
+from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, PlanError, UnknownEngine
 from xrt.graph import DType, TensorType
 
 
@@ -356,7 +356,7 @@ def test_a_module_that_branches_on_data_runs_in_parts() -> None:
     array = module(x.numpy())["out"]
     assert isinstance(array, np.ndarray)
     np.testing.assert_allclose(array, result["out"].numpy(), rtol=1e-6)
-    with pytest.raises(InputError, match=r"Branching branches on data and runs in parts; ask one of its \.parts"):
+    with pytest.raises(InputError, match=r"Branching runs in parts, into which torch.compile splits it; ask one of its \.parts"):
         module.explain()
     with pytest.raises(InputError, match=r"ask one of its \.parts"):
         module.compile(x)
@@ -381,3 +381,77 @@ def test_parts_see_a_parameter_that_is_written_to_and_strict_refuses_them() -> N
         torch.testing.assert_close(module(x)["out"], before + 1)
     with pytest.raises(ModelError, match="data-dependent"):
         xrt.XRTModule(model, engine="toy", strict=True)(x)
+
+
+class Updating(nn.Module):
+    """Doubles its input, or its buffer, in place."""
+
+    def __init__(self, updates_input: bool) -> None:
+        super().__init__()
+        self.updates_input = updates_input
+        self.register_buffer("state", torch.ones(4))
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        (x if self.updates_input else self.state).mul_(2)
+        return self.state + self.weight + x + y
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first call", "later call"])
+def test_inputs_that_share_memory_with_what_a_module_updates_are_refused(is_first: bool) -> None:
+    base = torch.ones(8)
+    for updates_input in (True, False):
+        model = Updating(updates_input).eval()
+        module = xrt.XRTModule(model, engine="toy")
+        if not is_first:
+            module(torch.ones(4), torch.ones(4))
+        shared = [(base[:4], base[2:6]), (base[:4], base[:4]), (model.weight.detach(), torch.ones(4))] if updates_input else []
+        for x, y in [*shared, (torch.ones(4), model.state)]:
+            if updates_input and y is model.state:
+                continue
+            with pytest.raises(
+                InputError, match=r" share memory, and the module writes to one of them in place; pass a copy of one"
+            ):
+                module(x, y)
+        grid = torch.ones(4, 2)
+        for x, y in [(base[:4], base[4:]), (grid[:, 0], grid[:, 1])]:  # neighbors, and columns side by side
+            expected = copy.deepcopy(model)(x.clone(), y.clone())
+            torch.testing.assert_close(module(x, y), expected.detach())
+
+
+def test_inputs_may_share_memory_where_a_module_updates_none() -> None:
+    base = torch.arange(8.0)
+    module = xrt.XRTModule(Call(lambda x, y: x + y), engine="toy")
+    assert module(base[:4], base[2:6]).tolist() == [2, 4, 6, 8]
+    assert module(base[:4], base[:4]).tolist() == [0, 2, 4, 6]
+
+
+def test_buffers_of_one_memory_are_refused_where_one_is_updated() -> None:
+    model = Updating(False)
+    model.register_buffer("part", model.state[:2])
+    with pytest.raises(ModelError, match=r"; 'state' and 'part' share memory: if the module writes to one of them"):
+        xrt.XRTModule(model.eval(), engine="toy")(torch.ones(4), torch.ones(4))
+
+
+def test_a_capture_that_fails_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """BatchNorm without momentum reads a number, so that the first capture fails and the module runs in parts."""
+    model = nn.BatchNorm1d(4, momentum=None)
+    x = torch.randn(3, 4)
+    expected = copy.deepcopy(model)(x).detach()
+    with pytest.warns(FallbackWarning, match="runs in parts"):
+        torch.testing.assert_close(xrt.XRTModule(model, engine="toy")(x), expected)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_module_with_an_operator_that_no_engine_supports_runs_in_parts() -> None:
+    module = xrt.XRTModule(Call(lambda x: (torch.hash_tensor(x), x + 1)), engine="toy")
+    x = torch.arange(3.0)
+    with pytest.warns(FallbackWarning) as caught:
+        number, following = module(x)
+    assert [str(one.message).partition("(")[0] for one in caught] == [
+        "Call has operators that no engine supports ",
+        "a graph of torch.compile runs in PyTorch: no engine of the list ",
+    ]
+    assert torch.equal(number, torch.hash_tensor(x)) and following.tolist() == [1, 2, 3]
+    with pytest.raises(PlanError, match="no engine of the list"):
+        xrt.XRTModule(Call(torch.hash_tensor), engine="toy", strict=True)(x)

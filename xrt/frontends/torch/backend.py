@@ -12,13 +12,14 @@ import torch
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from xrt.errors import FallbackWarning, ModelError, OptionError, warn
+from xrt.errors import FallbackWarning, ModelError, OptionError, PlanError, warn
 from xrt.frontends.torch.decompositions import get_decompositions
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed, choose_default_engines
 from xrt.frontends.torch.frozen import FrozenGraph, find_static_inputs
 from xrt.frontends.torch.lower_graph import lower_graph
 from xrt.graph import TensorType
+from xrt.graph.opaque_call import DOMAIN
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
 
@@ -64,7 +65,8 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo for such inputs, by arguments of `XRTModule`; each XRTModule made is appended to ``modules``.
 
-    A graph that cannot be lowered runs in PyTorch, with a FallbackWarning.
+    A graph that cannot be lowered, or has an operator without an ONNX form that no engine supports, runs in PyTorch, with a
+    FallbackWarning.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -127,9 +129,23 @@ def _compile(
     dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
     given = list(zip(found.inputs, dtypes, strict=True))
     make_outputs = _choose_outputs(found)
+    is_declined = False
+
+    is_opaque = any(node.domain == DOMAIN for _, node in found.function.walk()) and not options.get("strict")
 
     def run(args: list[Any]) -> Sequence[Any]:
-        outputs = make_outputs(module(*[_make_array(args[index], dtype) for index, dtype in given]), args)
+        nonlocal is_declined
+        if is_declined:
+            return graph.forward(*args)  # type: ignore[no-any-return]  # untyped there
+        try:
+            results = module(*[_make_array(args[index], dtype) for index, dtype in given])
+        except PlanError as error:
+            if not is_opaque:
+                raise
+            is_declined = True
+            warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
+            return graph.forward(*args)  # type: ignore[no-any-return]  # untyped there
+        outputs = make_outputs(results, args)
         args.clear()
         return outputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "collect_arrays",
     "describe",
+    "find_shared_memory",
     "find_varying_axes",
     "flatten",
     "gives_arrays",
@@ -110,6 +111,36 @@ def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor
     given = [leaves[index] for index in found.inputs]
     arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]
     return arrays + [share_array(buffer) for buffer in buffers]
+
+
+def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
+    """Return two tensors, by position, that have an element in common, where one of the two is among those written to."""
+    spans = sorted(
+        (start := one.data_ptr(), start + _find_extent(one), index)
+        for index, one in enumerate(tensors)
+        if one is not None and one.numel() and one.layout is torch.strided
+    )
+    before: list[tuple[int, int, int]] = []
+    for start, end, index in spans:
+        before = [span for span in before if span[1] > start]
+        for _, _, other in before:
+            if (index in written or other in written) and _have_common_element(tensors[index], tensors[other]):
+                return min(index, other), max(index, other)
+        before.append((start, end, index))
+    return None
+
+
+def _find_extent(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first to behind the last element."""
+    reach: int = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def _have_common_element(one: Any, other: Any) -> bool:
+    try:
+        return np.shares_memory(share_array(one), share_array(other), max_work=100_000)  # type: ignore[arg-type]  # any number
+    except np.exceptions.TooHardError:
+        return True
 
 
 def make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:

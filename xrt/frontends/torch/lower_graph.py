@@ -17,6 +17,7 @@ from torch._prims_common import compute_elementwise_output_logical_to_physical_p
 
 from xrt.builder import Builder
 from xrt.builder.record_op import emit
+from xrt.errors import ModelError
 from xrt.frontends.torch.capture import Leaf
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.symbols import Symbols
@@ -61,7 +62,9 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
     with builder:
         for index, call in enumerate(placeholders):
             fake = call.meta.get("val")
-            if index in fixed and isinstance(fake, torch.Tensor) and fake.shape == fixed[index].shape:
+            if _is_effect_token(call):
+                lowering.values[call] = None
+            elif index in fixed and isinstance(fake, torch.Tensor) and fake.shape == fixed[index].shape:
                 lowering.values[call] = lowering.add_constant(call.name, fixed[index])
             elif isinstance(fake, torch.Tensor):
                 lowering.values[call] = lowering.add_input(call.name, fake)
@@ -73,7 +76,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
                     lowering.add_input(call.name, fake)
                     given.append(index)
                 lowering.values[call] = lowering.symbols.number(fake)
-            elif not isinstance(fake, torch.Tensor):
+            elif call not in lowering.values:
                 lowering.values[call] = fake
         lowering.run(graph.graph, graph)
         (results,) = next(call.args for call in graph.graph.nodes if call.op == "output")
@@ -81,6 +84,13 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
         viewed, views, bases = _make_views(results, outputs)
         leaves = tuple(Leaf("value") if index in viewed else outputs.add(call) for index, call in enumerate(results))
     return LoweredGraph(drop_dead_nodes(builder.function()), tuple(given), tuple(outputs.axes), leaves, viewed, views, bases)
+
+
+def _is_effect_token(placeholder: Call) -> bool:
+    """Whether AOTAutograd keeps calls in order by this input: it is traced as an empty tensor and None at run time."""
+    return any(
+        getattr(user.target, "__name__", "") == "with_effects" and user.args[0] is placeholder for user in placeholder.users
+    )
 
 
 @dataclass(slots=True)
@@ -127,11 +137,10 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
         if base in outputs.placeholders or used[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
             sources[index] = base
     numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
-    inputs = [*dict.fromkeys(sources.values()), *numbers]
-    made = _make_view_graph([calls[index] for index in sources], inputs) if sources else None
-    if made is None:
+    if not sources:
         return (), None, ()
-    return tuple(sources), made.forward, tuple(map(outputs.add, inputs))
+    made, read = _make_view_graph([calls[index] for index in sources], [*dict.fromkeys(sources.values()), *numbers])
+    return tuple(sources), made.forward, tuple(map(outputs.add, read))
 
 
 def _find_base(call: Call) -> Call:
@@ -163,22 +172,35 @@ def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order) if is_contiguous_or_false(fake.permute(*order)) else None
 
 
-def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> GraphModule | None:
-    """Return calls as a graph of their own, on tensors and numbers of the whole; None where they read another tensor."""
+def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[GraphModule, list[Call]]:
+    """Return calls as a graph of their own, and the calls that it is given: tensors, and numbers that the Function computes.
+
+    A number that is read from a tensor (``item``) is such an input. Raises ModelError for a view that reads another tensor.
+    """
     graph = torch.fx.Graph()
     made = {call: graph.placeholder(call.name) for call in inputs}
     known = {_get_storage(call) for call in inputs}
 
+    def is_given(call: Call) -> bool:
+        reads = [one for one in call.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+        return isinstance(call.meta.get("val"), _NUMBER) and any(one not in made for one in reads)
+
     def copy(call: Call) -> Call:
-        if call not in made:
-            is_other = isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in known
-            if call.op != "call_function" or is_other:
-                raise LookupError(call.name)
-            made[call] = graph.node_copy(call, copy)
+        if call in made:
+            return made[call]
+        if is_given(call):
+            with graph.inserting_before(first):
+                made[call] = graph.placeholder(call.name)
+            return made[call]
+        if call.op != "call_function" or (isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in known):
+            raise ModelError(f"an output is a part of a tensor that {call.name} chooses, and no engine gives a view")
+        made[call] = graph.node_copy(call, copy)
         return made[call]
 
-    try:
-        graph.output([copy(call) for call in views])
-    except LookupError:
-        return None
-    return torch.fx.GraphModule({}, graph)
+    first = graph.output(())
+    with graph.inserting_before(first):
+        first.args = ([copy(call) for call in views],)
+    return torch.fx.GraphModule({}, graph), [call for call, one in made.items() if one.op == "placeholder"]
+
+
+_NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)

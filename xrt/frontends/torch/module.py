@@ -15,13 +15,14 @@ from torch.utils import _pytree as pytree
 from xrt.cache import open_cache
 from xrt.cache.closing import close_in_background
 from xrt.cache.memory import LEAST_BYTES
-from xrt.errors import InputError, ModelError
+from xrt.errors import InputError, ModelError, PlanError
 from xrt.frontends.torch.capture import Capture, DataDependentError, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
 from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed
 from xrt.frontends.torch.leaves import (
     collect_arrays,
     describe,
+    find_shared_memory,
     find_varying_axes,
     flatten,
     gives_arrays,
@@ -91,6 +92,19 @@ class _Compiled:
         return True
 
 
+def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
+    """Add to an error of PyTorch's, which does not say it, that two tensors of the module have common memory."""
+    distinct = {id(one): (name, one) for name, one in zip(list_tensor_names(model), state.tensors, strict=True)}  # tied: one name
+    tensors = [one for _, one in distinct.values()]
+    if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
+        return error
+    first, second = (list(distinct.values())[index][0] for index in shared)
+    return ModelError(
+        f"{error}; {first!r} and {second!r} share memory: if the module writes to one of them in place, make them one buffer or "
+        f"clone() one"
+    )
+
+
 MOST_SIZES = 1024
 """Sizes that a capture remembers as checked; others are checked in each call."""
 
@@ -107,7 +121,8 @@ class TorchModule(XRTModule):
     buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
     does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
     Together, captures hold at most ``max_specialization_bytes``. The module must not run elsewhere while a call captures it.
-    A module whose code branches on data has no one graph: it runs in `parts`, with a FallbackWarning; ``strict`` refuses it.
+    A module whose code branches on data, or with an operator that no engine supports, runs in `parts` with a FallbackWarning;
+    ``strict`` refuses it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
     """
@@ -148,7 +163,9 @@ class TorchModule(XRTModule):
             return self._split.run(leaves, structure, given)
         try:
             compiled, buffers, results = self._run(leaves, structure, given)
-        except DataDependentError as error:
+        except (DataDependentError, PlanError) as error:
+            if isinstance(error, PlanError) and not (self._latest and self._latest.capture.declined):
+                raise
             with self._guard:
                 self._split = self._split or split(self.model, self._arguments, error)
             return self._split.run(leaves, structure, given)
@@ -169,11 +186,34 @@ class TorchModule(XRTModule):
                         "the module updates an input in place, and the one given cannot be: it is read-only, runs backwards, "
                         "or is a conjugate or negative view; pass a copy of it"
                     )
+            if compiled.capture.updated or buffers:
+                self._check_memory(compiled, leaves, buffers)
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
                 if self._is_closed or not compiled.module._closed:  # else another thread has dropped the capture meanwhile
                     raise
+
+    def _check_memory(self, compiled: _Compiled, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
+        """Raise InputError where an input or buffer that the module writes to shares memory with another tensor that it reads."""
+        found = compiled.capture
+        names = [f"input {value.name!r}" for value in found.function.inputs[: len(found.inputs)]]
+        tensors: list[Any] = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in map(leaves.__getitem__, found.inputs)]
+        written = {found.inputs.index(leaf) for leaf in found.updated}
+        written.update(range(len(tensors), len(tensors) + len(buffers)))
+        names += [f"buffer {name!r}" for name in found.buffers]
+        tensors += buffers
+        if found.updated:
+            state = zip(list_tensor_names(self.model), compiled.state.tensors, strict=True)
+            others = [(f"{name!r} of the module", one) for name, one in state if all(one is not buffer for buffer in buffers)]
+            names += [name for name, _ in others]
+            tensors += [one for _, one in others]
+        if shared := find_shared_memory(tensors, written):
+            first, second = (names[index] for index in shared)
+            raise InputError(
+                f"{first} and {second} share memory, and the module writes to one of them in place; "
+                f"pass a copy of one: x.clone(), or x.copy() of an array"
+            )
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_Compiled, list[Any]]:
         """Return the capture for such inputs, made where there is none, and the buffers that it updates."""
@@ -218,6 +258,9 @@ class TorchModule(XRTModule):
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 share_array(leaf)  # refuses what is not on the CPU, or not dense
+        tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        if find_shared_memory([*tensors, *state.tensors], range(len(leaves))):
+            leaves = [leaf if one is None else one.clone() for leaf, one in zip(leaves, tensors, strict=True)]  # only to capture
         args, kwargs = unflatten(leaves, structure)
         dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
         if dynamic is not None:
@@ -228,7 +271,12 @@ class TorchModule(XRTModule):
                     return found
             except ModelError:
                 pass  # a module that cannot be captured with symbolic sizes is captured for each
-        return self._compile(capture(self.model, args, kwargs), state)
+        try:
+            return self._compile(capture(self.model, args, kwargs), state)
+        except DataDependentError:
+            raise
+        except ModelError as error:
+            raise _add_shared_memory(error, self.model, state) from error.__cause__
 
     def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
         is_strict = bool(self._arguments.get("strict"))
@@ -269,7 +317,9 @@ class TorchModule(XRTModule):
 
     def _require(self) -> _Compiled:
         if self._split is not None:
-            raise InputError(f"{type(self.model).__name__} branches on data and runs in parts; ask one of its .parts")
+            raise InputError(
+                f"{type(self.model).__name__} runs in parts, into which torch.compile splits it; ask one of its .parts"
+            )
         if self._latest is None:
             raise InputError("a module of PyTorch is captured for its inputs; call it, or its compile(*examples), first")
         return self._latest

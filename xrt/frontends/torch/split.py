@@ -1,4 +1,4 @@
-"""A module of PyTorch whose code branches on data: torch.compile splits it there, and each part runs as an XRTModule."""
+"""A module of PyTorch that has no one graph for the engines: torch.compile splits it, and each part runs as an XRTModule."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from xrt.errors import FallbackWarning, warn
+from xrt.errors import FallbackWarning, PlanError, warn
 from xrt.frontends.torch.backend import compile_graph
 from xrt.frontends.torch.dtypes import share_array
-from xrt.frontends.torch.export import register_dataclasses
+from xrt.frontends.torch.export import drop_warnings, register_dataclasses
 from xrt.frontends.torch.leaves import gives_arrays, unflatten
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SplitModule:
     def run(self, leaves: list[Any], structure: Any, given: list[Any]) -> Any:
         """Return what the module returns for inputs as `flatten` gives them; arrays where only arrays were given."""
         args, kwargs = unflatten(leaves, structure)
-        with torch.no_grad():
+        with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # of the breaks, which are meant
             result = self._compiled(*args, **kwargs)
         if not gives_arrays(given):
             return result
@@ -52,12 +52,13 @@ class SplitModule:
             module.close()
 
 
-def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelError) -> SplitModule:
+def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelError | PlanError) -> SplitModule:
     """Return the module in parts, with a FallbackWarning; raises the error where the arguments are ``strict``."""
     if arguments.get("strict"):
         raise error
+    reason = f"has operators that no engine supports ({error})" if isinstance(error, PlanError) else "branches on data"
     warn(
-        f"{type(model).__name__} branches on data and runs in parts, into which torch.compile splits it; "
+        f"{type(model).__name__} {reason} and runs in parts, into which torch.compile splits it; "
         f".parts are their modules, each with a plan of its own",
         FallbackWarning,
     )
