@@ -382,7 +382,8 @@ class ReferenceWarning(XRTWarning):
 
 
 class SignatureWarning(XRTWarning):
-    """What a module has compiled for its signatures exceeds ``max_specialization_bytes``, and it drops the least recently used.
+    """What a module compiled for its signatures exceeds ``max_specialization_bytes``, or calls keep waiting to compile new sizes.
 
-    Remedy: pad inputs to a few shapes, use engines that support symbolic dims, or raise ``max_specialization_bytes``.
+    In the first case the module drops the least recently used. Remedy: pad inputs to a few shapes with ``buckets=``, use engines
+    that support symbolic dims, or raise ``max_specialization_bytes``.
     """

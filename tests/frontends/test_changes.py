@@ -168,13 +168,9 @@ def test_captures_are_bounded() -> None:
     assert module(x, 3).tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("options", [{"sizes": {"s": 4}}, {"background": True}, {"first": "quickest"}])
-def test_nothing_is_made_between_calls(options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(OptionError, match=f"^{name}= is not for a module of PyTorch, whose parameters may change while"):
-        xrt.XRTModule(nn.Linear(2, 2), engine=["toy", "auto"], **options)
-    module = xrt.XRTModule(nn.Linear(2, 2), engine="toy")
-    module.settle()
+def test_buckets_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"^buckets= is not for a module of PyTorch, whose parameters may change while"):
+        xrt.XRTModule(nn.Linear(2, 2), engine=["toy", "auto"], buckets="auto")
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from xrt.graph import Function, Node
 from xrt.module.options import REFERENCE
 from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
-from xrt.placement.background import BackgroundWork
 from xrt.placement.request import PlacementRequest
+from xrt.placement.result import CandidateComparison, CandidateResult
 
 PATIENCE = 60.0
 MODEL = relu(("N", 3))
@@ -34,7 +34,6 @@ class Static(GraphCompiler):
     may_compile: ClassVar[threading.Event] = threading.Event()
 
     label: str = "small"
-    fails: bool = False
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return registry.create(REFERENCE).why_not(node, function)
@@ -44,12 +43,18 @@ class Static(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         assert self.may_compile.wait(PATIENCE)
-        if self.fails:
-            raise RuntimeError("no memory left for it")
         return registry.create(REFERENCE).compile(function, context)
 
 
-SMALL, LARGE = Static("small"), Static("large")
+@dataclass(frozen=True)
+class Dynamic(Static):
+    """The same with one executable for all sizes."""
+
+    name: ClassVar[str] = "dynamic"
+    supports_dynamic_shapes: ClassVar[bool] = True
+
+
+SMALL, LARGE, DYNAMIC = Static("small"), Static("large"), Dynamic("all")
 
 
 @dataclass
@@ -75,16 +80,12 @@ class Searches:
                 progress(None)
         except KeyboardInterrupt:
             self.ended.append("interrupted")
-        spec = SMALL.spec if rows < 32 else LARGE.spec
-        plan = plan_from_assignment(
-            request.function, request.engines, dict.fromkeys((node.name for node in request.function.nodes), spec)
-        )
-        return TuningResult(plan, how="measured", budget=request.budget)
-
-    def search_in_worker(
-        self, request: PlacementRequest, work: BackgroundWork, *, inputs: Sequence[Any], **_: Any
-    ) -> TuningResult:
-        return self.tune(request, inputs=inputs, progress=work)
+        first = SMALL.spec if rows < 32 else LARGE.spec
+        specs = sorted((engine.spec for engine in request.engines if engine.spec != request.implicit), key=lambda x: x != first)
+        names = [node.name for node in request.function.nodes]
+        plans = [plan_from_assignment(request.function, request.engines, dict.fromkeys(names, spec)) for spec in specs]
+        race = CandidateComparison(tuple(CandidateResult(plan, "lost" if number else "won") for number, plan in enumerate(plans)))
+        return TuningResult(plans[0], race=race, how="measured", budget=request.budget)
 
 
 def simulate_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
@@ -92,7 +93,6 @@ def simulate_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
     found = Searches()
     found.may_end.set()
     monkeypatch.setattr("xrt.placement.auto.tune", found.tune)
-    monkeypatch.setattr("xrt.placement.auto.search_in_worker", found.search_in_worker)
     monkeypatch.setattr(Static, "may_compile", threading.Event())
     Static.may_compile.set()
     yield found
@@ -102,9 +102,7 @@ def simulate_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
 
 def make(*engines: Any, **options: Any) -> xrt.XRTModule:
     listed = [*(engines or (SMALL, LARGE)), "auto"]
-    return xrt.XRTModule(
-        MODEL, listed, **{"cache": CompileCache(), "budget": 30, "first": "wanted", "progress": False, **options}
-    )
+    return xrt.XRTModule(MODEL, listed, **{"cache": CompileCache(), "budget": 30, "progress": False, **options})
 
 
 def call(module: xrt.XRTModule, rows: int) -> str:

@@ -318,14 +318,6 @@ def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
     assert len(compiled) == 2
 
 
-def test_calls_before_the_program_is_ready_are_padded_too() -> None:
-    with make(softmax(), "auto", [Static(), "toy"], first="quickest", strict=False) as module:
-        check(module, softmax(), 5)
-        module.settle(60)
-        check(module, softmax(), 5, 6, 9)
-        assert module.profile().stand_in_calls >= 1
-
-
 def test_a_copy_has_buckets() -> None:
     import copy
 

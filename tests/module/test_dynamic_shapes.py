@@ -168,21 +168,6 @@ class NoNonZero(Flexible):
         return "it has none" if node.op == "NonZero" else super().why_not(node, function)
 
 
-def test_its_program_for_all_sizes_serves_until_that_of_a_size_is_ready(compiled: list[Function]) -> None:
-    with make(Flexible(slow=True), first="quickest") as module:
-        assert {engine for rows in (5, 6, 6) for engine in call(module, rows).values()} == {"flexible{slow=true}"}
-        assert "served by a program for all sizes on flexible{slow=true}" in str(module.explain())
-        module.settle(60)
-        assert [function.inputs[0].type for function in compiled].count(OPEN) == 1
-        assert len(compiled) == 3  # that of 5, which was met first, and that of 6
-        call(module, 6)
-        assert module.profile().stand_in_calls == 3
-    for dynamic, served in (("auto", 1), ("always", 0)):
-        with make(Flexible(), first="quickest", dynamic=dynamic) as module:
-            call(module, 5)
-            assert module.profile().stand_in_calls == served
-
-
 def test_a_compile_without_examples() -> None:
     with make(Flexible()) as module:
         assert module.compile().launches[0].engine == "flexible"
@@ -211,7 +196,6 @@ def test_an_interpreter_of_fixed_sizes_is_what_never_asks_for(compiled: list[Fun
             {"dynamic": "always"},
             "^dynamic='always': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$",
         ),
-        (["toy", "auto"], {"dynamic": "always"}, "^dynamic='always': engine 'auto' compiles for fixed sizes"),
     ],
 )
 def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import xrt
 from tests.module.test_throughput import WEIGHT, perceptron, tensor
 from xrt.errors import LockError
-from xrt.formats.placement_file import PlacementFile, SizeRecord
+from xrt.formats.placement_file import PlacementFile
 from xrt.measure.statistics import RatioInterval
 from xrt.module import load_check
 from xrt.module.load_check import check_module_load
@@ -27,7 +27,7 @@ X = np.ones((4, 4), "float32")
 
 @pytest.fixture(scope="module")
 def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
-    """A lock whose plan is on toy for calls of one request, and on ort for calls of four."""
+    """A lock whose plan is on ort."""
     locks: list[PlacementFile] = []
     folder = tmp_path_factory.mktemp("cache")
     with xrt.XRTModule(perceptron(), ["toy", "auto"], strict=True, threads=1, cache=folder) as m:
@@ -37,11 +37,9 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
         record = m._serving
     (made,) = locks
     assert record is not None
-    assert [dict(one.sizes) for one in made.ranges] == [{"N": 1}, {"N": 4}]  # each size that was tuned
     on_ort = tuple(run.replace(engine="ort") for run in made.plan)
-    ranges = (made.ranges[0], SizeRecord(sizes={"N": 4}, plan=on_ort))
     engines = {**made.engines, "ort": xrt.engines.create("ort").version()}
-    return made.replace(serving=record, plan=on_ort, ranges=ranges, engines=engines)
+    return made.replace(serving=record, plan=on_ort, engines=engines)
 
 
 def make_module(tmp_path: Path, **terms: Any) -> xrt.XRTModule:
@@ -64,8 +62,7 @@ def test_each_size_runs_by_the_plan_of_the_lock(lock: PlacementFile, tmp_path: P
     monkeypatch.setattr(load_check, "check_load", look)
     with make_module(tmp_path) as m:
         assert check_module_load(m, lock, [X], 0.05, 2.0, seed=7).note == "2.0"
-        assert check_module_load(m, lock.replace(ranges=()), [X], 0.05, 2.0).state == "held"
-    assert seen == [("toy", "toy", "ort"), ("ort", "ort", "ort")]  # without ranges the one plan counts for all sizes
+    assert seen == [("ort", "ort", "ort")]  # the one plan counts for all sizes
 
 
 def test_it_runs_loads(lock: PlacementFile, tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ def test_a_classifier_gives_maps_and_is_verified(engine: str) -> None:
 def test_auto_measures_a_model_with_maps() -> None:
     with xrt.XRTModule(classifier(), engine=["ort", "toy", "auto"], budget=30.0) as module:
         module(X)
-        module.settle()
         module(X)
         assert module.tuned is not None
         assert "ended early" not in str(module.tuned)

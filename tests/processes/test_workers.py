@@ -30,14 +30,6 @@ def report_for_ever(request):
         request.report(0)
         time.sleep(0.01)
 
-def tell_niceness(request):
-    try:
-        with open("/proc/self/autogroup") as file:
-            session = int(file.read().split()[-1])
-    except OSError:  # a system that does not group processes by session
-        session = None
-    return {"own": os.nice(0), "session": session}
-
 def raise_it(error):
     raise error
 
@@ -51,7 +43,6 @@ def start_and_leave(request):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 ANSWERS = {
-    "niceness": tell_niceness,
     "echo": lambda request: {"memory": request.memory.tobytes().decode(), **request.message},
     "report": report_twice,
     "endless": report_for_ever,
@@ -157,15 +148,6 @@ def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerPr
     with pytest.raises(KeyboardInterrupt):
         worker.ask({"do": "report"}, on_progress=interrupt)
     assert not worker.is_alive
-
-
-@pytest.mark.slow
-def test_a_lower_priority_is_that_of_its_session_too(start: Callable[..., WorkerProcess]) -> None:
-    """Where Linux groups processes by session, the nice value of a process does not count against other sessions."""
-    here, there = (start(niceness=niceness).ask({"do": "niceness"})[0] for niceness in (0, 7))
-    assert there["own"] == min(here["own"] + 7, 19)
-    assert there["session"] in (None, there["own"])
-    assert here["session"] in (None, 0)
 
 
 def test_what_a_library_prints_is_no_output_of_the_command(

@@ -8,25 +8,26 @@ from typing import Any
 
 import click
 
-from xrt.cli.inputs import all_inputs, list_input_files
+from xrt.cli.inputs import all_inputs, from_files, list_input_files, set_shapes
 from xrt.cli.options import (
     add_batch,
     add_tuning_options,
+    check_sizes,
     check_writable,
     input_options,
     isolation_options,
-    load_with_sizes,
+    load_with_options,
     module_keywords,
+    parse_dims,
     parse_seconds,
     set_dims,
 )
 from xrt.cli.precision import add_precision_options, read_precision_keywords
 from xrt.cli.screen import WorkStatus, complain, out
-from xrt.cli.tune import INTERRUPTED, format_result, list_examples, sizes_option
+from xrt.cli.tune import INTERRUPTED, format_result
 from xrt.formats.placement_file import Baseline, write_placement
 from xrt.module import XRTModule
 from xrt.module.lockfile import lock_module
-from xrt.placement.size_ranges import format_sizes
 
 __all__ = ["command"]
 
@@ -54,7 +55,6 @@ NOISY = 0.1
     help="Time of the comparison with the best other plan: 10s, 2m",
 )
 @click.option("--retune", is_flag=True, help="Search even if a decision is stored")
-@sizes_option
 @add_precision_options
 def command(
     model: str,
@@ -64,38 +64,34 @@ def command(
     budget: float,
     gate: float,
     retune: bool,
-    sizes: tuple[str, ...],
     **given: Any,
 ) -> int:
     """Write the placement of MODEL, with reasons, machine and versions, as a file for version control.
 
     XRTModule(MODEL, engine="auto", lock=FILE) uses the plan without measuring. `xrt check FILE` tests whether the plan is still
     as fast, compared with another plan, on the same inputs: the lockfile has their shapes, and the seed or the files of their
-    values. The placement is measured as by `xrt tune`, unless a measurement is stored. With --sizes the lockfile holds a plan for
-    each range of sizes, and `xrt check` tests the first.
+    values. The placement is measured as by `xrt tune`, unless a measurement is stored. The plan serves
+    all sizes of symbolic dims; it is measured at those of --dim.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
-    function = load_with_sizes(model, given)
-    chosen, examples = list_examples(function, sizes, files)
-    values = [all_inputs(files, set_dims(function, one), seed) for one in examples]
+    function = load_with_options(model)
+    sized = set_dims(function, parse_dims(given["dims"]))
+    check_sizes(set_shapes(sized, from_files(files, sized)))
+    values = all_inputs(files, sized, seed)
     given_by = {name: _relate(file, path) for name, file in list_input_files(files, function).items()}
     keywords = {**module_keywords(given), **read_precision_keywords(given, function)}
-    with XRTModule(
-        function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget * len(examples), sizes=chosen
-    ) as module:
-        found = [_tuned(module, one, budget, retune=retune) for one in values]
-        if any(tuned.how == "interrupted" for tuned in found):
+    with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
+        tuned = _tuned(module, values, budget, retune=retune)
+        if tuned.how == "interrupted":
             complain("interrupted", f"nothing is locked; {path} is as it was")
             return INTERRUPTED
         with WorkStatus("holding the plan against another"):
-            dims = (*given["dims"], *(f"{name}={size}" for name, size in examples[0].items()))
-            source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(dims)}
+            source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(given["dims"])}
             source |= {name: _relate(given[name], path) for name in ("calibrate", "validate") if given[name] is not None}
-            lock = lock_module(module, [values[0][value.name] for value in function.inputs], source, gate, given_by)
+            lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, given_by)
     write_placement(lock, path)
-    for one, tuned in zip(examples, found, strict=True):
-        out.print(f"for {format_sizes(one)}:\n{tuned}" if one else str(tuned), markup=False)
+    out.print(str(tuned), markup=False)
     out.print(f"{path}: {_describe_baseline(lock.baseline)}", markup=False)
     return 0
 

@@ -100,7 +100,7 @@ def _opened(model: str, given: dict[str, Any], status: Status) -> tuple[Function
         return open_bundle(model, click.get_current_context())
     function = load_with_sizes(model, given)
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
-    return function, XRTModule(function, **module_keywords(given), first="wanted", progress=progress)
+    return function, XRTModule(function, **module_keywords(given), progress=progress)
 
 
 def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str, status: Status) -> None:

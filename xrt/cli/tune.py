@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -39,13 +39,13 @@ from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.placement.precision_report import describe_precision
 from xrt.placement.result import format_count
-from xrt.placement.size_ranges import format_sizes, parse_sizes
+from xrt.placement.sizes import format_sizes, parse_sizes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
 
-__all__ = ["INTERRUPTED", "command", "format_result", "list_examples", "sizes_option"]
+__all__ = ["INTERRUPTED", "command", "format_result"]
 
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
@@ -56,19 +56,6 @@ PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
 
-def sizes_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option that gives symbolic dims several sizes: ``sizes``."""
-    return _SIZES(command)
-
-
-_SIZES = click.option(
-    "--sizes",
-    multiple=True,
-    metavar="NAME=SIZE,...",
-    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
-)
-
-
 @click.command("tune")
 @click.argument("model")
 @add_tuning_options
@@ -77,7 +64,12 @@ _SIZES = click.option(
 @click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
-@sizes_option
+@click.option(
+    "--sizes",
+    multiple=True,
+    metavar="NAME=SIZE,...",
+    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
+)
 @add_precision_options
 @click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
 @add_throughput_options
@@ -99,8 +91,8 @@ def command(
     inputs. The exit code is 1 when nothing is within --p99.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
-    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
-    the time is that of each search. With --max-error plans of lower precision take part whose error, measured on --validate, is
+    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the time is that of
+    each search. With --max-error plans of lower precision take part whose error, measured on --validate, is
     within the share; --pareto shows error and time of each. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
@@ -115,7 +107,7 @@ def command(
         asked = {**given, "files": files, "as_json": as_json, "source": model}
         keywords.update(read_precision_keywords(given, function))
         return tune_for_throughput(model, function, keywords, budget, seed, asked)
-    chosen, examples = list_examples(function, sizes, files)
+    chosen, examples = _list_examples(function, sizes, files)
     lower = read_precision_keywords(given, function)
     if pareto and not lower:
         raise OptionError("--pareto shows errors of plans of lower precision; pass --max-error and --validate")
@@ -124,7 +116,7 @@ def command(
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
-    with XRTModule(function, **keywords, **lower, budget=budget, sizes=chosen) as module:
+    with XRTModule(function, **keywords, **lower, budget=budget) as module:
         for one in examples:
             with format_result(budget) as report:
                 tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
@@ -143,7 +135,7 @@ def command(
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
     elif any(tuned.how == "measured" for tuned in found):
-        spelled = {**keywords, "threads": module.threads, "sizes": dict(chosen)}
+        spelled = {**keywords, "threads": module.threads}
         _tell_stored(_spell_call(model, {**spelled, "max_error": given["max_error"]} if lower else spelled), began, chosen)
     return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
 
@@ -162,21 +154,21 @@ def _tell_stored(call: str, began: float, chosen: Mapping[str, Any]) -> None:
         return
     is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
     out.print(
-        f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
+        f"stored: {call} uses it for {'these sizes' if chosen else 'these shapes'}, whatever its budget"
         if is_stored
         else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
         markup=False,
     )
 
 
-def list_examples(
+def _list_examples(
     function: Function, given: tuple[str, ...], files: tuple[str, ...]
 ) -> tuple[Mapping[str, tuple[int, ...]], list[dict[str, int]]]:
     """Return the sizes of each name, and their combinations to search at: one without sizes where none is given.
 
     Raises OptionError for a size of what is no symbolic dim of the inputs, and for a dim that is left open.
     """
-    chosen, dims = parse_sizes(parse_several(given)), list_dims(function)
+    chosen, dims = parse_sizes(parse_several(given), "--sizes"), list_dims(function)
     for name in chosen:
         if name not in dims:
             raise OptionError(f"--sizes names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")

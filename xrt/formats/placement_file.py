@@ -39,7 +39,6 @@ __all__ = [
     "RegionRecord",
     "SearchRecord",
     "SelectionOutcome",
-    "SizeRecord",
     "dumps",
     "loads",
     "read_placement",
@@ -176,15 +175,6 @@ class CostRecords(Record, frozen=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
 
 
-class SizeRecord(Record, frozen=True):
-    """Sizes of symbolic dims at which a placement was measured; it serves the sizes near them."""
-
-    sizes: Mapping[Text, Count]
-    """By the name of the dim."""
-    plan: tuple[NodeRange, ...] = ()
-    """The nodes of its regions; empty in the store, where each has a decision of its own."""
-
-
 class PlacementFile(Record, frozen=True, kw_only=True):
     """A placement: the plan that was chosen, for which model and machine, by which comparison, and at which costs.
 
@@ -212,8 +202,8 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     values: Facts = {}
     """Name of an input to the file that its values were in, relative to the folder of the lockfile. Other inputs are random, by
     the seed in ``model``."""
-    ranges: tuple[SizeRecord, ...] = ()
-    """The ranges of sizes of a model with symbolic dims."""
+    sizes: Mapping[Text, Count] = {}
+    """In the store: the sizes of symbolic dims at which a model was placed; they have a decision of their own."""
     precision: PrecisionRecord | None = None
     """What a plan within an error budget is computed in, and by how much it differs; None where no budget was given."""
     search: SearchRecord | None = None

@@ -14,7 +14,7 @@ from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signat
 from xrt.module.model_source import StaticModel
 from xrt.module.specialization import optimize
 from xrt.passes.padding import PaddedFunction, pad_dims
-from xrt.placement.size_ranges import Sizes, list_open_axes, parse_sizes, read_sizes
+from xrt.placement.sizes import Sizes, list_open_axes, parse_sizes, read_sizes
 
 if TYPE_CHECKING:
     from xrt.module.model_source import ModelSource

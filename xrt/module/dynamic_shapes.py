@@ -28,13 +28,19 @@ def find_reason_for_sizes(module: Specializable, values: Any) -> str:
     if module._stored is not None and module._stored.has(sizes):
         return "the cache has a program for these sizes"
     try:
-        plan = module._find_or_plan((None, ()), None).plan
+        build = module._find_or_plan((None, ()), None)
+        plan = build.plan
     except PlanError as error:
         return str(error).splitlines()[0]
-    engines = module._engines.by_spec
+    engines = build.engines.by_spec
     behind = [engine.spec for engine in module._engines.engines[1:] if engine.name == IMPLICIT]
     for launch in plan.launches:
-        if launch.engine not in behind and (reason := engines[launch.engine].why_not_dynamic(launch.function)):
+        if launch.engine in behind:
+            continue
+        engine = engines[launch.engine]
+        if not engine.supports_dynamic_shapes:
+            return f"engine {engine.spec!r} needs every extent fixed"
+        if reason := engine.why_not_dynamic(launch.function):
             return reason
     moved = [name for launch in plan.launches if launch.engine in behind for name in launch.nodes]
     if moved and sizes is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import Precision
-from xrt.module.options import Check, Dynamic, First, ModuleOptions
+from xrt.module.options import Check, Dynamic, ModuleOptions
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 
@@ -60,10 +60,7 @@ class ModuleKeywords(TypedDict, total=False):
     budget: float
     lock: str | os.PathLike[str] | None
     max_specialization_bytes: int
-    sizes: Mapping[str, int | Sequence[int]] | None
-    background: bool
     buckets: Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None
-    first: First
     dynamic: Dynamic
     dump_subgraph_dir: str | os.PathLike[str] | Path | None
     devices: Mapping[str, str] | None

@@ -10,7 +10,7 @@ from xrt.errors import LockError, OptionError
 from xrt.module.lockfile import LockedPlacement
 from xrt.module.throughput import ModuleBench, RequestPool
 from xrt.placement.lockfile import list_machine_mismatches
-from xrt.placement.size_ranges import read_sizes
+from xrt.placement.sizes import read_sizes
 from xrt.placement.throughput.load_check import LoadCheckResult, check_load
 from xrt.placement.throughput.request import Split
 from xrt.placement.throughput.result import ServingConfiguration

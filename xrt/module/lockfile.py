@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
-from xrt.formats.placement_file import CandidateRecord, NodeRange, PlacementFile, SizeRecord
+from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
+from xrt.placement.auto import SizedPlacement
 from xrt.placement.lockfile import (
     FIGURES,
     LONGEST,
     create_lock,
     list_mismatches,
-    list_node_ranges,
     plan_from_ranges,
     read_lock,
     read_shapes,
@@ -28,18 +28,16 @@ from xrt.placement.precision_report import format_error
 from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
-from xrt.placement.request import unwrap
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
-from xrt.placement.size_ranges import SizeRange, Sizes, list_open_axes, sort_by_distance
+from xrt.placement.sizes import Sizes, list_open_axes
 from xrt.precision.error_check import check_error
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
-    from xrt.placement.auto import AutoPlacement
+    from xrt.placement.auto import AutoPlacement, OpenModel
     from xrt.placement.engine_list import EngineList
-    from xrt.placement.ranged import RangedPlacement
     from xrt.placement.request import PlacementRequest
     from xrt.precision import ErrorBudget
 
@@ -58,13 +56,11 @@ class LockedPlacement:
     """Its file, quoted; for one that came as a value, a word."""
     budget: ErrorBudget | None = None
     """The error that the caller allows; None where that is not said, and the lock's own counts."""
-    _known: dict[Sizes, TuningResult] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def specs(self) -> tuple[str, ...]:
         """The engines that have a part of the plan."""
-        ranges = (run for one in self.lock.ranges for run in one.plan)
-        return tuple(dict.fromkeys(run.engine for run in (*self.lock.plan, *ranges)))
+        return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
     def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
         """Return the engines of the plan, so that no other is loaded; None if one is unavailable, or must be named and is not.
@@ -86,28 +82,22 @@ class LockedPlacement:
         function: Function,
         engines: EngineList,
         sizes: Sizes,
-        ranged: RangedPlacement | None,
+        model: OpenModel | None,
         *,
         clustering: ClusteringOptions,
         strict: bool,
-    ) -> SizeRange | None:
+    ) -> SizedPlacement | None:
         """Return the placement that the lock has for a Function; None, with a warning, where it was made for something else.
 
-        With a strict module that is a LockError. A lock with ranges has the placement that was measured at the nearest sizes.
+        With a strict module that is a LockError. A lock of the same ``model`` with symbolic dims holds for all sizes.
         """
-        lock, whole, at = self.lock, function, sizes
-        if ranged is not None and sizes and self._covers(ranged, sizes):
-            if (known := self._known.get(at := self._find_nearest(sizes))) is not None:
-                return SizeRange(at, known)
-            whole = function if at == sizes else ranged.specialize(at)
-            record = next(one for one in lock.ranges if one.sizes == dict(at))
-            lock = lock.replace(plan=record.plan, model={**lock.model, "fingerprint": whole.fingerprint})
+        at = sizes if model is None else self._find_sizes(model, sizes)
+        whole = function if model is None or at == sizes else model.specialize(at)
         request = engines.make_request(whole, clustering=clustering)
-        reasons = (*list_mismatches(lock, request), *self._list_excesses())
+        reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
-                found = self._known[at] = self._place(lock, request)
-                return SizeRange(at, found)
+                return SizedPlacement(at, self._place(self.lock, request))
             except LockError as error:
                 reasons = (str(error),)
         said = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -116,26 +106,25 @@ class LockedPlacement:
         warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
+    def _find_sizes(self, model: OpenModel, sizes: Sizes) -> Sizes:
+        """Return the sizes at which this model was locked; the given ones for a lock of another model, or of fixed sizes."""
+        declared = model.get_declared()
+        locked = _read_locked_sizes(self.lock, declared)
+        is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
+        return locked if is_same and locked.keys() == {name for _, _, name in list_open_axes(declared.inputs)} else sizes
+
     def place_for_load(self, function: Function, automatic: AutoPlacement, sizes: Sizes) -> TuningResult:
-        """Return the placement that the lock has at the nearest sizes, whatever else differs from where it was locked.
+        """Return the placement that the lock has, whatever else differs from where it was locked.
 
         Raises LockError where the model is another, or the plan is none of it any more.
         """
-        ranged = automatic.ranged
-        placed: dict[Sizes, tuple[NodeRange, ...]] = {
-            FrozenDict({name: one.sizes[name] for name in sizes}): one.plan for one in self._list_ranges(sizes)
-        }
-        own = sizes if ranged is None else _read_locked_sizes(self.lock, ranged.get_declared())
+        model = automatic.model
+        own = sizes if model is None else _read_locked_sizes(self.lock, model.get_declared())
         if own.keys() != sizes.keys():
             raise LockError("the lock does not have the sizes that it was made for; write it again")
-        placed.setdefault(FrozenDict({name: own[name] for name in sizes}), self.lock.plan)
-        nearest = sort_by_distance(list(placed), sizes)[0]
-        plan, whole = placed[nearest], function if ranged is None or nearest == sizes else ranged.specialize(nearest)
-        found = self._place(self.lock.replace(plan=plan), automatic.make_request(whole))
-        return automatic.adapt(SizeRange(nearest, found), sizes, function)
-
-    def _list_ranges(self, sizes: Sizes) -> Iterator[SizeRecord]:
-        yield from (one for one in self.lock.ranges if one.sizes.keys() == sizes.keys())
+        whole = function if model is None or own == sizes else model.specialize(own)
+        placed = SizedPlacement(own, self._place(self.lock, automatic.make_request(whole)))
+        return automatic.adapt(placed, sizes, function)
 
     def _list_excesses(self) -> Iterator[str]:
         """Yield that the error of the lock is over a budget that the caller has given."""
@@ -148,21 +137,12 @@ class LockedPlacement:
             allowed, was = (format_error(one, record.measure) for one in (budget.limit, known))
             yield f"its error was measured to be up to {was}, and {allowed} is allowed"
 
-    def _covers(self, ranged: RangedPlacement, sizes: Sizes) -> bool:
-        """Whether the lock has ranges, and is of the same model with the same symbolic dims."""
-        alike = self.lock.model.get(SYMBOLIC) == ranged.get_declared().fingerprint
-        return alike and bool(self.lock.ranges) and all(one.sizes.keys() == sizes.keys() for one in self.lock.ranges)
-
-    def _find_nearest(self, sizes: Sizes) -> Sizes:
-        several = [FrozenDict({name: one.sizes[name] for name in sizes}) for one in self.lock.ranges]
-        return sort_by_distance(several, sizes)[0]
-
     def _place(self, lock: PlacementFile, request: PlacementRequest) -> TuningResult:
         implicit = request.implicit if request.implicit in self.specs else None
         asked = tuple(one for one in request.engines if one.spec != request.implicit or one.spec == implicit)
         planned = make_planned_function(request.function, lock.precision)
         plan = plan_from_ranges(lock.plan, replace(request, function=planned, engines=asked, implicit=implicit))
-        records = lock.candidates if lock.plan == self.lock.plan else ()
+        records = lock.candidates
         won = next((one for one in records if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
         notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
         about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
@@ -218,21 +198,11 @@ def lock_module(
     setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:LONGEST], **source}
-    ranged = module._automatic.ranged
-    ranges: tuple[SizeRecord, ...] = ()
-    if ranged is not None and build.sizes:
-        source[SYMBOLIC] = ranged.get_declared().fingerprint
-        ranges = tuple(_record(one, ranged) for one in ranged.ranges)
-    lock = create_lock(
+    if module._automatic.model is not None and build.sizes:
+        source[SYMBOLIC] = module._automatic.model.get_declared().fingerprint
+    return create_lock(
         build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files, precision=tuned.precision
     )
-    more = {run.engine for one in ranges for run in one.plan}
-    versions = {one.spec: one.version() for one in unwrap(setup.request.engines) if one.spec in more}
-    return lock.replace(ranges=ranges, engines={**lock.engines, **versions})
-
-
-def _record(one: SizeRange, ranged: RangedPlacement) -> SizeRecord:
-    return SizeRecord(sizes=dict(one.sizes), plan=list_node_ranges(one.tuned.plan, ranged.specialize(one.sizes)))
 
 
 def check_module(

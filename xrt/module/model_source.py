@@ -165,13 +165,18 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
     rigid = [one.spec for one in engines.engines if not one.supports_dynamic_shapes]
     if source.is_traced:
         why = "the graph is traced for its inputs"
-    elif rigid:
+    elif rigid and not engines.is_auto:
         why = f"engine {rigid[0]!r} needs every extent fixed"
-    elif engines.is_auto:
-        why = "what is measured is of one size"
     elif not (why := why_sizes()):
         return
     raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
+
+
+class Shaped:
+    """Stands for a value of that shape where a model is specialized without values."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
 
 
 class StaticModel:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import FallbackWarning, InputError, warn
+from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
 from xrt.module.copying import Copyable, Given, Savable
 from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
+
+MOST_WAITS = 4
+"""Calls that wait for a compile, the first one included, before a warning names what avoids it."""
 
 
 @add_keywords
@@ -92,10 +95,10 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         self._last: Specialization | None = None
         self._lock = threading.RLock()
         self._warned = self._closed = False
+        self._waits = 0  # calls that waited for a program of their sizes alone
         self._checks = OutputChecks(self._settings.check, self.threads)
         self._everything = partial(make_engine_list, engine, device, replace(self._settings, lock=None), self._cache)
         self._planning = threading.RLock()  # one plan at a time, while calls of other signatures go on
-        self._tiers = self._make_tiers()
 
     # ------------------------------------------------------------------ what it is
 
@@ -147,7 +150,6 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
                 *str(build.tuned or "").splitlines(),
                 *self._engines.left_out,
                 *self._bucket_remarks,
-                *(self._tiers.remarks(build) if self._tiers else ()),
                 *([f"one program for each set of sizes: {self._why_sizes}"] if self._why_sizes else []),
             ],
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
@@ -159,9 +161,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return replace(
-            self._current().program().profile(), threads=self.threads, stand_in_calls=self._tiers.calls if self._tiers else 0
-        )
+        return replace(self._current().program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
         """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
@@ -261,12 +261,12 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             call = Call.of(args, options, out, build.function, device)
         else:
             values = self._check_inputs(args, named, pads=fetch is None and out is None and getattr(options, "out", None) is None)
-            build, program = self._choose(values, list_value_names(fetch))
+            build, program = self._specialize(values, list_value_names(fetch)), None
             call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
         results = self._run_with_fallback(build, call, program)
         if self._buckets is not None:
             results = list(self._buckets.cut(results, call.inputs))
-        if plain and not self._checks.sees_every_call and not (self._tiers and self._tiers.is_stand_in(build)):
+        if plain and not self._checks.sees_every_call:
             self._cache_fast_path(call.inputs, build)
         if fetch is None:
             return unpack_outputs(build.function)(results)
@@ -275,7 +275,10 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
 
     def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
         """Make the call, again where a region fails; what leads to a plan that is given up is forgotten."""
-        program = program or self._program(build)
+        if program is None:
+            is_new, program = not build.is_compiled, self._program(build)
+            if is_new:
+                self._count_wait(build, call.inputs)
         results = build.run(call, program)
         self._checks.record(call, build)
         if not build.is_served_by(program):
@@ -334,6 +337,21 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
                 self._stored.keep(self._specializations.to_dict(), self._source)
         return program
 
+    def _count_wait(self, build: Specialization, values: Sequence[Any]) -> None:
+        """Warn once where calls keep waiting for programs of further sizes."""
+        key, settings = build.key, self._settings
+        if key[0] is None or key[1] or self._traced or self._buckets is not None or settings.dynamic == "never":
+            return
+        self._waits += 1
+        if self._waits == MOST_WAITS:
+            cures = ["dynamic='always'"] * self._engines.can_be_dynamic + ["buckets='auto'"]
+            why = self._find_reason_for_sizes(values) or "the first sizes have a program of their own"
+            warn(
+                f"{MOST_WAITS} calls of this module have waited for a compile, each for other sizes: {why}. Pass "
+                f"{' or '.join(cures)}, or an engine that has one program for all sizes, such as 'ort'",
+                SignatureWarning,
+            )
+
     def _warn_of_fallback(self, build: Specialization, plan: Plan) -> None:
         if not self._warned and (message := format_implicit_fallback(plan, self._engines.implicit, build.refused)):
             self._warned = True
@@ -341,8 +359,6 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
 
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""
-        if self._tiers is not None:
-            self._tiers.close()
         with self._lock:
             self._closed = True
             self._forget_calls()

@@ -34,7 +34,6 @@ __all__ = [
     "BucketOption",
     "Check",
     "Dynamic",
-    "First",
     "ModuleOptions",
     "check_isolated",
     "make_engine_list",
@@ -43,7 +42,6 @@ __all__ = [
 ]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
-First: TypeAlias = Literal["wanted", "quickest"] | None
 BucketOption: TypeAlias = str | Mapping[str, tuple[int, ...]] | None
 Dynamic: TypeAlias = Literal["auto", "always", "never"]
 IMPLICIT = "toy"
@@ -80,23 +78,14 @@ class ModuleOptions:
     max_specialization_bytes: int = 1 << 30
     """Bytes that the engines' executables for all signatures of a module may hold, each counted as 2 MiB at least; beyond that
     it drops the least recently used, with a warning. Weights that engines share do not count."""
-    sizes: Mapping[str, tuple[int, ...]] = FrozenDict()
-    """With ``engine="auto"``: sizes of symbolic dims at which the placement is measured, such as ``{"s": [16, 128]}``, all within
-    ``budget``; each serves the sizes near it. Without, the first call's sizes are measured and serve all others."""
-    background: bool = False
-    """With ``engine="auto"`` and symbolic dims: whether further ranges of sizes are measured in the background when they are met,
-    an octave each or those of ``sizes``, one at a time, within ``budget`` and ``threads`` each. Programs change between calls."""
     buckets: BucketOption = None
     """Sizes of symbolic dims are rounded up to a few, inputs padded and results cut, where that provably changes no result:
     ``"auto"`` where an engine compiles for each size and padding is possible, ``"require"`` with an OptionError where it is not,
     ``{"s": [16, 64]}`` to those sizes (larger ones are not padded). None pads nothing."""
-    first: First = None
-    """What serves a call whose program is not compiled yet: ``"wanted"`` waits for it; ``"quickest"`` computes with one program
-    for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
-    size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
     dynamic: Dynamic = "auto"
     """Whether one program serves all sizes of symbolic dims: ``"auto"``, all but the first call's, where every engine of the list
-    supports it and has no reason against it; ``"always"``, where they support it; ``"never"``, a program for each set."""
+    supports it and has no reason against it, or with ``engine="auto"`` those of a measured plan; ``"always"``, where they support
+    it; ``"never"``, a program for each set."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     devices: Mapping[str, str] = FrozenDict()
@@ -164,20 +153,12 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         from xrt.module.lockfile import load_lock
 
         own["lock"] = load_lock(own["lock"], own.get("max_error"))
-    if "sizes" in own:
-        from xrt.placement.size_ranges import parse_sizes
-
-        own["sizes"] = parse_sizes(own["sizes"])
     if own.get("buckets") is not None:
         from xrt.module.buckets import parse_buckets
 
         own["buckets"] = parse_buckets(own["buckets"])
-    if own.get("first") not in (None, "wanted", "quickest"):
-        raise OptionError(f"first must be 'wanted', 'quickest' or None; got {own['first']!r}")
     if own.get("dynamic", "auto") not in get_args(Dynamic):
         raise OptionError(f"dynamic must be 'auto', 'always' or 'never'; got {own['dynamic']!r}")
-    if not isinstance(own.get("background", False), bool):
-        raise OptionError(f"background must be True or False; got {own['background']!r}")
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     own["devices"] = validate_devices(own.get("devices"))
@@ -273,7 +254,7 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
         engines.append(implicit)
     made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
     if settings.dynamic == "always" and not made.can_be_dynamic:
-        fixed = next((one.spec for one in engines if not made.is_auto and not one.supports_dynamic_shapes), AUTO)
+        fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
         raise OptionError(f"dynamic='always': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
     return made
 

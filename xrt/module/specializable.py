@@ -1,4 +1,4 @@
-"""From the values of a call to what serves it: a specialization, found or planned, or the program of the first tier."""
+"""From the values of a call to the specialization that serves it, found or planned."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import RLock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from xrt.graph import FrozenDict
 from xrt.module.dispatch import NOTHING, FastPath
+from xrt.module.model_source import Shaped
 from xrt.module.specialization import Specialization, add_outputs, optimize
+from xrt.placement.sizes import list_open_axes, read_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,15 +21,12 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.module.buckets import Buckets
     from xrt.module.model_source import ModelSource
-    from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
     from xrt.module.specialization_cache import SpecializationCache
     from xrt.module.stored_plans import StoredPlans
-    from xrt.module.tiers import Tiers
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
     from xrt.precision.lowering import LoweringWithinBudget
-    from xrt.runtime import Program
 
 __all__ = ["Specializable"]
 
@@ -42,7 +41,6 @@ class Specializable:
     _buckets: Buckets | None
     _stored: StoredPlans | None
     _specializations: SpecializationCache
-    _tiers: Tiers | None
     _everything: Callable[[], EngineList]
     _last: Specialization | None
     _fast_path: FastPath
@@ -54,17 +52,8 @@ class Specializable:
     """Whether the default engine is chosen at the first call, which tells the types."""
     _why_sizes: str | None = None
     """Why each set of sizes has a program of its own, once it is decided; empty where one program serves all."""
-    _first_sizes: object = None
-    """The shapes of the first call, where they have a program of their own and others share one."""
-
-    def _make_tiers(self) -> Tiers | None:
-        """Return what serves calls before their programs are ready; None where none is asked for."""
-        settings = self._settings
-        if settings.first != "quickest" and not self._engines.is_auto and not settings.sizes and not settings.background:
-            return None
-        from xrt.module.tiers import make_tiers  # for those alone who have open sizes
-
-        return make_tiers(self, settings, self._served, self._engines)
+    _first_sizes: frozenset[object] = frozenset()
+    """The shapes of the first call, and of searches: they have programs of their own while others share one."""
 
     def _make_buckets(self) -> tuple[Buckets | None, tuple[str, ...]]:
         """Return what pads the inputs of calls, None where nothing does, and what there is to say of it."""
@@ -82,34 +71,33 @@ class Specializable:
         """What is compiled: the model, or its padded form."""
         return self._source if self._buckets is None else self._buckets.source
 
-    def settle(self, seconds: float | None = None) -> None:
-        """Wait until nothing is measured or compiled in the background, so many seconds at most; raises TimeoutError then."""
-        if self._tiers is not None:
-            self._tiers.work.wait(seconds)
-
     def _adopt_decision(self, build: Specialization) -> None:
-        """Let all sizes of a range be placed as a build has been placed by measurement."""
-        if build.sizes and build.tuned is not None and (ranged := self._automatic.ranged) is not None:
-            from xrt.module.tiers import adopt
-
-            ranged.record(self._automatic, build.sizes, build.tuned)
-            adopt(cast("XRTModule", self), build.sizes)
+        """Let a placement that was searched for at some sizes of symbolic dims serve all others."""
+        if self._automatic.model is None or not build.sizes or build.tuned is None:
+            return
+        self._automatic.record(build.sizes, build.tuned)
+        with self._planning:
+            self._why_sizes = None
+            for one in self._specializations:
+                if one is not build and one.key[0] not in self._first_sizes:
+                    self._specializations.remove(one)
 
     @cached_property
     def _automatic(self) -> AutoPlacement:
         made = self._settings.make_auto_placement(self._engines, self._cache, self._everything, self._lowering)
-        if self._tiers is not None:
-            made.ranged = self._tiers.make_ranged_placement(self._served, self._settings, self._engines)
+        if self._engines.is_auto and self._open_axes:
+            from xrt.placement.auto import OpenModel
+
+            made.model = OpenModel(self._served.get_declared_function, self._specialize_at)
         return made
 
-    def _choose(self, values: Sequence[Any], fetch: tuple[str, ...]) -> tuple[Specialization, Program | None]:
-        """Return what serves a call: its own build, or the stand-in with its program while that is made in the background."""
-        stand_in = None if fetch or self._tiers is None else self._tiers.choose(self._get_key(values, ()), values)
-        if stand_in is None:
-            return self._specialize(values, fetch), None
-        with self._lock:
-            self._last, self._fast_path = stand_in, NOTHING
-        return stand_in, stand_in.program()
+    def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
+        """Return the optimized Function for inputs of those sizes."""
+        shapes = [list(getattr(value.type, "shape", None) or ()) for value in self._served.inputs]
+        for place, axis, name in self._open_axes:
+            shapes[place][axis] = sizes[name]
+        function = self._served.function([Shaped(tuple(shape)) for shape in shapes], dynamic=False)
+        return optimize(function, fold=self._settings.fold_constants, engines=self._engines)
 
     def _find_reason_for_sizes(self, values: Any) -> str:
         """Return why each set of sizes has a program of its own; empty where one program serves all.
@@ -119,10 +107,13 @@ class Specializable:
         engines, source = self._engines, self._source
         if self._buckets is not None:
             return "buckets= pads to a few of them"
-        if self._settings.dynamic == "never" or not engines.can_be_dynamic:
-            return "an engine needs every extent fixed" if self._settings.dynamic != "never" else "dynamic='never'"
-        if self._settings.first == "quickest" and self._settings.dynamic == "auto" and not engines.are_dynamic:
-            return "the program for all sizes serves until that of the sizes is ready"
+        if self._settings.dynamic == "never":
+            return "dynamic='never'"
+        if not engines.can_be_dynamic:
+            fixed = next(one.spec for one in engines.engines if not one.supports_dynamic_shapes)
+            return f"engine {fixed!r} needs every extent fixed"
+        if engines.is_auto and self._automatic.placed is None and self._settings.dynamic != "always":
+            return "engine='auto' measures at the sizes of a call"
         if self._why_sizes is None:
             if engines.are_dynamic:
                 return ""
@@ -141,12 +132,14 @@ class Specializable:
     def _is_first_size(self, sizes: object) -> bool:
         """Whether these sizes are those of the first call, whose own program may be quicker than one for all sizes."""
         engines, stored = self._engines, self._stored
+        if sizes in self._first_sizes:
+            return True
         if self._settings.dynamic != "auto" or engines.are_dynamic or not engines.can_be_dynamic:
             return False
         is_kept = stored is not None and stored.has(None) and not stored.has(sizes)
-        if self._first_sizes is None and self._why_sizes is None and not is_kept:
-            self._first_sizes = sizes
-        return sizes == self._first_sizes
+        if not self._first_sizes and self._why_sizes is None and not is_kept:
+            self._first_sizes = frozenset([sizes])
+        return sizes in self._first_sizes
 
     def _is_empty(self, values: Sequence[Any]) -> bool:
         """Whether a symbolic dim is 0 in a call, which programs for all sizes of some engines refuse."""
@@ -154,9 +147,7 @@ class Specializable:
 
     @cached_property
     def _open_axes(self) -> tuple[tuple[int, int, str], ...]:
-        from xrt.placement.size_ranges import list_open_axes
-
-        return tuple(list_open_axes(self._served.inputs))
+        return () if self._served.is_traced else tuple(list_open_axes(self._served.inputs))
 
     def _get_key(self, values: Any, fetch: tuple[str, ...]) -> tuple[object, tuple[str, ...]]:
         if values is None and not self._served.is_traced:
@@ -165,27 +156,17 @@ class Specializable:
         has_own = sizes is None or self._is_first_size(sizes) or self._find_reason_for_sizes(values) or self._is_empty(values)
         return sizes if has_own else self._served.key(values or [], True), fetch
 
-    def _specialize(
-        self,
-        values: Any,
-        fetch: tuple[str, ...] = (),
-        place: Placer | None = None,
-        *,
-        is_last: bool = True,
-        progress: Any = None,
-    ) -> Specialization:
+    def _specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
         """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
-        return self._find_or_plan(self._get_key(values, fetch), values, place, is_last=is_last, progress=progress)
+        if place is not None and values is not None and self._open_axes:
+            self._first_sizes |= {self._served.key(values, False)}
+        build = self._find_or_plan(self._get_key(values, fetch), values, place)
+        with self._lock:
+            if not fetch and build is not self._last:
+                self._last, self._fast_path = build, NOTHING
+        return build
 
-    def _find_or_plan(
-        self,
-        key: tuple[object, tuple[str, ...]],
-        values: Any,
-        place: Placer | None = None,
-        *,
-        is_last: bool = False,
-        progress: Any = None,
-    ) -> Specialization:
+    def _find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
         """Return the build of a key, which values such as these have."""
         fetch = key[1]
         build = self._specializations.get(key) if place is None else None
@@ -194,16 +175,14 @@ class Specializable:
                 build = self._specializations.get(key) if place is None else None
                 if build is None:
                     stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
-                    build = stored or self._planned(key, values, place, progress)
-                    self._specializations.put(key, build)
-                    if self._tiers is not None and build.sizes:
-                        self._tiers.measure_later(build.sizes, values)
-        with self._lock:
-            if is_last and not fetch and build is not self._last:
-                self._last, self._fast_path = build, NOTHING
+                    build = stored or self._planned(key, values, place)
+                    build.key = key
+                    # Before its first call a model with symbolic dims is placed by the order of the list, only to show that plan.
+                    if values is not None or self._automatic.model is None or self._automatic.placed is not None:
+                        self._specializations.put(key, build)
         return build
 
-    def _planned(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None, progress: Any) -> Specialization:
+    def _planned(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         fetch = key[1]
         base = self._specialize(values) if fetch and self._engines.is_auto else None
         began = self._automatic.clock() if self._engines.is_auto else 0.0
@@ -222,12 +201,12 @@ class Specializable:
             simple = self._quantize(simple, function)
         sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
-            sizes = self._tiers.read_sizes(self._served.inputs, values) if self._tiers and values is not None else sizes
-            terms = base.tuned if base else None, place, began, sizes, progress
+            if values is not None and self._automatic.model is not None:
+                sizes = read_sizes(self._served.inputs, values)
+            terms = base.tuned if base else None, place, began, sizes
             self._engines, place = self._automatic.choose(simple, values, *terms)
         build = Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
-        if self._tiers and sizes and not fetch:
-            build.sizes = sizes
+        build.sizes = sizes
         return build
 
     def _quantize(self, simple: Function, function: Function) -> Function:
@@ -241,13 +220,3 @@ class Specializable:
             table = measure_ranges(declared, self._settings, self._engines)
             self._settings = replace(self._settings, choice=replace(choice, table=table))
         return quantize_as_asked(simple, function, self._settings)
-
-    def _replace(self, old: Specialization, new: Specialization) -> None:
-        """Let a compiled build serve from the next call on, in place of another."""
-        with self._lock:
-            if self._closed or self._specializations.get(old.key) is not old:
-                return
-            self._specializations.put(old.key, new)
-            self._specializations.count(new, new.program())
-            if self._last is old:
-                self._last, self._fast_path = new, NOTHING

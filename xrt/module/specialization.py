@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions, Pin, Plan
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime.compile import BackgroundCompiler
 
 __all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
 
@@ -114,10 +113,10 @@ class Specialization:
     ) -> None:
 
         self.function = function
-        self.key: object = None
+        self.key: Any = None
         """What its module finds it by."""
         self.sizes: Mapping[str, int] = {}
-        """Sizes of the model's symbolic dims, where it is placed by ranges of them."""
+        """Sizes of the model's symbolic dims, where it is placed by measurement."""
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
@@ -128,7 +127,6 @@ class Specialization:
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
-        self._elsewhere: BackgroundCompiler | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call has been checked, and nothing was found."""
@@ -156,21 +154,15 @@ class Specialization:
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
-    def program(self, elsewhere: BackgroundCompiler | None = None) -> Program:
-        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning.
-
-        What is to be compiled for it is compiled ``elsewhere``, where that can be.
-        """
+    def program(self) -> Program:
+        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
         if self._program is not None:
             return self._program
         with self._lock:
             if self._program is not None:
                 return self._program
-            count, self._elsewhere = len(self.refused), elsewhere
-            try:
-                program, refused, _ = self._compile_first()
-            finally:
-                self._elsewhere = None
+            count = len(self.refused)
+            program, refused, _ = self._compile_first()
             self._take(program, refused)
             if "_asking" in self.__dict__:
                 self._asking.keep()
@@ -248,7 +240,6 @@ class Specialization:
                 streams=engines.streams,
                 graph=settings.cuda_graph,
                 narrow=True,
-                elsewhere=self._elsewhere,
             )
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
@@ -375,13 +366,6 @@ class Specialization:
 
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
-
-    def copy(self, place: Callable[[Function], TuningResult]) -> Specialization:
-        """Return another one for the same inputs, with its own plan."""
-        terms = self.engines, self._settings, self._cache
-        made = Specialization(self.function, *terms, original=self._original, place=place)
-        made.sizes = self.sizes
-        return made
 
     def close_in_background(self) -> None:
         """Have the program closed once no call uses it."""

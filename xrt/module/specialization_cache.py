@@ -108,14 +108,6 @@ class SpecializationCache:
             if entry is not None and entry.build is build:
                 self._drop(build.key)
 
-    def find_next_to_drop(self) -> object:
-        """Return the key of what one more program is likely to push out; None where there is room for it."""
-        with self._lock:
-            count = len(self._entries)
-            threads = self.idle_threads / self.max_threads if self._max_bytes < NO_LIMIT else 0.0
-            share = max(threads, self.nbytes / self._max_bytes, count * LEAST_BYTES / self._max_bytes)
-            return next(iter(self._entries)) if count and share * (count + 1) > count else None
-
     def to_dict(self) -> dict[Any, Specialization]:
         """Return all specializations by their keys."""
         with self._lock:

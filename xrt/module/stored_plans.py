@@ -30,7 +30,7 @@ from xrt.graph.function import Function
 from xrt.graph.memory_map import Stamp, find_file_offset
 from xrt.graph.types import TensorType
 from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
-from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged
+from xrt.module.model_source import DeferredModel, ModelSource, Shaped, StaticModel, load_unchanged
 from xrt.module.specialization import SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan
 
@@ -282,17 +282,10 @@ class _Origin:
     def build(self) -> Specialization:
         """The build with all its nodes."""
         engines, settings, _ = self._terms
-        shapes = None if self._key is None else [_Shaped(shape) for shape in self._key]
+        shapes = None if self._key is None else [Shaped(shape) for shape in self._key]
         original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
         simple = optimize(original, fold=settings.fold_constants, engines=engines)
         return Specialization(simple, *self._terms, original=original)
-
-
-class _Shaped:
-    """Represent a value of that shape."""
-
-    def __init__(self, shape: Any) -> None:
-        self.shape = shape
 
 
 def _weights(

@@ -22,7 +22,7 @@ from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
 from xrt.measure.timing import sample_call_times
 from xrt.module.concurrency import count_modules
 from xrt.placement.result import describe_plan
-from xrt.placement.size_ranges import list_open_axes, resize_values
+from xrt.placement.sizes import list_open_axes, resize_values
 from xrt.placement.throughput.batch_dim import find_batch_dim
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ModuleBench:
         from xrt.module.module import XRTModule  # which has this module among its parts
 
         given, model = self._module._given, _get_model(self._module)
-        own = {"threads": threads, "lock": None, "sizes": None, "background": False, "first": "wanted", "progress": False}
+        own = {"threads": threads, "lock": None, "progress": False}
         options = {**given.options, **own}
         if self._lower is not None:  # which has them all
             options = {name: value for name, value in options.items() if name not in LOWERING}

@@ -11,22 +11,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from xrt.errors import PlanError
+from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
-from xrt.placement.autotune import load_cost_table, plan_by_priority
-from xrt.placement.background import BackgroundWork
-from xrt.placement.background_search import can_search_in_worker, search_in_worker
+from xrt.placement.autotune import is_final, load_cost_table, load_decision, plan_by_priority
 from xrt.placement.budget import BOUNDS
+from xrt.placement.decision_store import make_decision_key
 from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import LEAST_PATIENCE, Bench
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.placement.result import CandidateComparison
 from xrt.placement.session import ProgressCallback
-from xrt.placement.size_ranges import format_sizes
+from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
 from xrt.runtime import on_device
 
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.engine_list import EngineList
-    from xrt.placement.ranged import RangedPlacement
-    from xrt.placement.size_ranges import SizeRange, Sizes
+    from xrt.placement.sizes import Sizes
 
 __all__ = [
     "AutoPlacement",
+    "OpenModel",
     "PlacementOptions",
     "Placer",
+    "SizedPlacement",
     "find_next_best_plan",
 ]
 
@@ -88,9 +89,27 @@ class PlacementOptions:
     """What finds plans of lower precision; None where no error is allowed."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model with symbolic dims."""
+
+    get_declared: Callable[[], Function]
+    """Gives the model with its symbolic dims."""
+    specialize: Callable[[Sizes], Function]
+    """Gives the Function that is planned for inputs of these sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedPlacement:
+    """The placement of a model with symbolic dims, and the sizes that it was measured at."""
+
+    sizes: Sizes
+    tuned: TuningResult
+
+
 @dataclass(eq=False, slots=True)
 class AutoPlacement:
-    """Places signatures of one module."""
+    """Places signatures of one module. A model with symbolic dims is placed once, for all sizes."""
 
     engines: EngineList
     """With a lock those alone that its plan needs, as long as it holds."""
@@ -98,11 +117,13 @@ class AutoPlacement:
     cache: CompileCache
     everything: Callable[[], EngineList]
     """Gives all engines that were asked for."""
-    load_locked: Callable[[Function, EngineList, Sizes, RangedPlacement | None], SizeRange | None] | None = None
+    load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None = None
     """Gives the placement that a lock has for a Function, None where it does not hold; None without a lock."""
     clock: Clock = time.perf_counter
-    ranged: RangedPlacement | None = None
-    """The placements by ranges of sizes; None for a model without symbolic dims."""
+    model: OpenModel | None = None
+    """The model of the module if it has symbolic dims."""
+    placed: SizedPlacement | None = None
+    """The placement of that model, once there is one."""
     _is_whole: bool = False
 
     def choose(
@@ -113,42 +134,87 @@ class AutoPlacement:
         place: Placer | None,
         began: float,
         sizes: Sizes = FrozenDict(),
-        progress: ProgressCallback | bool | None = None,
     ) -> tuple[EngineList, Placer | None]:
         """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
 
-        Nothing places it where nodes go by the order of the list. The budget counts from
-        ``began`` on. ``sizes`` are those of symbolic dims: a search is for their range. Raises LockError as
-        `LockedPlacement.load_result` does.
+        Nothing places it where nodes go by the order of the list. The budget counts from ``began`` on. ``sizes`` are those of
+        symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
         """
         if not self.engines.is_auto:
             return self.engines, place
-        if place is None and base is None and self.load_locked is not None:
-            found = self.load_locked(function, self.engines, sizes, self.ranged)
+        if place is None and base is None and self.placed is None and self.load_locked is not None:
+            found = self.load_locked(function, self.engines, sizes, self.model)
             if found is not None:
-                return self.engines, partial(self.adapt, found, sizes)
-        if base is None and self.load_locked is not None and not self._is_whole:
+                if self.model is None:
+                    return self.engines, partial(_return_result, found.tuned)
+                self.placed = found
+        if base is None and self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
-        if place is None and base is None and sizes and values is not None and self.ranged is not None:
-            return self.engines, partial(self._place_in_range, self.ranged, sizes, values, began, progress)
+        if place is None and base is None and self.model is not None and (self.placed is not None or sizes):
+            return self.engines, partial(self._place_once, self.model, sizes, values, began)
         return self.engines, place or self.make_placer(values, base, began=began)
 
-    def adapt(self, found: SizeRange, sizes: Sizes, function: Function) -> TuningResult:
-        """Return a placement of a range for a Function of other sizes."""
-        if found.sizes == sizes:
-            return found.tuned
-        return self.like(found.tuned, function, f"placed as it was measured for {format_sizes(found.sizes)}")
-
-    def _place_in_range(
-        self,
-        ranged: RangedPlacement,
-        sizes: Sizes,
-        values: Sequence[Any],
-        began: float,
-        progress: ProgressCallback | bool | None,
-        function: Function,
+    def _place_once(
+        self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
     ) -> TuningResult:
-        return ranged.place(self, function, sizes, values, began=began, progress=progress)
+        """Place a model with symbolic dims: as it was placed before, else by a search at the sizes of this call."""
+        if self.placed is None:
+            whole = function if _open_input(function) is None else model.specialize(sizes)
+            self.placed = self._recall(model, whole, sizes)
+            if self.placed is None:
+                self.record(sizes, self.make_placer(values, began=began)(whole))
+        assert self.placed is not None  # `record` has set it
+        return self.adapt(self.placed, sizes, function)
+
+    def adapt(self, placed: SizedPlacement, sizes: Sizes, function: Function) -> TuningResult:
+        """Return a placement for a Function of other sizes, or of all sizes.
+
+        For all sizes it is the fastest plan that was measured on engines that have one executable for them all.
+        """
+        if placed.sizes == sizes:
+            return placed.tuned
+        note = f"placed as it was measured for {format_sizes(placed.sizes)}"
+        first = self.like(placed.tuned, function, note)
+        if _open_input(function) is None or placed.tuned.lowered or self._is_dynamic(first):
+            return first
+        others = (one for one in _sound(placed.tuned) if one is not placed.tuned.plan)
+        found = (self.like(replace(placed.tuned, plan=one), function, note) for one in others)
+        return next(filter(self._is_dynamic, found), first)
+
+    def _is_dynamic(self, tuned: TuningResult) -> bool:
+        """Whether a plan with symbolic dims keeps the placement, and each region compiles for all sizes."""
+        engines = self.engines.by_spec
+        launches = ((engines[launch.engine], launch.function) for launch in tuned.plan.launches)
+        return tuned.how != "priority" and all(one.supports_dynamic_shapes and not one.why_not_dynamic(x) for one, x in launches)
+
+    def record(self, sizes: Sizes, tuned: TuningResult) -> None:
+        """Let all sizes be placed by a search at these; later processes too."""
+        self.placed = SizedPlacement(sizes, tuned)
+        store = CostStore.for_cache(self.cache)
+        if tuned.how == "measured" and store is not None and self.model is not None:
+            key = make_decision_key(self.make_request(self.model.get_declared()))
+            if key is not None:
+                store.store_decision(key, PlacementFile(sizes=dict(sizes)))
+
+    def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
+        """Return the stored decision of these sizes, else that of the latest search; None where there is none."""
+        if (store := CostStore.for_cache(self.cache)) is None:
+            return None
+        known = self._find_stored(function, store)
+        if known is not None and is_final(known):
+            return SizedPlacement(sizes, known)
+        key = make_decision_key(self.make_request(model.get_declared()))
+        document = store.decision(key) if key is not None else None
+        if document is None or document.sizes.keys() != sizes.keys():
+            return None
+        at = FrozenDict({name: document.sizes[name] for name in sizes})
+        known = None if at == sizes else self._find_stored(model.specialize(at), store)
+        return None if known is None else SizedPlacement(at, known)
+
+    def _find_stored(self, function: Function, store: CostStore) -> TuningResult | None:
+        if self.options.lower is not None:
+            return self.options.lower.find_stored(self._make_request(function, self.options.budget)[0], store)
+        return load_decision(self.make_request(function), store)
 
     def make_placer(
         self,
@@ -199,7 +265,17 @@ class AutoPlacement:
         start = self.clock()
         spent = 0.0 if began is None else start - began
         exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
-        found = self._search(exact, values, progress, store)
+        bench = Bench(request.context.threads, max(exact.budget / 4, LEAST_PATIENCE))
+        with bench, self._watch(progress, function, exact.budget) as report:
+            found = tune(
+                exact,
+                cache=self.cache,
+                reference=bench.reference(),
+                store=store,
+                inputs=values,
+                progress=report,
+                bounds=replace(BOUNDS, memory=self.options.memory_limit),
+            )
         found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
         if lower is None or found.how == "interrupted":
             return found
@@ -208,28 +284,6 @@ class AutoPlacement:
             found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
         lower.keep(found, request, store)
         return found
-
-    def _search(
-        self,
-        request: PlacementRequest,
-        values: Sequence[Any] | None,
-        progress: ProgressCallback | bool | None,
-        store: CostStore | None,
-    ) -> TuningResult:
-        """Return the exact placement that a search finds, in this process or for background work in a worker."""
-        if isinstance(progress, BackgroundWork) and values is not None and can_search_in_worker(request):
-            return search_in_worker(request, progress, cache=self.cache, inputs=values, memory=self.options.memory_limit)
-        bench = Bench(request.context.threads, max(request.budget / 4, LEAST_PATIENCE))
-        with bench, self._watch(progress, request.function, request.budget) as report:
-            return tune(
-                request,
-                cache=self.cache,
-                reference=bench.reference(),
-                store=store,
-                inputs=values,
-                progress=report,
-                bounds=replace(BOUNDS, memory=self.options.memory_limit),
-            )
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
@@ -276,10 +330,6 @@ class AutoPlacement:
         request, _ = self._make_request(function, self.options.budget)
         return replace(request, context=on_device(request.context.device, request.context))
 
-    def get_store(self) -> CostStore | None:
-        """Return the store of decisions; None where the cache has none."""
-        return CostStore.for_cache(self.cache)
-
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
         """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""
         if tuned is None:
@@ -307,6 +357,10 @@ class AutoPlacement:
         if (taking and implicit is None) or all(answers.supporting_engines()):
             return taking, None, tuple(idle.values())
         return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
+
+
+def _return_result(tuned: TuningResult, _: Function) -> TuningResult:
+    return tuned
 
 
 def _drop_twins(engines: Sequence[GraphCompiler]) -> tuple[GraphCompiler, ...]:

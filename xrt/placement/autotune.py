@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.profiling.activations import Reference
 
-__all__ = ["load_cost_table", "load_decision", "tune", "warn_unmeasured"]
+__all__ = ["is_final", "load_cost_table", "load_decision", "tune", "warn_unmeasured"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def tune(
     if not request.function.nodes:
         return plan_by_priority(request, "the model has no nodes to measure")
     known = load_decision(request, store) if store is not None else None
-    if known is not None and not request.retune and _is_final(known):
+    if known is not None and not request.retune and is_final(known):
         return known
     values, reason = _values(request.function, inputs)
     if values is None:
@@ -136,7 +136,7 @@ def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult |
     return known if known.is_explicit or known.budget >= request.budget else None
 
 
-def _is_final(known: TuningResult) -> bool:
+def is_final(known: TuningResult) -> bool:
     """Whether no further search continues a decision: it has enough rounds, or searches, or the caller asked for just this."""
     return known.is_explicit or not known.is_provisional or known.searches >= MOST_SEARCHES
 

@@ -87,14 +87,16 @@ class EngineList:
 
     @property
     def can_be_dynamic(self) -> bool:
-        """Whether all of them take symbolic dims; what is measured is of one size."""
-        return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
+        """Whether a plan can have symbolic dims: all engines support them, or one where nodes are placed by measurement."""
+        if self.is_auto:
+            return any(engine.supports_dynamic_shapes for engine in self.engines if engine.spec != self.implicit)
+        return all(engine.supports_dynamic_shapes for engine in self.engines)
 
     @property
     def are_dynamic(self) -> bool:
         """Whether one executable of any of them serves every size, whatever the Function."""
         always = (engine.spec == self.implicit or is_always_dynamic(engine) for engine in self.engines)
-        return self.can_be_dynamic and all(always)
+        return not self.is_auto and self.can_be_dynamic and all(always)
 
 
 def is_always_dynamic(engine: GraphCompiler) -> bool:

@@ -95,18 +95,16 @@ class WorkerProcess:
         *arguments: str,
         environment: Mapping[str, str] = NOTHING_ADDED,
         keeps_output: bool = True,
-        niceness: int = 0,
     ) -> None:
         """Start ``entry``, which `xrt.processes.server.serve`s the socket of the number that is its first argument.
 
-        What the process writes is kept for `WorkerDied`, or goes to this process's standard error. ``niceness`` is as in
-        `start_python`.
+        What the process writes is kept for `WorkerDied`, or goes to this process's standard error.
         """
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output = tempfile.TemporaryFile("w+", errors="replace") if keeps_output else None  # noqa: SIM115  # _end closes it
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with its:
-            terms: dict[str, Any] = {"environment": environment, "inherited": [its.fileno()], "niceness": niceness}
+            terms: dict[str, Any] = {"environment": environment, "inherited": [its.fileno()]}
             self._process = start_python(entry, str(its.fileno()), *arguments, **terms, **streams)
         self._channel, self._output = mine, output
         self._is_ready = False
@@ -189,10 +187,6 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether it has not been ended from here; it may have died since the last answer."""
         return self.end.alive
-
-    def kill(self) -> None:
-        """Kill the process, also while another thread asks it: that one's request raises WorkerDied, and releases the rest."""
-        self._process.kill()
 
     def close(self) -> None:
         """Let the process end by itself, which lets it clean up; kill it where it does not."""

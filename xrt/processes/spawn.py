@@ -37,14 +37,13 @@ def start_python(
     *arguments: str,
     environment: Mapping[str, str] = NOTHING_ADDED,
     inherited: Sequence[int] = (),
-    niceness: int = 0,
     **streams: Any,
 ) -> subprocess.Popen[Any]:
     """Start another Python that calls ``entry``, such as ``xrt.worker.server:main``, with the arguments, and ends as it returns.
 
     It imports from the same places as this process, but not from the current directory, whatever is in it. ``environment`` is
-    added to this process's, and ``inherited`` are file descriptors that it keeps. ``niceness`` is added to this process's: with
-    10, a busy process leaves nine tenths of a core to others. It ends as a process of `start` does.
+    added to this process's, and ``inherited`` are file descriptors that it keeps. It ends as a process
+    of `start` does.
     """
     module, _, function = entry.partition(":")
     call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
@@ -52,8 +51,7 @@ def start_python(
 
     def command(reads: int | None) -> list[str]:
         hold = "" if reads is None else f"from xrt.processes.lifeline import hold; hold({reads}); "
-        nice = f"from xrt.processes.priority import lower_priority; lower_priority({niceness}); " if niceness else ""
-        return [sys.executable, *options, "-c", nice + hold + call, *arguments]
+        return [sys.executable, *options, "-c", hold + call, *arguments]
 
     return _start(command, _python_environment(environment), inherited, streams)
 

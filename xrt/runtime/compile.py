@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
@@ -20,33 +20,17 @@ from xrt.graph.memory_map import release
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from xrt.cache.disk.tier import RemoteCompiler
     from xrt.engines import CompileContext, Executable, GraphCompiler
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
     from xrt.runtime.devices.streams import Streams
 
-__all__ = ["BackgroundCompiler", "Progress", "Refusal", "RegionToCompile", "compile_plan", "list_regions"]
+__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "list_regions"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of compiled regions and their total."""
 
 T = TypeVar("T")
-
-
-class BackgroundCompiler(Protocol):
-    """A `RemoteCompiler` that does not take all."""
-
-    def takes(self, request: CompileRequest) -> bool:
-        """Whether a compile may happen there."""
-
-    def store(self, request: CompileRequest, signature: Signature, directory: Path, limit: int) -> bool:
-        """As of a `RemoteCompiler`."""
-
-    def compile(self, request: CompileRequest) -> Executable | None:
-        """As of a `RemoteCompiler`."""
 
 
 _log = logging.getLogger(__name__)
@@ -78,7 +62,6 @@ def compile_plan(
     streams: Streams | None = None,
     graph: bool = False,
     narrow: bool = False,
-    elsewhere: BackgroundCompiler | None = None,
 ) -> Program | tuple[Refusal, ...]:
     """Return the plan's Program, or every refusal, in the plan's order, when there was one.
 
@@ -87,10 +70,9 @@ def compile_plan(
     once while it stays cached, unless ``force``: then once for all launches of it. ``progress`` is called from the compiling
     threads, one at a time. ``streams`` are those of the module, for a plan on devices, and ``graph`` is whether its calls are to
     be recorded. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out. With ``narrow`` a region
-    that is refused as a whole is compiled in parts, until the nodes that cause it are known; the cache keeps them. Regions are
-    compiled ``elsewhere`` where that takes them, and loaded here.
+    that is refused as a whole is compiled in parts, until the nodes that cause it are known; the cache keeps them.
     """
-    outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow, elsewhere).outcomes()
+    outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     if len(leases) == len(outcomes):
         return _program(plan, leases, streams, graph)
@@ -164,9 +146,7 @@ class _Compilation:
         force: bool,
         progress: Progress | None,
         narrow: bool,
-        elsewhere: BackgroundCompiler | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
         self._regions = list_regions(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
@@ -219,7 +199,7 @@ class _Compilation:
             force = self._forced and region.signature.key not in met
             met.add(region.signature.key)
             try:
-                self._outcomes[number] = _lease(region, self._cache, force, self._elsewhere)
+                self._outcomes[number] = _lease(region, self._cache, force)
             except (CompileRefused, CompileFailed) as error:
                 refusal = _refusal(region.launch, error)
                 self._outcomes[number] = self._narrowed(region, refusal) if self._narrows else refusal
@@ -275,17 +255,15 @@ def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefuse
         cache.lease(region.signature, refuse, force=True, recipe=region.recipe)
 
 
-def _lease(region: RegionToCompile, cache: CompileCache, force: bool, elsewhere: BackgroundCompiler | None) -> Lease:
+def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     met, recipe = "hit", region.recipe
-    if elsewhere is not None and elsewhere.takes(recipe):
-        recipe = replace(recipe, elsewhere=_RemoteAttempt(elsewhere))
 
     def make() -> Executable:
         nonlocal met
         met = "miss"
         is_kept = cache.disk is not None and recipe.is_kept
         context = replace(region.context, keep=cache.find_learning_directory(region.engine.name), is_kept=is_kept)
-        return _made(region, context, recipe.elsewhere)
+        return _made(region, context)
 
     lease = cache.lease(region.signature, make, force=force, recipe=recipe)
     _let_go(region.launch.function)
@@ -293,31 +271,14 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool, elsewhere:
     return lease
 
 
-class _RemoteAttempt:
-    """A compile elsewhere, which is not tried again where it could not be."""
-
-    def __init__(self, compiler: BackgroundCompiler) -> None:
-        self._compiler: BackgroundCompiler | None = compiler
-
-    def store(self, request: CompileRequest, signature: Signature, directory: Path, limit: int) -> bool:
-        if self._compiler is not None and not self._compiler.store(request, signature, directory, limit):
-            self._compiler = None
-        return self._compiler is not None
-
-    def compile(self, request: CompileRequest) -> Executable | None:
-        return None if self._compiler is None else self._compiler.compile(request)
-
-
-def _made(region: RegionToCompile, context: CompileContext, elsewhere: RemoteCompiler | None = None) -> Executable:
-    """Compile and prepare, elsewhere if that can be; whatever else an engine raises becomes CompileFailed, with its cause."""
+def _made(region: RegionToCompile, context: CompileContext) -> Executable:
+    """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
     began = perf_counter()
     try:
-        executable = None if elsewhere is None else elsewhere.compile(replace(region.recipe, context=context))
-        if executable is None:
-            with _turn(region.engine):
-                executable = region.engine.compile(launch.function, context)
+        with _turn(region.engine):
+            executable = region.engine.compile(launch.function, context)
         executable.prepare()
     except CompileRefused:
         raise

@@ -68,8 +68,6 @@ class Profile:
     """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
     copies: tuple[UpdateCopy, ...] = ()
     """What was copied to update inputs, over all calls, profiled or not; an update in place copies nothing."""
-    stand_in_calls: int = 0
-    """Calls of the module that a program for all sizes has served while their own was made; no launch of them is in this."""
     memory: CallMemory | None = None
     """The most that the values of a profiled call took at once; None on a device, and where none was profiled."""
 
@@ -86,7 +84,6 @@ class Profile:
             "memory": None if self.memory is None else self.memory.to_dict(),
             "copies": [asdict(copy) for copy in self.copies],
             "traffic": None if self.traffic is None else asdict(self.traffic),
-            "stand_in_calls": self.stand_in_calls,
         }
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
@@ -122,9 +119,7 @@ class Profile:
         return "\n".join([*rows, *self._list_rest()])
 
     def _list_rest(self) -> list[str]:
-        served = f"{self.stand_in_calls} calls were served by a program for all sizes while their own was made"
-        traffic = [str(self.traffic)] if self.traffic else []
-        return [*([served] if self.stand_in_calls else []), *traffic, *map(str, self.copies)]
+        return [*([str(self.traffic)] if self.traffic else []), *map(str, self.copies)]
 
 
 class Recorder:

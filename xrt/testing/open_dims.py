@@ -20,7 +20,7 @@ from xrt.errors import CompileRefused, ModelError, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
-from xrt.placement.size_ranges import read_sizes, resize_values
+from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import available_cores
 from xrt.verify.comparison import find_output_tolerance
 from xrt.verify.execution import copy_values, run_alone

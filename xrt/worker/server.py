@@ -6,18 +6,14 @@ import importlib
 import itertools
 import resource
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache import CompileRequest, Signature
-from xrt.cache.disk import DiskTier
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
 from xrt.engines.toolkit.shared_values import put_values, read_function, read_values
-from xrt.errors import CompileRefused
 from xrt.formats.bundle import make_working_directory
 from xrt.measure.timing import sample_call_times
 from xrt.processes.ipc import Message, read_block
@@ -48,7 +44,6 @@ class WorkerServer:
             "save": self.save,
             "run": self.run,
             "measure": self.measure,
-            "make": self.make,
             "close": self.close,
         }
         return answers[request.message["do"]](request)
@@ -117,38 +112,10 @@ class WorkerServer:
         samples = sample_call_times(call, request.message["seconds"])
         return {"outputs": put_values(request.buffer, results), "samples": samples}
 
-    def make(self, request: Request) -> Message:
-        """Compile a Function, and store it in the directory of a cache, or give it out, as its engine saves it.
-
-        Nothing is given out where the engine cannot save what it has compiled.
-        """
-        engine, function, context = self._asked(request)
-        context = replace(context, is_kept=True)
-        if (store := request.message["store"]) is not None:
-            signature = Signature(tuple((name, value) for name, value in store["signature"]))
-            tier = DiskTier(Path(store["directory"]), store["limit"])
-            tier.compile_and_store(
-                signature, CompileRequest(function, engine, context), partial(_compile, engine, function, context)
-            )
-            return {}
-        executable = _compile(engine, function, context)
-        try:
-            with make_working_directory() as folder:
-                data = engine.save(executable, replace(context, workdir=folder))
-                return {"saved": request.buffer.put(memoryview(bytes(data)))}
-        except CompileRefused:
-            return {"saved": None}
-
     def close(self, request: Request) -> Message:
         """Let go of an executable."""
         self._made.pop(request.message["made"])[0].close()
         return {}
-
-
-def _compile(engine: GraphCompiler, function: Function, context: CompileContext) -> Executable:
-    executable = engine.compile(function, context)
-    executable.prepare()
-    return executable
 
 
 def _own(value: Any) -> Any:

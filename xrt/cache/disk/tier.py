@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.cache.disk.entry import CacheEntry, StoredFailure
 from xrt.cache.disk.store import Store
@@ -24,21 +24,11 @@ if TYPE_CHECKING:
     from xrt.cache.disk.support_store import SupportStore
     from xrt.graph import Function
 
-__all__ = ["CompileRequest", "DiskStatistics", "DiskTier", "RemoteCompiler"]
+__all__ = ["CompileRequest", "DiskStatistics", "DiskTier"]
 
 Make: TypeAlias = Callable[[], Executable]
 
 _log = logging.getLogger(__name__)
-
-
-class RemoteCompiler(Protocol):
-    """Another process, that compiles for this one. Both raise CompileRefused or CompileFailed, as the engine does."""
-
-    def store(self, request: CompileRequest, signature: Signature, directory: Path, limit: int) -> bool:
-        """Compile there, and store the executable, or the failure, in a cache directory; return whether that could be tried."""
-
-    def compile(self, request: CompileRequest) -> Executable | None:
-        """Compile there, and load it here; return None where that cannot be."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +38,6 @@ class CompileRequest:
     function: Function
     engine: GraphCompiler
     context: CompileContext
-    elsewhere: RemoteCompiler | None = None
-    """Where it is compiled; None is here."""
 
     @cached_property
     def is_kept(self) -> bool:
@@ -151,13 +139,7 @@ class DiskTier:
         with self.store.lock(signature.key) as locked:
             if locked and not force and (found := self._found(signature, recipe)) is not None:
                 return found  # another process made it while this one waited
-            if (found := self._made_elsewhere(signature, recipe)) is not None:
-                return found
             return self._made(signature, recipe, make)
-
-    def compile_and_store(self, signature: Signature, recipe: CompileRequest, make: Make) -> None:
-        """Store what ``make`` returns, or a failure, for the process that has asked for it and has the signature's lock."""
-        self._made(signature, recipe, make).close()
 
     # ------------------------------------------------------------------ reading
 
@@ -204,17 +186,9 @@ class DiskTier:
             if not _may_pass(error):
                 self._write(signature, StoredFailure.of(error, recipe.function))
             raise
-        if recipe.is_kept and recipe.elsewhere is None:  # what another process could not store is not saved here: that takes long
+        if recipe.is_kept:
             self._save(signature, recipe, executable)
         return executable
-
-    def _made_elsewhere(self, signature: Signature, recipe: CompileRequest) -> Executable | None:
-        """Return what another process has compiled and stored; None where it has not. Here, that is a compile and a load."""
-        elsewhere = recipe.elsewhere
-        if elsewhere is None or not elsewhere.store(recipe, signature, self.store.directory, self.limit):
-            return None
-        self._count("misses")
-        return self._found(signature, recipe)
 
     def _save(self, signature: Signature, recipe: CompileRequest, executable: Executable) -> None:
         try:

@@ -164,9 +164,9 @@ class GraphCompiler(abc.ABC):
     def why_not_dynamic(self, function: Function) -> str | None:
         """Return why the Function is better compiled for each set of sizes than once for all; None where once will do.
 
-        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow: the
-        executable may be asked for all the same while nothing else is ready. What the library gets wrong in a node with symbolic
-        dims, `why_not` declines. The default is the answer of `supports_dynamic_shapes`.
+        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow;
+        ``dynamic="always"`` asks for the executable all the same. What the library gets wrong in a node with symbolic dims,
+        `why_not` declines. The default is the answer of `supports_dynamic_shapes`.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
 

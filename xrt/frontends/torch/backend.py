@@ -124,7 +124,7 @@ def _compile(
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, found.function, is_strict=bool(options.get("strict")))}
-    module = XRTModule(found.function, **{**arguments, "first": "wanted"})
+    module = XRTModule(found.function, **arguments)
     modules.append(module)
     dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
     given = list(zip(found.inputs, dtypes, strict=True))

@@ -18,15 +18,12 @@ __all__ = ["add_torch_engine", "check_sizes_closed", "choose_default_engines"]
 
 
 def check_sizes_closed(settings: ModuleOptions) -> None:
-    """Raise OptionError for options by which a module of PyTorch would be measured or compiled between its calls."""
-    given = {"sizes": settings.sizes, "background": settings.background, "buckets": settings.buckets is not None}
-    given["first"] = settings.first == "quickest"
-    for name, is_given in given.items():
-        if is_given:
-            raise OptionError(
-                f"{name}= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
-                f"pass XRTModule(xrt.from_torch(module, args), ...), and leave the parameters as they are"
-            )
+    """Raise OptionError for buckets=, which a module of PyTorch does not support."""
+    if settings.buckets is not None:
+        raise OptionError(
+            "buckets= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
+            "pass XRTModule(xrt.from_torch(module, args), ...), and leave the parameters as they are"
+        )
 
 
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:

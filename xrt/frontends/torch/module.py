@@ -283,9 +283,7 @@ class TorchModule(XRTModule):
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
         names = list_tensor_names(self.model)
         buffers = tuple(names.index(name) for name in found.buffers)
-        return _Compiled(
-            found, XRTModule(found.function, **{**self._arguments, "engine": engine, "first": "wanted"}), state, buffers
-        )
+        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state, buffers)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import TensorType, Value
-from xrt.placement.size_ranges import list_open_axes
+from xrt.placement.sizes import list_open_axes
 
 __all__ = ["find_batch_dim"]
 
