@@ -28,7 +28,6 @@
     ├── FallbackWarning                    a node runs on another engine than the first choice
     ├── PlacementWarning                   a placement was not measured, or not as requested
     ├── NativeWarning                      XRT's native kernels are not available; NumPy computes
-    ├── ReferenceWarning                   other engines agree with an engine against the reference
     └── SignatureWarning                   a module drops what it has compiled
 
 A message states the request, the fact and the remedy; it names the object and the most similar names.
@@ -63,7 +62,6 @@ __all__ = [
     "PlacementFileError",
     "PlacementWarning",
     "PlanError",
-    "ReferenceWarning",
     "RunFailed",
     "SelfTestFailed",
     "SignatureWarning",
@@ -367,17 +365,6 @@ class PlacementWarning(XRTWarning):
 
     Remedy: the message names the engine and the way to repair it, or the budget. ``m.explain()`` shows how the plan was
     chosen; ``xrt tune MODEL --budget 60s`` searches longer.
-    """
-
-
-class ReferenceWarning(XRTWarning):
-    """An engine differs from the reference, and other engines agree with it; its result is kept.
-
-    With ``check=``, the reference is taken to be wrong at that node. Two other engines must agree; one suffices where the
-    reference borrows its kernel from ``onnx.reference``. Issued once per node and module. ``m.verify`` calls such a region
-    ``upheld``.
-
-    Remedy: none is needed for the result. Report the node, which the message names, as a defect of XRT's reference.
     """
 
 

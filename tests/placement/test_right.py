@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 from tests.module.test_faults import X, chain
-from xrt.engines import CompileContext, ExecutionOptions
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.engines import ExecutionOptions
+from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.placement.profiling.activations import STRETCH, capture_activations, find_first_random_node
 from xrt.placement.profiling.correctness import CheckResult, check_against_reference
 from xrt.placement.reference import evaluate
-from xrt.verify import WitnessedReference
-from xrt.verify.comparison import OutputJudge
 from xrt.verify.execution import Stopped
-from xrt.verify.witnesses import Witnesses
 
 PAIR = infer_shapes(chain("Exp", "Cos"))
 RIGHT = evaluate(PAIR, [X])
@@ -44,29 +41,6 @@ def test_a_lower_precision_is_wrong_unless_it_is_allowed() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_too_few_results_are_wrong(precision: str) -> None:
     assert found([], precision) == CheckResult("there are 0 outputs; 1 were expected")
-
-
-def test_what_is_known_of_a_function_serves_its_region_whose_values_have_another_order() -> None:
-    kind = TensorType(DType.FLOAT32, (2,))
-    nodes = Node("Sub", ("a", "b"), ("c",)), Node("Exp", ("c",), ("d",))
-    values = {name: Value(name, kind) for name in "abcd"}
-    function = Function((values["a"], values["b"]), (values["c"], values["d"]), nodes, opsets={"": 20})
-    region = function.replace(inputs=function.inputs[::-1], outputs=function.outputs[::-1])
-    inputs, judged = [np.array([3, 4], "float32"), np.array([1, 2], "float32")], []
-
-    class Reference(WitnessedReference):
-        def make_judge(self, function: Function, inputs: Any, is_stopped: Any) -> OutputJudge:
-            judged.append((function.fingerprint, [x.tolist() for x in inputs]))
-            return super().make_judge(function, inputs, is_stopped)
-
-    reference = Reference(evaluate, Witnesses(list, lambda node, function: False, CompileContext()))
-    for one, given in ((function, inputs), (region, inputs[::-1])):
-        results = evaluate(one, given)
-        assert check_against_reference(one, given, results, results, reference, ExecutionOptions()) == CheckResult()
-        wrong = [results[0], results[1] + 1]
-        said = check_against_reference(one, given, wrong, results, reference, ExecutionOptions()).wrong
-        assert said.startswith(f"{one.outputs[1].name} differs in 2 of 2 elements")
-    assert judged == judged[:1] * 4
 
 
 def test_captured_values_are_those_of_the_reference_as_far_as_memory_goes() -> None:

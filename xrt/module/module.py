@@ -365,7 +365,6 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             self._specializations.clear()
             self._last = None
         self._engines.close()
-        self._checks.close()
         if self._stored is not None:
             self._stored.close()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from xrt.engines.contract.deviations import name_likely_cause
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import ReferenceWarning, XRTError, warn
+from xrt.errors import XRTError
 from xrt.graph import DType, Function
 from xrt.partition import Launch
 from xrt.runtime import OutputInspector, find_type_mismatch
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from xrt.module.options import Check
     from xrt.module.specialization import Specialization
     from xrt.placement.engine_list import EngineList
-    from xrt.placement.reference import Bench
-    from xrt.verify import Witnesses
 
 __all__ = ["OutputChecks"]
 
@@ -39,27 +36,9 @@ class OutputChecks:
     """Calls that have been checked, and served."""
     unchecked: dict[str, str] = field(default_factory=dict)
     """Why a Function was not checked, by fingerprint."""
-    upheld: dict[str, None] = field(default_factory=dict)
-    """Where the reference was found to differ alone, one sentence each."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._bench: Bench | None = None
-        self._lock = threading.Lock()
-
-    @cached_property
-    def witnesses(self) -> Witnesses:
-        """The engines to ask where one differs from the reference."""
-        from xrt.placement.reference import Bench  # for those alone who compare
-
-        with self._lock:
-            self._bench = self._bench or Bench(self.threads)
-        return self._bench.witnesses()
-
-    def close(self) -> None:
-        """End the processes of witnesses."""
-        if self._bench is not None:
-            self._bench.close()
 
     @property
     def sees_every_call(self) -> bool:
@@ -109,7 +88,6 @@ class OutputChecks:
     def _difference(
         self, engines: EngineList, launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
     ) -> str | None:
-        """Find what differs, unless it is the reference that alone differs: that is a warning."""
         from xrt.verify import Verdict, judge_outputs
         from xrt.verify.precision import find_precision
 
@@ -118,18 +96,8 @@ class OutputChecks:
         found = judge_outputs(function, given, results, expected, self._run, precision)
         if found.verdict is not Verdict.DISAGREES:
             return None
-        if engine is not None:
-            review = self.witnesses.review(function, given, results, engine, self._run, found)
-            if review.judgement.verdict is Verdict.UPHELD:
-                self._tell(review.judgement.message)
-                return None
         cause = engine and name_likely_cause(engine.implementation, function, [*given, *results, *expected])
         return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}{f'; {cause}' if cause else ''}"
-
-    def _tell(self, message: str) -> None:
-        if message not in self.upheld:
-            self.upheld[message] = None
-            warn(f"{message}; what {REFERENCE} computes there is not taken for right, and the result is kept", ReferenceWarning)
 
     def _expected(self, launch: Launch, given: Sequence[Any]) -> list[Any] | None:
         """Return what the reference computes; None where it cannot be asked, or is the engine itself."""
@@ -156,8 +124,7 @@ class OutputChecks:
         if self.asked is None:
             return ""
         what = _PHRASES.get(self.asked) or f"the first call of each signature and {self.asked:.3g} of the others"
-        said = f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
-        return "\n".join([said, *self.upheld])
+        return f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
         """Return, by name, why those Functions are not checked."""

@@ -29,9 +29,8 @@ class Verifiable:
     def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
         """Compare every region with the reference engine on such inputs, and with ``inner`` every value inside.
 
-        If one differs, other installed engines compute the node: if they agree with its engine, the reference is wrong. Prints as
-        text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises InputError
-        for inputs that do not fit, EngineError if a region does not compile or run.
+        Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
+        InputError for inputs that do not fit, EngineError if a region does not compile or run.
         """
         from xrt.placement.reference import evaluate
         from xrt.runtime import to_host
@@ -39,10 +38,10 @@ class Verifiable:
         from xrt.verify.progress import ignore_progress
 
         values = self._check_inputs(args, named)
-        build, given, witnesses = self._specialize(values), to_host(values), self._checks.witnesses
+        build, given = self._specialize(values), to_host(values)
         engines, plan = build.engines, build.plan
         terms = build.full_function(), plan, engines.by_spec, given, evaluate, engines.context
-        return verify(*terms, inner=inner, progress=progress or ignore_progress, witnesses=witnesses)
+        return verify(*terms, inner=inner, progress=progress or ignore_progress)
 
     def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
         """Return the smallest part of a region that differs from the reference engine on such inputs; None if none does.
@@ -56,9 +55,9 @@ class Verifiable:
         from xrt.verify.progress import ignore_progress
 
         values = self._check_inputs(args, named)
-        build, given, witnesses = self._specialize(values), to_host(values), self._checks.witnesses
+        build, given = self._specialize(values), to_host(values)
         terms = build.plan, build.engines.by_spec, given, evaluate, build.engines.context
-        return bisect_plan(*terms, progress=progress or ignore_progress, witnesses=witnesses)
+        return bisect_plan(*terms, progress=progress or ignore_progress)
 
     def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
         """Return the ranges of the values that quantization may need, over batches of inputs.

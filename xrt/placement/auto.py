@@ -21,7 +21,7 @@ from xrt.placement.autotune import is_final, load_cost_table, load_decision, pla
 from xrt.placement.budget import BOUNDS
 from xrt.placement.decision_store import make_decision_key
 from xrt.placement.quantized_form import make_planned_function
-from xrt.placement.reference import LEAST_PATIENCE, Bench
+from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.placement.result import CandidateComparison
@@ -265,12 +265,11 @@ class AutoPlacement:
         start = self.clock()
         spent = 0.0 if began is None else start - began
         exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
-        bench = Bench(request.context.threads, max(exact.budget / 4, LEAST_PATIENCE))
-        with bench, self._watch(progress, function, exact.budget) as report:
+        with self._watch(progress, function, exact.budget) as report:
             found = tune(
                 exact,
                 cache=self.cache,
-                reference=bench.reference(),
+                reference=partial(evaluate, threads=request.context.threads),
                 store=store,
                 inputs=values,
                 progress=report,

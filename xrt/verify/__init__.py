@@ -22,23 +22,15 @@ if TYPE_CHECKING:
     from xrt.verify.regions import ValueCheck as ValueCheck
     from xrt.verify.regions import Verification as Verification
     from xrt.verify.regions import verify as verify
-    from xrt.verify.witnesses import Dissent as Dissent
-    from xrt.verify.witnesses import Review as Review
-    from xrt.verify.witnesses import WitnessedReference as WitnessedReference
-    from xrt.verify.witnesses import Witnesses as Witnesses
 
 _MODULES = {
     "CheckVerdict": "xrt.verify.comparison",
-    "Dissent": "xrt.verify.witnesses",
     "FailingSubgraph": "xrt.verify.bisection",
     "RegionCheck": "xrt.verify.regions",
-    "Review": "xrt.verify.witnesses",
     "Run": "xrt.verify.execution",
     "ValueCheck": "xrt.verify.regions",
     "Verdict": "xrt.verify.comparison",
     "Verification": "xrt.verify.regions",
-    "WitnessedReference": "xrt.verify.witnesses",
-    "Witnesses": "xrt.verify.witnesses",
     "bisect": "xrt.verify.bisection",
     "bisect_plan": "xrt.verify.bisection",
     "judge_outputs": "xrt.verify.comparison",

@@ -19,14 +19,13 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import available_cores, on_device
-from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region, run_alone
+from xrt.verify.comparison import Verdict, judge_outputs
+from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region
 from xrt.verify.precision import find_precision
 from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from xrt.partition import Plan
-    from xrt.verify.witnesses import Review, Witnesses
 
 __all__ = ["FailingSubgraph", "bisect", "bisect_plan"]
 
@@ -88,12 +87,11 @@ def bisect_plan(
     context: CompileContext | None = None,
     *,
     progress: Progress = ignore_progress,
-    witnesses: Witnesses | None = None,
 ) -> FailingSubgraph | None:
     """Return the smallest part of the first region that differs from the reference; None where none does.
 
     Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
-    rest is as in `bisect`. A part at which the ``witnesses`` find that the reference alone differs is none.
+    rest is as in `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
@@ -101,28 +99,11 @@ def bisect_plan(
         given = [values[name] for name in launch.inputs]
         where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
         engine = engines[launch.engine]
-        seen: set[str] = set()
-        while (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
-            if found.function.fingerprint in seen:
-                return found
-            seen.add(found.function.fingerprint)
-            review = _reviewed(found, engine, reference, witnesses) if where.device == "cpu" and witnesses else None
-            if review is None or review.judgement.verdict is not Verdict.UPHELD:
-                return found
-            reference = review.reference  # from here on it is no longer alone at that node
+        if (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
+            return found
         results = reference(launch.function.replace(aliases=()), [copy_values(value) for value in given])
         values.update(zip(launch.outputs, results, strict=True))
     return None
-
-
-def _reviewed(found: FailingSubgraph, engine: GraphCompiler, reference: Run, witnesses: Witnesses) -> Review | None:
-    """Return what others say of a culprit; None where the engine does not run it again."""
-    try:
-        results = run_alone(engine, found.function, found.inputs)
-    except Exception:  # noqa: BLE001  # whatever an engine raises is the difference
-        return None
-    disagrees = CheckVerdict(Verdict.DISAGREES, found.message)
-    return witnesses.review(found.function, found.inputs, results, engine, reference, disagrees)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Whether two results of one function are both right: the comparison, then the ties, then what rounding explains."""
+"""Whether two results of one function are both right: by tolerance, then by ties, then by the reference in float64."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
 from xrt.verify.discontinuities import find_ambiguity
 from xrt.verify.execution import Run, Stopped
+from xrt.verify.float64_reference import Float64Reference
 from xrt.verify.precision import compare_at_precision, is_lowered
-from xrt.verify.rounding_error import RoundingTrials
 
 __all__ = ["CheckVerdict", "OutputJudge", "Verdict", "find_output_tolerance", "judge_outputs"]
 
@@ -26,9 +26,7 @@ class Verdict(StrEnum):
     AGREES = "agrees"
     DECLINED = "declined"
     ROUNDING = "rounding"
-    """It differs by more than the tolerance, and by no more than rounding makes of this very function."""
-    UPHELD = "upheld"
-    """It differs from the reference, which alone differs: other engines agree with this one."""
+    """It differs by more than the tolerance, but misses the result in float64 by at most ten times the reference's error."""
     DISAGREES = "disagrees"
 
 
@@ -50,9 +48,9 @@ def judge_outputs(
 ) -> CheckVerdict:
     """Return the verdict on results, compared with the expected ones, which ``run``, the reference, has computed.
 
-    Only if they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, and,
-    with disturbed values, for the distance that rounding alone may cause between two right results. Results of an engine that
-    computes in a lower ``precision`` have its tolerance, and the message says how far they are off.
+    Only if they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, then in
+    float64, which results may miss by ten times as much as the expected ones do. Results of an engine that computes in a lower
+    ``precision`` have its tolerance, and the message says how far they are off.
     """
     if is_lowered(precision):
         wrong, loss = compare_at_precision(function, results, expected, precision)
@@ -69,45 +67,35 @@ class OutputJudge:
         inputs: Sequence[Any],
         run: Run,
         is_stopped: Callable[[], bool] = lambda: False,
-        trials: RoundingTrials | None = None,
     ) -> None:
-        """``run`` is the reference. Once it ``is_stopped``, nothing more is computed, and Stopped is raised.
-
-        ``trials`` are those of another judge of the same function and inputs.
-        """
+        """``run`` is the reference. Once it ``is_stopped``, nothing more is computed, and Stopped is raised."""
         self.function, self.inputs = function, inputs
         self._reference, self._is_stopped = run, is_stopped
-        self._trials = trials or RoundingTrials(function, inputs)
+        self._exact = Float64Reference(function, inputs, self._run)
 
     def judge(self, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Return the verdict on results, compared with the expected ones."""
         differing = self._find_difference(results, expected)
         if not differing:
             return CheckVerdict(Verdict.AGREES)
-        if self._trials.explain(results, expected, self._run):
+        names = [value.name for value in self.function.outputs]
+        tolerances = [find_output_tolerance(self.function, *pair) for pair in zip(names, expected, strict=True)]
+        if self._exact.explains(results, expected, tolerances):
             return CheckVerdict(Verdict.ROUNDING, differing)
         return CheckVerdict(Verdict.DISAGREES, differing)
-
-    def agrees(self, results: Sequence[Any], expected: Sequence[Any]) -> bool:
-        """Return whether results agree with the expected ones; what rounding explains does not."""
-        return not self._find_difference(results, expected)
 
     def _find_difference(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
         """Return the first difference as a sentence; empty where there is none but at ties."""
         differing = _differing(self.function, results, expected, [None] * len(expected))
         return differing if differing and _differing(self.function, results, expected, self._ambiguity) else ""
 
-    def stop_if_asked(self) -> None:
-        """Raise Stopped where it is stopped."""
-        if self._is_stopped():
-            raise Stopped("nobody waits for the verdict")
-
     @cached_property
     def _ambiguity(self) -> list[Ambiguity | None]:
         return find_ambiguity(self.function, self.inputs, self._run)
 
     def _run(self, function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
-        self.stop_if_asked()
+        if self._is_stopped():
+            raise Stopped("nobody waits for the verdict")
         return self._reference(function, inputs)
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import Precision
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
-    from xrt.verify.witnesses import Witnesses
 
 __all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
 
@@ -106,14 +105,13 @@ def verify(
     *,
     inner: bool = True,
     progress: Progress = ignore_progress,
-    witnesses: Witnesses | None = None,
 ) -> Verification:
     """Return what each region computes, compared with the reference, and what they compute together.
 
     ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` are on the host. ``engines`` maps each spec
     that it names to the engine. Every region gets inputs that the reference computed, so an error shows in the region that makes
     it and not in later ones. With ``inner`` each region is compiled once more to return all values that it computes. ``progress``
-    is called with the number of regions done and their total. The ``witnesses`` are queried if a region differs. Raises
+    is called with the number of regions done and their total. Raises
     EngineError if a region does not compile or run, DeviceError if a device is unavailable. Results of an engine that computes in
     a lower precision, which the context allows or its spec says, are compared at the tolerance of that.
     """
@@ -126,7 +124,7 @@ def verify(
         where = on_device(plan.get_device(launch), context)
         precision = find_precision(engines[launch.engine], where)
         lowest = precision if is_lowered(precision) else lowest
-        asked = _Asked(engines[launch.engine], where, reference, witnesses if where.device == "cpu" else None, precision)
+        asked = _Asked(engines[launch.engine], where, reference, precision)
         checks.append(_region(launch, asked, right, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     names = [value.name for value in function.outputs]
@@ -141,26 +139,19 @@ def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
     return values
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """An engine whose results are judged, and by what."""
 
     engine: GraphCompiler
     context: CompileContext
     reference: Run
-    """From the first node on at which the reference was found to differ alone, with the engine's result there."""
-    witnesses: Witnesses | None
     precision: Precision = "fp32"
     """What the engine computes float32 in."""
 
     def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        """Return what to think of results; where they differ, others are asked."""
-        found = judge_outputs(function, given, results, expected, self.reference, self.precision)
-        if self.witnesses is None or found.verdict is not Verdict.DISAGREES:
-            return found
-        review = self.witnesses.review(function, given, results, self.engine, self.reference, found)
-        self.reference = review.reference
-        return review.judgement
+        """Return the verdict on results."""
+        return judge_outputs(function, given, results, expected, self.reference, self.precision)
 
     def runs(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Run the engine's executable once for each list of inputs, and keep nothing of it."""
@@ -186,8 +177,6 @@ def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[s
         check = _with_inner(check, function, asked, given)
     if check.differs and not check.note:
         check = replace(check, note=name_likely_cause(asked.engine.implementation, function, [*given, *own, *expected]))
-    if check.judgement.verdict is Verdict.UPHELD:
-        expected = own  # later nodes are not compared with a result of the reference alone
     for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):
         right[value.name], actual[value.name] = theirs, mine
     return check
@@ -204,12 +193,7 @@ def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Se
         (results,) = asked.runs(open_, [given])
     except EngineError as error:
         return replace(check, note=f"the values inside cannot be looked at: {error}")
-    inner = _inner(open_, asked, given, results)
-    if any(one.judgement.verdict is Verdict.DISAGREES for one in inner):
-        expected = list(asked.reference(open_, _copies(given)))
-        if asked.judge(open_, given, results, expected).verdict is Verdict.UPHELD:
-            inner = _inner(open_, asked, given, results)  # compared with results that others confirm
-    return replace(check, inner=inner)
+    return replace(check, inner=_inner(open_, asked, given, results))
 
 
 def _inner(open_: Function, asked: _Asked, given: Sequence[Any], results: Sequence[Any]) -> tuple[ValueCheck, ...]:

@@ -224,13 +224,6 @@ class GraphCompiler(abc.ABC):
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
 
-    def borrows(self, node: Node, function: Function) -> bool:
-        """Whether the node would be computed by code of another project, which the engine does not answer for.
-
-        Only the reference engine is asked: where another engine differs from it at such a node, it may be the one that is wrong.
-        """
-        return False
-
     @classmethod
     def share_pool(cls, threads: int) -> None:
         """Let all executables that the engine makes from now on run on one pool of so many threads.

@@ -17,7 +17,6 @@ from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps,
 from xrt.engines.toy.executable import ToyExecutable
 from xrt.engines.toy.kernel_selection import KernelSelection, select_kernel
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.reference import make_reference_kernel
 from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:
@@ -88,9 +87,6 @@ class Toy(GraphCompiler):
                 if reason := self.why_not(inner, within):
                     return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
         return None
-
-    def borrows(self, node: Node, function: Function) -> bool:
-        return self._choice().in_python(node, function) is make_reference_kernel
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         if node.device.partition(":")[0] not in ("", "cpu"):
