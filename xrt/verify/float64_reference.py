@@ -99,15 +99,17 @@ def _widen_value(value: Any) -> Any:
 def _is_near(mine: Any, theirs: Any, exact: Any, tolerance: Tolerance) -> bool:
     if isinstance(theirs, list):
         same = isinstance(mine, list) and isinstance(exact, list) and len(mine) == len(theirs) == len(exact)
-        return same and all(_is_near(*values, tolerance) for values in zip(mine, theirs, exact, strict=True))
+        return same and all(_is_near(a, b, c, tolerance) for a, b, c in zip(mine, theirs, exact, strict=True))
     if isinstance(theirs, dict):
         same = isinstance(mine, dict) and isinstance(exact, dict) and mine.keys() == theirs.keys() == exact.keys()
-        return same and all(_is_near(*(np.asarray(values[k]) for values in (mine, theirs, exact)), tolerance) for k in theirs)
+        return same and all(_is_near(np.asarray(mine[k]), np.asarray(theirs[k]), np.asarray(exact[k]), tolerance) for k in theirs)
     if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
     if theirs.dtype.kind in "OUST":
         return bool(np.array_equal(mine, theirs))
-    return theirs.shape == exact.shape and _is_array_near(*(x.astype(np.float64) for x in (mine, theirs, exact)), tolerance)
+    if theirs.shape != exact.shape:
+        return False
+    return _is_array_near(mine.astype(np.float64), theirs.astype(np.float64), exact.astype(np.float64), tolerance)
 
 
 def _is_array_near(mine: Array, theirs: Array, exact: Array, tolerance: Tolerance) -> bool:
