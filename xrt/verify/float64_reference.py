@@ -71,9 +71,9 @@ def widen(function: Function) -> Function:
 
 
 def _widen_declaration(value: Value) -> Value:
-    kind = value.type
-    is_narrow = isinstance(kind, TensorType) and kind.dtype in _NARROW
-    return Value(value.name, TensorType(DType.FLOAT64, kind.shape)) if is_narrow else Value(value.name, kind)
+    if isinstance(value.type, TensorType) and value.type.dtype in _NARROW:
+        return Value(value.name, TensorType(DType.FLOAT64, value.type.shape))
+    return value
 
 
 def _widen_node(node: Node) -> Node:
