@@ -371,6 +371,8 @@ class PlacementWarning(XRTWarning):
 class SignatureWarning(XRTWarning):
     """What a module compiled for its signatures exceeds ``max_specialization_bytes``, or calls keep waiting to compile new sizes.
 
-    In the first case the module drops the least recently used. Remedy: pad inputs to a few shapes with ``buckets=``, use engines
-    that support symbolic dims, or raise ``max_specialization_bytes``.
+    In the first case the module drops the least recently used.
+
+    Remedy: pad inputs to a few shapes with ``buckets=``, use engines that support symbolic dims, or raise
+    ``max_specialization_bytes``.
     """
