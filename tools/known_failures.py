@@ -15,6 +15,15 @@ MIXTURES = "mixtures"
 """The name under which stands what no engine fails, but several together."""
 
 _ENTRIES = {
+    "ort": (
+        KnownFailure(
+            "test_attention_4d_causal_fp16",
+            "never",
+            "every step rounds its result to float16, and one element of the last differs by two roundings",
+            "https://onnx.ai/onnx/operators/onnx__Attention.html",
+            everywhere=False,
+        ),
+    ),
     "iree": (
         KnownFailure(
             "test_attention_4d_causal_fp16*",

@@ -17,8 +17,9 @@ from xrt.cli.batches import read_batches
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import InputError
 from xrt.formats.onnx import load, save
-from xrt.graph import Node
+from xrt.graph import DType, Node
 from xrt.models import sample_inputs
+from xrt.placement import byte_sums
 
 MODELS = {
     "a small CNN": "mobilenet{image=16,width=10,classes=4}",
@@ -29,6 +30,17 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["this processor", "a processor without VNNI"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run with the answer of the trial of this processor, and with that of one whose sums of bytes saturate."""
+    if request.param != "this processor":
+        monkeypatch.setattr(byte_sums, "sums_bytes_exactly", lambda engine: False)
+
+
+def list_weights(path: str = "out.onnx") -> list[Any]:
+    return [c.array for c in load(path).constants.values() if c.dtype is DType.INT8 and c.array.ndim > 1]
 
 
 def write_examples(model: str, count: int = 6) -> None:
@@ -63,13 +75,18 @@ def measure(model: str, path: str = "out.onnx", *, weights_only: bool = False) -
     ("arguments", "operators", "most"),
     [
         (("--method", "percentile"), {"DequantizeLinear", "QuantizeLinear"}, 0.5),
-        (("--activations", "int8", "--per-tensor", "--reduce-range"), {"DequantizeLinear", "QuantizeLinear"}, 0.9),
+        (("--activations", "int8", "--per-tensor", "--portable"), {"DequantizeLinear", "QuantizeLinear"}, 0.9),
         (("--weights-only", "int8"), {"DequantizeLinear"}, 0.3),
         (("--weights-only", "int4", "--block-size", "16"), {"DequantizeLinear"}, 0.6),
     ],
 )
 def test_the_file_runs_elsewhere(
-    model: str, arguments: tuple[str, ...], operators: set[str], most: float, capsys: pytest.CaptureFixture[str]
+    model: str,
+    arguments: tuple[str, ...],
+    operators: set[str],
+    most: float,
+    capsys: pytest.CaptureFixture[str],
+    processor: None,
 ) -> None:
     write_examples(MODELS[model])
     code, out, err = call(capsys, "quantize", MODELS[model], "--data", "data", "-o", "out.onnx", "-e", "ort", *arguments)
@@ -82,7 +99,7 @@ def test_the_file_runs_elsewhere(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_a_budget_is_kept_on_examples_nobody_saw(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_is_kept_on_examples_nobody_saw(model: str, capsys: pytest.CaptureFixture[str], processor: None) -> None:
     write_examples(MODELS[model], 10)
     typed = ("quantize", MODELS[model], "--data", "data", "-o", "out.onnx", "-e", "ort")
     whole = read_error(call(capsys, *typed, "--max-error", "100%")[1])
@@ -96,6 +113,35 @@ def test_a_budget_is_kept_on_examples_nobody_saw(model: str, capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_exact", "arguments", "most", "told"),
+    [
+        (
+            True,
+            (),
+            127,
+            "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
+        ),
+        (True, ("--portable",), 64, "weights of 7 bits: for all processors"),
+        (False, (), 64, "weights of 7 bits: for all processors"),
+    ],
+)
+def test_the_command_says_for_which_processors_the_file_is(
+    is_exact: bool,
+    arguments: tuple[str, ...],
+    most: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(byte_sums, "sums_bytes_exactly", lambda engine: is_exact)
+    np.save("x.npy", draw(2, 40, 6))
+    code, out, _ = call(capsys, "quantize", product(), "--data", "x.npy", "-o", "out.onnx", *arguments)
+    assert code == 0 and told in out.splitlines()
+    (weights,) = list_weights()
+    assert np.abs(weights.astype(int)).max() == most
+
+
 def test_channels_are_balanced_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     model = "gpt{layers=1,hidden=32,heads=2,tokens=6,vocabulary=40}"
     write_examples(model)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xrt.engines.ort.known_issues import GAPS
 
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.engines.ort.errors import LIBRARY
-from xrt.engines.ort.known_issues import GAPS
 from xrt.engines.ort.library import kernels, newest_ir, newest_opset, schema
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.passes import infer_shapes

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import xrt
-from xrt.engines.ort import quantized
+from xrt.engines.contract import registry
+from xrt.graph import Value
+from xrt.placement.byte_sums import sums_bytes_exactly
 from xrt.testing.corpus.entry import graph, node
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ SHAPES = {
 
 
 def quantized_model(
-    *, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul", move: bool = False, scales: int = 0
+    *, last: str = "QuantizeLinear", zero: bool = True, op: str = "MatMul", move: bool = False, scales: int = 0, most: int = 127
 ) -> Function:
     """Return an operator on dequantized operands, of which the first may be moved; what is last reads its result."""
     x, shape, y = SHAPES[op]
@@ -43,7 +45,7 @@ def quantized_model(
         node("Relu", "p", "r"),
         *(to_bytes if last == "QuantizeLinear" else [node(last, "r", "y")]),
         constants={
-            "w": RNG.integers(-127, 128, shape).astype(np.int8),
+            "w": RNG.integers(-most, most + 1, shape).astype(np.int8),
             "sx": np.float32(1 / 8),
             "sw": np.full((scales,) if scales else (), 1 / 64, np.float32),
             "sy": np.float32(2),
@@ -79,13 +81,12 @@ def x_of(function: Function) -> Any:
         ({"op": "Mul"}, "ort", True),
         ({"op": "Add", "last": "Sigmoid"}, "ort", False),
         ({"op": "Add", "scales": 4}, "ort", False),
-        ({"op": "Add"}, "openvino{arithmetic=native}", False),
-        ({"op": "Conv", "last": "Sigmoid"}, "openvino{arithmetic=native}", True),
+        ({"op": "Add"}, "openvino", False),
+        ({"op": "Conv", "last": "Sigmoid"}, "openvino", True),
         ({"move": True}, "ort", True),
-        ({"move": True}, "openvino{arithmetic=native}", True),
+        ({"move": True}, "openvino", True),
         ({"zero": False}, "ort", False),
-        ({}, "openvino", False),
-        ({}, "openvino{arithmetic=native}", True),
+        ({}, "openvino", True),
     ],
     ids=[
         "product",
@@ -99,37 +100,44 @@ def x_of(function: Function) -> Any:
         "elements",
         "sum_to_floats",
         "sum_by_channel",
-        "native_sum",
-        "native_convolution_to_floats",
+        "openvino_sum",
+        "openvino_convolution_to_floats",
         "moved",
-        "native_moved",
+        "openvino_moved",
         "declined",
-        "exact",
-        "native",
+        "openvino",
     ],
 )
-def test_weights_are_kept_quantized_where_the_library_fuses_them(
-    terms: dict[str, Any], engine: str, are_kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quantized, "sums_bytes_exactly", lambda: True)
+def test_weights_are_kept_quantized_where_the_library_fuses_them(terms: dict[str, Any], engine: str, are_kept: bool) -> None:
     function = quantized_model(**terms)
     x = x_of(function)
     with xrt.XRTModule(function, engine=engine, **({"budget": 1.0} if engine == "auto" else {})) as m:
         assert bool(list_dequantized_weights(m, x)) is are_kept
 
 
-def test_weights_are_folded_where_the_processor_stops_sums_at_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "sums_bytes_exactly", lambda: False)
+def test_weights_of_8_bits_do_not_saturate_on_ort() -> None:
+    assert sums_bytes_exactly(registry.create("ort"))
+
+
+def test_nodes_may_share_weights_and_zero_points() -> None:
     function = quantized_model()
-    with xrt.XRTModule(function, engine="ort") as m:
-        assert list_dequantized_weights(m, x_of(function)) == []
+    more = node("DequantizeLinear", "v sw zw", "dv"), node("MatMul", "dx dw", "y2"), node("MatMul", "dx dv", "y3")
+    twice = function.replace(
+        nodes=(*function.nodes, *more),
+        constants={**function.constants, "v": function.constants["w"]},
+        outputs=(*function.outputs, Value("y2"), Value("y3")),
+    )
+    x = x_of(function)
+    with xrt.XRTModule(twice, engine="ort", strict=True) as m, xrt.XRTModule(twice, engine="toy{native=off}") as reference:
+        for mine, theirs in zip(m(x), reference(x), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("op", ["MatMul", "Conv"])
-@pytest.mark.parametrize("engine", ["ort", "openvino{arithmetic=native}"])
+@pytest.mark.parametrize("engine", ["ort", "openvino"])
 def test_a_quantized_model_is_a_step_off_the_reference_at_most(op: str, engine: str) -> None:
-    function = quantized_model(op=op)
+    # A library that adds products of bytes in 16 bits on this processor is right with weights of 7 bits.
+    function = quantized_model(op=op, most=127 if sums_bytes_exactly(registry.create(engine)) else 64)
     x = x_of(function)
     with xrt.XRTModule(function, engine=engine, strict=True) as m, xrt.XRTModule(function, engine="toy{native=off}") as reference:
         steps = (np.asarray(m(x)) - np.asarray(reference(x))) / 2

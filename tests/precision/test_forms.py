@@ -101,7 +101,7 @@ def test_balancing_needs_the_values_of_the_model() -> None:
 def list_forms(function: Function, *, allowed: tuple[str, ...] = ("int8", "int4"), has_kernels: bool = True) -> list[str]:
     prepared = prepare_for_quantization(function)
     shape = measure_products(prepared, [name for _, name in list_quantizable_nodes(prepared)])
-    engine = ORT if has_kernels else registry.create("openvino{arithmetic=native}")
+    engine = ORT if has_kernels else registry.create("openvino")
     given = prepared, shape, frozenset[int](), allowed, engine
     return [form.kind for form, _ in list_product_forms(*given, has_kernels=has_kernels)]
 

@@ -20,7 +20,8 @@ from xrt.cli.options import add_dims, add_engines, check_writable, load_with_siz
 from xrt.cli.precision import parse_error
 from xrt.cli.screen import WorkStatus, complain, human_bytes, out, show_table
 from xrt.engines import split_specs
-from xrt.errors import CalibrationError, InputError, OptionError
+from xrt.engines.contract import registry
+from xrt.errors import CalibrationError, InputError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.graph import Function, NodePattern
@@ -35,11 +36,18 @@ from xrt.passes.quantize import (
     why_not_quantized,
 )
 from xrt.passes.quantize.weight_only import why_not_stored
+from xrt.placement import byte_sums
 from xrt.placement.quantized_form import prepare_for_quantization
 
 __all__ = ["command"]
 
 Batches = Sequence[Mapping[str, Any]]
+
+_TARGETS = {
+    False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
+    True: "weights of 7 bits: for all processors",
+}
+"""For which processors a file is, by whether its weights have 7 bits."""
 
 
 @click.command("quantize")
@@ -56,7 +64,7 @@ Batches = Sequence[Mapping[str, Any]]
 @click.option("--activations", default="uint8", show_default=True, type=click.Choice(["uint8", "int8"]), help="Type of values")
 @click.option("--balance", is_flag=True, help="Move large channels of normalizations into the weights behind them")
 @click.option("--per-tensor", is_flag=True, help="One scale for each weight, not one per channel")
-@click.option("--reduce-range", is_flag=True, help="Weights of 7 bits, for x86 processors without VNNI")
+@click.option("--portable", is_flag=True, help="Weights of 7 bits: a file for all processors, x86 without VNNI too")
 @click.option("--block-size", default=32, show_default=True, type=int, help="With int4: rows that share a scale")
 @click.option("--table", "table_file", type=click.Path(dir_okay=False), help="Ranges from this calibration table")
 @click.option("--save-table", type=click.Path(dir_okay=False), help="Write the calibration table")
@@ -113,9 +121,21 @@ def _make_options(given: Mapping[str, Any]) -> QuantizationOptions:
         weights=given["weights_only"] or "int8",
         symmetric_weights=not narrow,
         per_channel=not given["per_tensor"],
-        reduce_range=given["reduce_range"],
+        reduce_range=not given["weights_only"] and (given["portable"] or not _sums_bytes_exactly()),
         block_size=given["block_size"],
     )
+
+
+PLAIN = "ort{config.session.x64quantprecision=0}"
+"""ONNX Runtime as other programs run the file: by default it adds products of bytes in 16 bits on x86 without VNNI."""
+
+
+def _sums_bytes_exactly() -> bool:
+    """Whether a session of ONNX Runtime with default options computes right on this processor with weights of 8 bits."""
+    try:
+        return byte_sums.sums_bytes_exactly(registry.create(PLAIN))
+    except XRTError:  # not installed: the file is for processors that are not known
+        return False
 
 
 def _prepare(function: Function) -> Function:
@@ -225,6 +245,8 @@ class _Job:
         if is_measured:
             where = "on the examples" if self.is_weight_only and not held_out else where
             out.print(f"largest relative error of an output: {result.error:.3%}, {where}", markup=False)
+        if not self.is_weight_only:
+            out.print(_TARGETS[self.options.reduce_range], markup=False)
         if result.kept:
             operators = {node.name: node.op for node in self.function.nodes}
             rows = [(one.name, operators[one.name], f"{one.error:.3%}") for one in result.kept]

@@ -118,6 +118,8 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """The kind of that form."""
     is_balanced: bool = False
     """Whether channels are balanced in it."""
+    reduce_range: bool = False
+    """Whether its weights have 7 bits, for a processor that adds products of bytes in 16 bits."""
     balance: tuple[BalancedValue, ...] = ()
     """The values whose channels were balanced in some form."""
     kept: tuple[KeptNodeRecord, ...] = ()

@@ -10,6 +10,7 @@ from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
 from xrt.partition.options import Pin
+from xrt.placement.byte_sums import needs_reduced_range
 from xrt.placement.engine_list import is_auto
 from xrt.placement.quantized_form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.precision.examples import read_examples
@@ -107,8 +108,12 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     return found, replace(settings, clustering=replace(settings.clustering, pins=(*settings.clustering.pins, *pins)))
 
 
-def quantize_as_asked(function: Function, original: Function, settings: ModuleOptions) -> Function:
+def quantize_as_asked(
+    function: Function, original: Function, settings: ModuleOptions, engines: Sequence[GraphCompiler]
+) -> Function:
     """Return the optimized Function in its quantized form, by the table of the settings, which may be of the original.
+
+    Weights have 7 bits where one of the engines adds products of bytes in 16 bits on this processor.
 
     Raises CalibrationError for a table of another model, OptionError where nothing can be quantized.
     """
@@ -129,7 +134,8 @@ def quantize_as_asked(function: Function, original: Function, settings: ModuleOp
             f"float32, first {floats[0]!r}; leave strict_types out to allow that"
         )
     assert choice.table is not None  # the module has measured it, where none was given
-    return QuantizedForm(fit_table(choice.table, prepared, original), frozenset(kept)).apply(prepared)
+    table = fit_table(choice.table, prepared, original)
+    return QuantizedForm(table, frozenset(kept), reduce_range=needs_reduced_range(engines)).apply(prepared)
 
 
 def _is_float_product(node: Node, quantizable: Sequence[tuple[int, str]], kept: set[int]) -> bool:

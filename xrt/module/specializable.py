@@ -219,4 +219,4 @@ class Specializable:
             declared = optimize(whole, fold=self._settings.fold_constants, engines=self._engines)
             table = measure_ranges(declared, self._settings, self._engines)
             self._settings = replace(self._settings, choice=replace(choice, table=table))
-        return quantize_as_asked(simple, function, self._settings)
+        return quantize_as_asked(simple, function, self._settings, self._engines.engines)

@@ -60,6 +60,8 @@ class QuantizedForm:
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
     """The values whose channels are balanced first."""
+    reduce_range: bool = False
+    """Whether weights that are multiplied in integers have 7 bits."""
 
     def apply(self, prepared: Function) -> Function:
         """Return the quantized form of a prepared model; raises CalibrationError for a table of another model."""
@@ -71,9 +73,9 @@ class QuantizedForm:
     def _rewrite(self, function: Function, names: Collection[str]) -> Function:
         if self.kind == "static":
             assert self.table is not None  # a static form is made of one
-            return quantize(function, self.table, select_nodes(names))
+            return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
         if self.kind == "dynamic":
-            return quantize_dynamically(function, select_nodes(names))
+            return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))
         narrow = BITS[self.kind] == 4
         options = select_nodes(names, weights="uint4" if narrow else "int8", symmetric_weights=not narrow)
         return (pack_weights if self.kind.startswith("packed") else quantize_weights)(function, options)
@@ -172,5 +174,5 @@ def make_planned_function(function: Function, record: PrecisionRecord | None) ->
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
     balance = record.balance if record.is_balanced else ()
-    form = QuantizedForm(record.table, frozenset(one.at for one in record.kept), record.form, balance)
+    form = QuantizedForm(record.table, frozenset(one.at for one in record.kept), record.form, balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))

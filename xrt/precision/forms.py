@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from xrt.graph import Function, Node, TensorType
 from xrt.passes.quantize.dynamic import why_not_matrix
+from xrt.placement.byte_sums import needs_reduced_range
 from xrt.placement.quantized_form import OPTIONS, QuantizedForm
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def list_product_forms(
         kinds += ["packed4", "stored4"]
     done: set[str] = set()
     for kind in kinds if shape.can_pay else ():
-        form = QuantizedForm(None, fixed, kind)
+        form = QuantizedForm(None, fixed, kind, reduce_range=kind == "dynamic" and needs_reduced_range([engine]))
         words = describe_form(form)
         if words in done:  # the packed form of the same weights
             continue

@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt.graph import hash_values
 from xrt.passes.quantize import why_not_quantized
+from xrt.placement.byte_sums import needs_reduced_range
 from xrt.placement.quantized_form import (
     OPTIONS,
     QuantizedForm,
@@ -183,9 +184,13 @@ class IntegerSearch:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
             return
         for engine, is_halved in self.engines:
-            yield engine, is_halved, QuantizedForm(self.table, self.fixed)
+            yield engine, is_halved, QuantizedForm(self.table, self.fixed, reduce_range=needs_reduced_range([engine]))
         for engine, is_halved in self.engines if self.balance else ():
-            yield engine, is_halved, QuantizedForm(self.table, self.fixed, balance=self.balance)
+            yield (
+                engine,
+                is_halved,
+                QuantizedForm(self.table, self.fixed, balance=self.balance, reduce_range=needs_reduced_range([engine])),
+            )
 
     def _try_products(self) -> None:
         """Try the forms of products alone, which leave convolutions in float32 and so are none for strict types."""
@@ -219,8 +224,9 @@ class IntegerSearch:
         names = dict(self._choices)
         for one in self.known.forms if self.known is not None else ():
             kept = [names[at] for at in one.kept if at in names]
-            form = QuantizedForm(None, self.fixed, one.form, self.balance if one.is_balanced else ())
+            plain = QuantizedForm(None, self.fixed, one.form, self.balance if one.is_balanced else ())
             for engine, is_halved in self.engines:
+                form = replace(plain, reduce_range=one.form in ("static", "dynamic") and needs_reduced_range([engine]))
                 words = describe_form(form, is_halved=is_halved)
                 is_it = (words, engine.spec) == (one.precision, one.engine) and one.is_balanced == bool(form.balance)
                 if is_it and kept and one.bound <= self.terms.budget.limit and self._may_go_on():

@@ -207,6 +207,7 @@ class _Lowering:
             forms=tuple(one for one in map(Attempt.to_form, attempts) if one is not None),
             form="static" if chosen.form is None else chosen.form.kind,
             is_balanced=chosen.form is not None and bool(chosen.form.balance),
+            reduce_range=chosen.form is not None and chosen.form.reduce_range,
             table=next((one.form.table for one in attempts if one.form is not None and one.form.table is not None), None),
             balance=next((one.form.balance for one in attempts if one.form is not None and one.form.balance), ()),
         )

@@ -42,15 +42,12 @@ def list_computed_outputs(function: Function) -> tuple[Value, ...]:
 
 
 def session_function(function: Function) -> Function:
-    """Return the Function with just the outputs that its session computes, in words that the library takes as ONNX means them."""
-    from xrt.engines.ort.decompositions import add_clip_bounds, write_vectors_as_columns
-    from xrt.engines.ort.normalization import decompose_normalization
-    from xrt.engines.ort.reductions import write_sums_as_products
+    """Keep just the outputs that the session computes, and write some convolutions and sums as products."""
+    from xrt.engines.ort.reductions import give_bytes_one_reader, write_sums_as_products
     from xrt.engines.toolkit.convolution_products import write_convolutions_as_products
 
     computed = list_computed_outputs(function)
-    function = write_sums_as_products(write_convolutions_as_products(function))
-    function = write_vectors_as_columns(decompose_normalization(add_clip_bounds(function)))
+    function = give_bytes_one_reader(write_sums_as_products(write_convolutions_as_products(function)))
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 

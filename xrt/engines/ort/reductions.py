@@ -6,13 +6,14 @@ ONNX Runtime takes 147 us for the sum of (256, 512) over its rows, and 11 us for
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
-__all__ = ["write_sums_as_products"]
+__all__ = ["give_bytes_one_reader", "write_sums_as_products"]
 
 LEAST, MOST = 16, 1 << 16
 """Rows from which the product is quicker, and up to which a row of ones is made for it."""
@@ -59,3 +60,40 @@ def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> No
         return
     found = writer.op("MatMul", ones, source)
     writer.op("Reshape", found, writer.constant(np.asarray(result, np.int64)), output=output)
+
+
+# ---------------------------------------------------------------------- constants of bytes
+
+
+def give_bytes_one_reader(function: Function) -> Function:
+    """Give each node int8 constants of its own, and each reader of a dequantized constant its own DequantizeLinear.
+
+    With `session.x64quantprecision` ONNX Runtime 1.31 rewrites the int8 weights and zero points of one node after the other, and
+    fails to open a model in which two nodes share one. The copies share memory.
+    """
+    if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
+        return function
+    constants, nodes, claimed = dict(function.constants), list[Node](), set[str]()
+
+    def claim(node: Node) -> Node:
+        inputs = list(node.inputs)
+        for place, name in enumerate(inputs):
+            if name in function.constants and function.constants[name].dtype is DType.INT8:
+                if name in claimed:
+                    inputs[place] = f"{name}/xrt/{len(claimed)}"
+                    constants[inputs[place]] = function.constants[name]
+                claimed.add(inputs[place])
+        return node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))
+
+    for node in function.nodes:
+        inputs = list(node.inputs)
+        for place, name in enumerate(inputs):
+            source = function.producer(name) if name else None
+            if source is None or source.op != "DequantizeLinear" or source.inputs[0] not in function.constants:
+                continue
+            if name in claimed:
+                inputs[place] = f"{name}/xrt/{len(nodes)}"
+                nodes.append(claim(replace(source, outputs=(inputs[place],), name=f"{source.name}/xrt/{len(nodes)}", control=())))
+            claimed.add(name)
+        nodes.append(claim(node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))))
+    return function.replace(nodes=tuple(nodes), constants=constants)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
 from xrt.engines.ort.conversion_check import check_conversion
 from xrt.engines.ort.errors import LIBRARY, plain_type, type_name
-from xrt.engines.ort.known_issues import find_known_issue
-from xrt.engines.ort.learned import why_not_learned
 from xrt.engines.ort.library import OrtKernelDef, OrtParameter, OrtSchema, kernels, newest_opset, schema
+from xrt.engines.ort.tables import find_known_issue
 from xrt.engines.ort.values import why_not_carried
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Function, Node, Type, since_version
@@ -36,36 +34,25 @@ _CHECKED_AT_OPENING = frozenset({"StringNormalizer"})
 """Operators whose kernels compare their attributes with the system (its locales) when a session opens."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """On what terms a node is asked for."""
-
-    providers: tuple[str, ...]
-    float_tolerance: float
-
-
-def why_not(node: Node, function: Function, providers: tuple[str, ...], float_tolerance: float) -> str | None:
-    """Return why ONNX Runtime cannot take the node with those execution providers; None when it can.
-
-    It is not asked for more than that tolerance allows it to be off by rounding, as a share of the largest element.
-    """
+def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
+    """Explain why ONNX Runtime does not support the node with those execution providers; None if it does."""
     if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
     reason = why_not_downgradable(node, function, newest_opset())
     if reason:
         return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
-    return _why_not_inside(node, function, function.get_type, _Terms(providers, float_tolerance))
+    return _why_not_inside(node, function, function.get_type, providers)
 
 
-def _why_not_inside(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
+def _why_not_inside(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
     """Return why not for the node and then for those in its bodies; inside, outer values have their outer types."""
-    reason = _why_not_itself(node, function, type_of, terms)
+    reason = _why_not_itself(node, function, type_of, providers)
     if reason or not node.bodies:
         return reason
     for body in node.bodies:
         nested = _nested(body, type_of)
         for inner in body.nodes:
-            reason = _why_not_inside(inner, body, nested, terms)
+            reason = _why_not_inside(inner, body, nested, providers)
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
@@ -90,18 +77,17 @@ def _why_node_has_no_kernel(
     return _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
 
 
-def _why_not_itself(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
-    reason = find_known_issue(node, function, type_of, terms.float_tolerance) or why_not_learned(node)
-    reason = reason or _why_not_crossing(node, function, type_of)
+def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
+    reason = find_known_issue(node, function, type_of) or _why_not_crossing(node, function, type_of)
     if reason:
         return reason
     inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
-    reason = _why_node_has_no_kernel(node, function, inputs, outputs, terms.providers)
+    reason = _why_node_has_no_kernel(node, function, inputs, outputs, providers)
     if reason is None and node.op not in _CHECKED_AT_OPENING:
         return None
     if _has_unknown(node, inputs):
         return reason
-    refusal = check_conversion(node, function, type_of, terms.providers)
+    refusal = check_conversion(node, function, type_of, providers)
     return None if refusal is None else _joined(reason, refusal, node)
 
 

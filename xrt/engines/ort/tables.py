@@ -1,0 +1,556 @@
+"""What ONNX Runtime gets wrong on ordinary values, and which quantized operands it fuses.
+
+Each row of ISSUES names a set of nodes to decline, with the reason and the evidence: node tests of the onnx package, entries of
+XRT's corpus, upstream issues. A row goes when its tests pass without it. Where a size decides and is not known, the row applies:
+a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xrt.engines.ort.errors import LIBRARY
+from xrt.engines.toolkit.fourier_precision import Transform
+from xrt.engines.toolkit.quantized_operands import has_quantized_readers, list_readers
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
+
+__all__ = ["ISSUES", "OrtKnownIssue", "find_known_issue", "has_vector_products", "is_fused"]
+
+TOLERANCE = 1e-4
+"""Largest error by rounding, as a share of the largest element of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a predicate may read in addition to the node."""
+
+    function: Function
+    type_of: Callable[[str], Type | None]
+
+    def shape(self, node: Node, index: int) -> Shape | None:
+        """Return the shape of the node's input; None where it is left out, not a tensor, or its rank is not known."""
+        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
+        return type_.shape if isinstance(type_, TensorType) else None
+
+    def dtype(self, node: Node, index: int) -> DType | None:
+        """Return the element type of the node's input; None where it is left out, not a tensor, or not known."""
+        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
+        return type_.dtype if isinstance(type_, TensorType) else None
+
+    def constant(self, node: Node, index: int) -> Constant | None:
+        """Return the constant that the node reads there; None where it is not one."""
+        return self.function.constants.get(node.inputs[index]) if has_input(node, index) else None
+
+
+Condition: TypeAlias = Callable[[Node, Scope], bool]
+
+
+def has_input(node: Node, index: int) -> bool:
+    """Whether the node is given that input."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def has_output(node: Node, index: int) -> bool:
+    """Whether anybody asks for that output of the node."""
+    return index < len(node.outputs) and bool(node.outputs[index])
+
+
+def is_single(node: Node, scope: Scope) -> bool:
+    """Whether the first input is float32."""
+    return scope.dtype(node, 0) is DType.FLOAT32
+
+
+def is_wider_than_single(node: Node, scope: Scope) -> bool:
+    """Whether the first input has numbers that float32 does not hold."""
+    return scope.dtype(node, 0) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
+
+
+def is_batch_major(node: Node, scope: Scope) -> bool:
+    """Whether the batches of a recurrent operator come first."""
+    return bool(node.attr("layout", 0))
+
+
+def is_over_the_greatest(node: Node, scope: Scope) -> bool:
+    """Whether a Normalizer divides by the greatest element, which it does by default."""
+    return node.attr("norm", "MAX") in ("MAX", b"MAX")
+
+
+def has_output_shape(node: Node, scope: Scope) -> bool:
+    """Whether a MaxUnpool is given its output shape."""
+    return has_input(node, 2)
+
+
+def may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
+    """Whether truth values are reduced that may be none."""
+    if scope.dtype(node, 0) is not DType.BOOL:
+        return False
+    shape = scope.shape(node, 0)
+    return shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape)
+
+
+def reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
+    """Whether an extent is zero, or may be (a symbolic one counts as a size), and an axis is counted from the end, or may be."""
+    shape = scope.shape(node, 0)
+    if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
+        return False
+    axes, given = scope.constant(node, 1), node.attr("axes", ())
+    return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
+
+
+def wraps_nothing(node: Node, scope: Scope) -> bool:
+    """Whether the edges of a Pad continue at the other end of a tensor that has no elements, or may have none."""
+    shape = scope.shape(node, 0)
+    return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, scope))
+
+
+def is_fused_with_relu(node: Node, scope: Scope) -> bool:
+    """Whether what is clipped comes from a Relu and is of a type that their fusion has not."""
+    maker = scope.function.producer(node.inputs[0])
+    return maker is not None and maker.op_type == "Relu" and scope.dtype(node, 0) not in (DType.FLOAT32, DType.FLOAT16)
+
+
+_SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+
+
+def _is_sized_by_data(node: Node, index: int, scope: Scope) -> bool:
+    """Whether the input comes from an operator that decides by what it reads how much it gives, which may be nothing."""
+    maker = scope.function.producer(node.inputs[index])
+    return maker is not None and maker.op_type in _SIZED_BY_DATA
+
+
+def broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
+    """Whether an extent is zero, or may be because the data decide it, and an operand is a vector or the stacks differ."""
+    left, right = (scope.shape(node, index) or () for index in (0, 1))
+    sized_by_data = any(_is_sized_by_data(node, index, scope) for index in (0, 1))
+    if min(len(left), len(right)) == 1:
+        return sized_by_data or 0 in (*left, *right)
+    return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
+
+
+def sums_no_products(node: Node, scope: Scope) -> bool:
+    """Whether the first input has no elements along its last axis."""
+    return (scope.shape(node, 0) or (None,))[-1] == 0
+
+
+def scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
+    """Whether no products are summed, so that a scaled bias is all there is."""
+    inner = (scope.shape(node, 0) or (None, None))[0 if node.attr("transA", 0) else 1]
+    return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
+
+
+def dequantises_signed_without_zero_point(node: Node, scope: Scope) -> bool:
+    """Whether int8 numbers are dequantized without a zero point."""
+    return not has_input(node, 2) and scope.dtype(node, 0) is DType.INT8
+
+
+def may_have_many_zero_points(node: Node, scope: Scope) -> bool:
+    """Whether the weights of a ConvInteger may have a zero point for each channel."""
+    return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
+
+
+def may_round_resized(node: Node, scope: Scope) -> bool:
+    """Whether the coordinates depend on sizes that are given by scales and may not be whole."""
+    mode = node.attr("coordinate_transformation_mode")
+    if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
+        return False
+    scaled = _scaled_extents(node, scope)
+    if mode == "align_corners":
+        return scaled is None or not all(_is_whole(*pair) for pair in scaled)
+    sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
+    return any(1 < size < 2 for size in sizes)  # where it asks whether the size is more than 1
+
+
+def is_resized_to_unknown_rank(node: Node, scope: Scope) -> bool:
+    """Whether the number of the scales or sizes of a Resize is not known."""
+    shapes = [scope.shape(node, index) for index in (2, 3) if has_input(node, index)]
+    return any(not shape or not isinstance(shape[0], int) for shape in shapes)
+
+
+def _scaled_extents(node: Node, scope: Scope) -> list[tuple[Dim, float]] | None:
+    """Return each extent of a Resize by scales that is scaled, with its scale; None where they are not known."""
+    scales, shape = scope.constant(node, 2), scope.shape(node, 0)
+    if scales is None or shape is None:
+        return None
+    axes = node.attr("axes", range(len(shape)))
+    return [(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False)]
+
+
+def _is_whole(extent: Dim, scale: float) -> bool:
+    """Whether the extent times its scale is whole. Of an extent that is not known, a whole scale makes a whole one."""
+    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
+
+
+def is_inexact_transform(node: Node, scope: Scope) -> bool:
+    """Whether a transform in float32 is off by more than the tolerance, as a share of its largest element."""
+    opset = scope.function.opsets.get("", 0)
+    transform = Transform(node, opset, lambda place: scope.shape(node, place), lambda place: scope.constant(node, place))
+    return is_single(node, scope) and transform.error() > TOLERANCE
+
+
+def _pads_to_same(node: Node) -> bool:
+    return node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+
+
+def pads_dilated_to_same(node: Node, scope: Scope) -> bool:
+    """Whether dilated windows are padded so that the size stays."""
+    return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
+
+
+def pads_less_than_nothing(node: Node, scope: Scope) -> bool:
+    """Whether windows lie apart, so that the size may want less padding than none; only SAME asks for that."""
+    kernel = node.attr("kernel_shape", ())
+    return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
+
+
+def transposes_to_gaps(node: Node, scope: Scope) -> bool:
+    """Whether a ConvTranspose to the SAME size leaves gaps between windows."""
+    weights = scope.shape(node, 1)
+    kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
+    count = len(kernel)
+    strides, dilations, added = (node.attr(n, (d,) * count) for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
+    windows = zip(kernel, strides, dilations, added, strict=True)
+    return _pads_to_same(node) and any(not isinstance(k, int) or (k - 1) * d + 1 + a < s for k, s, d, a in windows)
+
+
+def rounds_valid_up(node: Node, scope: Scope) -> bool:
+    """Whether the size of a pooling without padding is rounded up."""
+    return bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0))
+
+
+def has_even_size(node: Node, scope: Scope) -> bool:
+    """Whether LRN is over an even number of channels."""
+    return bool(node.attr("size", 1) % 2 == 0)
+
+
+def gives_capped_scores(node: Node, scope: Scope) -> bool:
+    """Whether an Attention gives its scores with the cap."""
+    return has_output(node, 3) and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
+
+
+def has_odd_mask(node: Node, scope: Scope) -> bool:
+    """Whether the mask's last two extents are not those of the scores (queries by keys, past ones included), where known."""
+    mask, queries, keys = (scope.shape(node, index) for index in (3, 0, 1))
+    if not mask or len(mask) < 2 or not queries or not keys:
+        return False
+    past = (scope.shape(node, 4) or (None, None)) if has_input(node, 4) else (0, 0)
+    return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
+
+
+def _differ(one: Dim, other: Dim) -> bool:
+    """Whether two extents are not the same: two numbers, or two names, of which nothing says that they are equal."""
+    return type(one) is type(other) and one is not None and one != other
+
+
+def _sum(one: Dim, other: Dim) -> Dim:
+    if other == 0:
+        return one
+    return one + other if isinstance(one, int) and isinstance(other, int) else None
+
+
+def list_labels(node: Node) -> Sequence[object]:
+    """Return the class labels of a classifier."""
+    names = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
+    return next((labels for name in names if (labels := node.attr(name, ()))), ())
+
+
+def is_transformed_decision(node: Node, scope: Scope) -> bool:
+    """Whether the one decision of an SVMClassifier of two classes is to be transformed."""
+    has_one_decision = len(node.attr("vectors_per_class", ())) == 2 and not node.attr("prob_a", ())
+    return node.attr("post_transform", "NONE") in ("SOFTMAX", "SOFTMAX_ZERO", "PROBIT") and has_one_decision
+
+
+def has_positive_weights_to_transform(node: Node, scope: Scope) -> bool:
+    """Whether a TreeEnsembleClassifier of two classes transforms scores of positive weights."""
+    are_positive = all(weight >= 0 for weight in node.attr("class_weights", ()))
+    return len(list_labels(node)) == 2 and node.attr("post_transform", "NONE") not in ("NONE", "PROBIT") and are_positive
+
+
+# ---------------------------------------------------------------------- issues
+
+
+@dataclass(frozen=True, slots=True)
+class OrtKnownIssue:
+    """A set of nodes to decline: those of the operators for which the predicate holds."""
+
+    op_types: tuple[str, ...]
+    applies: Condition
+    reason: str
+    """What the library does or fails to do, for a person; it follows on the library's name."""
+    evidence: tuple[str, ...]
+    domain: str = ""
+
+
+_REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
+
+ISSUES: tuple[OrtKnownIssue, ...] = (
+    OrtKnownIssue(
+        ("RNN", "GRU", "LSTM"),
+        is_batch_major,
+        "has no batch-major recurrent operators (layout=1)",
+        (
+            "test_simple_rnn_batchwise, test_gru_batchwise, test_lstm_batchwise: refused by the kernel's constructor",
+            "https://github.com/opencv/opencv/issues/26456 quotes the error",
+        ),
+    ),
+    OrtKnownIssue(
+        ("MaxUnpool",),
+        has_output_shape,
+        "places values of MaxUnpool by output_shape where ONNX places them by the shape inferred without it",
+        (
+            "test_maxunpool_export_with_output_shape",
+            "https://github.com/microsoft/onnxruntime/pull/2193 explains the other reading",
+        ),
+    ),
+    OrtKnownIssue(
+        ("ReduceMax", "ReduceMin"),
+        may_reduce_no_booleans,
+        "cannot reduce an empty set of booleans, which this may be",
+        ("test_reduce_max_empty_set_bool: refused when run",),
+    ),
+    OrtKnownIssue(
+        _REDUCTIONS,
+        reduces_nothing_from_the_end,
+        "overlooks negative axes when it reduces an empty tensor, and gives another shape",
+        ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
+    ),
+    OrtKnownIssue(
+        ("MatMul",),
+        broadcasts_an_empty_product,
+        "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
+        (
+            "empty_stack_times_vector of the corpus: refused when run",
+            "compared with the definition: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
+            "compared with the definition: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
+        ),
+    ),
+    OrtKnownIssue(
+        ("Pad",),
+        wraps_nothing,
+        "fails to pad a tensor without elements from its other end, which this may be",
+        ("wrapped_around_nothing of the corpus: refused when run",),
+    ),
+    OrtKnownIssue(
+        ("Clip",),
+        is_fused_with_relu,
+        "fails to fuse a Clip of this type with the Relu before it",
+        ("clipped_relu_in_float64 of the corpus: refused by the optimiser",),
+    ),
+    OrtKnownIssue(
+        ("Shrink",),
+        is_wider_than_single,
+        "computes Shrink in float32",
+        ("shrink_keeps_every_digit of the corpus",),
+    ),
+    OrtKnownIssue(
+        ("MatMulInteger",),
+        sums_no_products,
+        "leaves the products of MatMulInteger as the memory was where none are summed",
+        ("compared with the definition: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
+    ),
+    OrtKnownIssue(
+        ("Gemm",),
+        scales_what_it_adds_to_nothing,
+        "does not scale what Gemm adds (beta) where no products are summed",
+        ("scaled_bias_of_no_products of the corpus: the bias is added once",),
+    ),
+    OrtKnownIssue(
+        ("DequantizeLinear",),
+        dequantises_signed_without_zero_point,
+        "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
+        ("signed_dequantised_then_moved of the corpus: -0.25 comes out as 0",),
+    ),
+    OrtKnownIssue(
+        ("ConvInteger",),
+        may_have_many_zero_points,
+        "computes ConvInteger with one zero point for all weights only",
+        ("test_convinteger_with_padding: refused when run",),
+    ),
+    OrtKnownIssue(
+        ("Resize",),
+        may_round_resized,
+        "places pixels by the rounded size, ONNX by the exact one, and these scales may give a size that is not whole",
+        (
+            "test_resize_downsample_scales_linear_align_corners, test_resize_downsample_scales_cubic_align_corners",
+            "https://github.com/onnx/onnx/issues/2462 has both sides",
+        ),
+    ),
+    OrtKnownIssue(
+        ("Resize",),
+        is_resized_to_unknown_rank,
+        "takes scales and sizes of which the number is not known for none, and refuses the model",
+        ("refused by the session where the sizes are int64[N]: it counts none",),
+    ),
+    OrtKnownIssue(
+        ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
+        pads_dilated_to_same,
+        "does not pad to the same size (auto_pad) where there are dilations: it fails, or gives another size",
+        (
+            "compared with onnx.reference: MaxPool of 9 by kernel 3, stride 2, dilation 2 gives 4 instead of 5",
+            "compared with onnx.reference: Conv is refused when run",
+        ),
+    ),
+    OrtKnownIssue(
+        ("MaxPool",),
+        pads_less_than_nothing,
+        "refuses to pad MaxPool to the same size (auto_pad) where a stride is longer than the kernel",
+        ("compared with onnx.reference: MaxPool of 8 by kernel 1, stride 2 is refused when run",),
+    ),
+    OrtKnownIssue(
+        ("ConvTranspose",),
+        transposes_to_gaps,
+        "gives ConvTranspose another size than the same one (auto_pad) where a stride is longer than the kernel",
+        ("compared with onnx.reference: 6 by kernel 1, stride 3 gives 16 instead of 18",),
+    ),
+    OrtKnownIssue(
+        ("MaxPool", "AveragePool", "LpPool"),
+        rounds_valid_up,
+        "rounds the size of a pooling without padding (auto_pad=VALID, ceil_mode=1) up where ONNX rounds it down",
+        (
+            "compared with the formula: 9 by kernel 2, stride 2 gives 5 instead of 4",
+            "https://onnx.ai/onnx/operators/onnx__MaxPool.html has the formula",
+        ),
+    ),
+    OrtKnownIssue(
+        ("LRN",),
+        has_even_size,
+        "computes LRN over an odd number of channels only",
+        ("refused by the kernel's constructor",),
+    ),
+    OrtKnownIssue(
+        ("Attention",),
+        gives_capped_scores,
+        "caps the scores that it gives before the cap (qk_matmul_output_mode=0 with a softcap)",
+        ("compared with onnx.reference: https://onnx.ai/onnx/operators/onnx__Attention.html has the order of the stages",),
+    ),
+    OrtKnownIssue(
+        ("Attention",),
+        has_odd_mask,
+        "neither broadcasts nor pads the last two extents of an attention mask",
+        ("test_attention_4d_diff_heads_mask4d_padded_kv: refused when run",),
+    ),
+    OrtKnownIssue(
+        ("DFT", "STFT"),
+        is_inexact_transform,
+        "computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element",
+        (
+            "compared with NumPy: 1,000 random numbers, 1.9e-4 of the largest element; 5,000, 9e-4; 1,024, 6e-7",
+            "https://github.com/onnx/onnx/issues/4798",
+        ),
+    ),
+    OrtKnownIssue(
+        ("MeanVarianceNormalization",),
+        lambda node, scope: True,
+        "divides by zero in MeanVarianceNormalization where all elements are equal",
+        ("compared with the definition: NaN for a constant image",),
+    ),
+    OrtKnownIssue(
+        ("SVMRegressor",),
+        lambda node, scope: node.attr("post_transform", "NONE") != "NONE",
+        "leaves out the post_transform of SVMRegressor",
+        ("compared with onnx.reference",),
+        domain="ai.onnx.ml",
+    ),
+    OrtKnownIssue(
+        ("SVMClassifier",),
+        is_transformed_decision,
+        "does not transform the one decision of an SVMClassifier of two classes",
+        ("compared with onnx.reference",),
+        domain="ai.onnx.ml",
+    ),
+    OrtKnownIssue(
+        ("SVMClassifier",),
+        lambda node, scope: not node.attr("vectors_per_class", ()) and len(list_labels(node)) < 3,
+        "chooses by the sign of a score, not by the larger, in an SVMClassifier without vectors of two classes",
+        ("compared with onnx.reference",),
+        domain="ai.onnx.ml",
+    ),
+    OrtKnownIssue(
+        ("TreeEnsembleClassifier",),
+        lambda node, scope: len(list_labels(node)) == len(set(node.attr("class_ids", ()))) == 2,
+        "gives 0 and 1, not its labels, where the leaves of a TreeEnsembleClassifier have both of two classes",
+        ("compared with onnx.reference",),
+        domain="ai.onnx.ml",
+    ),
+    OrtKnownIssue(
+        ("TreeEnsembleClassifier",),
+        has_positive_weights_to_transform,
+        "takes positive weights of a TreeEnsembleClassifier for probabilities, and does not transform them",
+        ("compared with onnx.reference",),
+        domain="ai.onnx.ml",
+    ),
+    OrtKnownIssue(
+        ("Normalizer",),
+        is_over_the_greatest,
+        "divides by the greatest element of a row, where scikit-learn and the reference of onnx take the greatest magnitude",
+        ("rows_over_their_norms of the corpus; ONNX's text says max(X), its reference and scikit-learn take the magnitude",),
+        domain="ai.onnx.ml",
+    ),
+)
+"""Known issues of ONNX Runtime 1.31."""
+
+_BY_OP: Mapping[tuple[str, str], tuple[OrtKnownIssue, ...]] = {
+    key: tuple(one for one in ISSUES if key[0] == one.domain and key[1] in one.op_types)
+    for key in {(issue.domain, op) for issue in ISSUES for op in issue.op_types}
+}
+
+
+def find_known_issue(node: Node, function: Function, type_of: Callable[[str], Type | None]) -> str | None:
+    """Find the first issue that applies to the node, and give its reason."""
+    scope = Scope(function, type_of)
+    issues = _BY_OP.get((node.domain, node.op_type), ())
+    return next((f"{LIBRARY} {issue.reason}" for issue in issues if _applies(issue, node, scope)), None)
+
+
+def _applies(issue: OrtKnownIssue, node: Node, scope: Scope) -> bool:
+    """Whether an issue applies to the node; none applies to an invalid node, which the library refuses itself."""
+    try:
+        return issue.applies(node, scope)
+    except (LookupError, TypeError, ValueError):
+        return False
+
+
+# ---------------------------------------------------------------------- quantized operands
+
+QUANTIZING = frozenset({"Add", "Conv", "Mul"})
+"""Operators that the library computes in integers only if their results are quantized: QLinearAdd, QLinearConv, QLinearMul."""
+NIBBLES = frozenset({DType.INT4, DType.UINT4})
+SMALLEST_BLOCK = 16
+"""Smallest block of the library's product with weights of 4 bits; larger ones are powers of two."""
+
+
+def is_fused(node: Node, function: Function) -> bool:
+    """Whether the library fuses a DequantizeLinear of constants with each operator that reads it.
+
+    It does so with weights of bytes, and with biases, where the other operand is quantized too, and with weights of 4 bits
+    in blocks, in a product. An operand of Add or Mul is fused where the result is quantized again.
+    """
+    if not node.attr("block_size", 0):
+        return has_quantized_readers(node, function, quantizing=QUANTIZING)
+    weights, readers = node.outputs[0], list_readers(node, function)
+    are_products = all(one.op == "MatMul" and one.inputs[1] == weights != one.inputs[0] for one in readers)
+    return bool(readers) and are_products and _has_blocks(node, function)
+
+
+def _has_blocks(node: Node, function: Function) -> bool:
+    """Whether it dequantizes a matrix of 4 bits whose columns have blocks of a size that the library supports."""
+    type_, block = function.get_type(node.inputs[0]), node.attr("block_size", 0)
+    if not isinstance(type_, TensorType) or type_.dtype not in NIBBLES or type_.shape is None:
+        return False
+    is_power = block >= SMALLEST_BLOCK and block & (block - 1) == 0
+    return is_power and len(type_.shape) == 2 and node.attr("axis", 1) in (0, -2)
+
+
+def has_vector_products(function: Function) -> bool:
+    """Whether a computed tensor is multiplied with a vector, in bodies too.
+
+    MatmulTransposeFusion of ONNX Runtime 1.31 takes a transposed tensor for one that is not, where the other operand is a vector.
+    """
+    ranks = (
+        [type_.rank if isinstance(type_ := holder.get_type(name), TensorType) else None for name in node.inputs]
+        for holder, node in function.walk()
+        if node.op == "MatMul"
+    )
+    return any(right == 1 and left != 1 for left, right in ranks)
