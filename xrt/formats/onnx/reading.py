@@ -11,6 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import metadata
+from xrt.formats.onnx.fused_normalization import FusedNormalization, is_fused_normalization
 from xrt.formats.onnx.inlining import inline
 from xrt.formats.onnx.operators import OperatorRules
 from xrt.formats.onnx.string_checks import check_texts, text
@@ -80,7 +81,7 @@ class _Reader:
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
         """Return the graph as a Function; doc and props are what the model says about its main graph."""
         constants = self.constants(graph)
-        nodes = [self.node(proto) for proto in graph.node]
+        nodes = [node for proto in graph.node for node in self.nodes(proto, constants)]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
         inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_border_value(proto) for proto in graph.output)
@@ -117,6 +118,16 @@ class _Reader:
         for sparse in graph.sparse_initializer:
             add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}", self.room))
         return constants
+
+    def nodes(self, proto: NodeProto, constants: dict[str, Constant]) -> list[Node]:
+        """Read a node; a normalization that ONNX Runtime's optimizer fused becomes several, and adds constants."""
+        domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
+        if not is_fused_normalization(domain, proto.op_type, opset):
+            return [self.node(proto)]
+        self.rules.known.add((domain, proto.op_type))
+        nodes, added = FusedNormalization(self.node(proto), opset, constants).expand()
+        constants.update(added)
+        return nodes
 
     def node(self, proto: NodeProto) -> Node:
         domain = proto.domain

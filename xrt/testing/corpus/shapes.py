@@ -318,6 +318,17 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (f32([3, 7, 11, 15]).reshape(2, 2, 1, 1), i64([3, 7, 11, 15]).reshape(2, 2, 1, 1)),
     ),
     CorpusEntry(
+        "indices_by_columns",
+        "storage_order=1 numbers the elements column by column; a square with its maxima on a diagonal cannot tell",
+        graph(
+            {"x": "float32[1,1,2,6]"},
+            {"y": "float32[1,1,1,3]", "i": "int64[1,1,1,3]"},
+            node("MaxPool", "x", "y i", kernel_shape=[2, 2], strides=[2, 2], storage_order=1),
+        ),
+        (f32([[[[1, 9, 2, 3, 4, 5], [6, 7, 8, 0, 11, 10]]]]),),
+        (f32([[[[9, 8, 11]]]]), i64([[[[2, 5, 9]]]])),
+    ),
+    CorpusEntry(
         "slopes_along_the_last_axis",
         "PRelu broadcasts as all operators do: from the last axis, though there are as many channels",
         graph({"x": "float32[1,2,1,2]", "s": "float32[2]"}, {"y": "float32[1,2,1,2]"}, node("PRelu", "x s", "y")),
