@@ -11,8 +11,7 @@ from tests.engines import written
 from tests.engines.written import Array, node, tensor
 from xrt.engines import CompileContext
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.executable import OpenVinoExecutable
-from xrt.engines.openvino.requests import COPY_TO
+from xrt.engines.openvino.executable import COPY_TO, OpenVinoExecutable
 from xrt.graph import DType, Function, Node, TensorType
 
 __all__ = ["CONTEXT", "F32", "LARGE", "SQUARE", "compiled", "function", "node", "relu", "run", "tensor", "two_outputs"]

@@ -11,7 +11,7 @@ import pytest
 from tests.engines.written import function, node, tensor
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.requests import COPY_TO
+from xrt.engines.openvino.executable import COPY_TO
 from xrt.engines.ort import Ort
 from xrt.engines.ort.executable import BIND_FROM
 from xrt.errors import InputError, RunFailed

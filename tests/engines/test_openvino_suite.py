@@ -19,11 +19,5 @@ class TestOpenVino(EngineSuite):
             "OpenVINO makes one sum of the constants of neighbouring additions, and what they rounded is not rounded",
             "https://github.com/openvinotoolkit/openvino/tree/master/src/common/transformations",
         ),
-        KnownFailure(
-            "large_integers",
-            "not upstream",
-            "OpenVINO computes 64-bit integers in int32: what is beyond its limit is refused in the run, and the region moves on",
-            "https://docs.openvino.ai/2026/openvino-workflow/running-inference/inference-devices-and-modes/cpu-device.html",
-        ),
     )
     test_conformance = None  # run in tests/conformance

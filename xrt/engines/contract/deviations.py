@@ -101,5 +101,7 @@ def _kinds_of(array: np.ndarray[Any, Any]) -> Iterator[DeviationKind]:
 def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
     """Name the deviations that special values among these make the likely cause of a difference; empty if there are none."""
     kinds = find_special_values(values)
+    if "infinity" in kinds:
+        kinds.add("float16")  # where the Function has such values, they may have overflowed
     found = [one for one in list_deviations(engine, function) if one.kind in kinds]
     return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, found))}" if found else ""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.openvino.encoded_executable import make_executable
-from xrt.engines.openvino.errors import summarize_error
-from xrt.engines.openvino.executable import OpenVinoExecutable, list_computed_outputs, model_function
-from xrt.engines.openvino.library import LIBRARY, core, openvino
-from xrt.engines.openvino.lower_precision import HINTS, check_precision, has_precision
-from xrt.engines.openvino.memory import report_memory
-from xrt.engines.openvino.requests import CompiledModel
-from xrt.engines.openvino.serialization import export_model, load_model
-from xrt.engines.openvino.size_log import limit_kernels
-from xrt.engines.openvino.values import why_not_carried
+from xrt.engines.openvino.executable import (
+    CompiledModel,
+    OpenVinoExecutable,
+    export_model,
+    list_computed_outputs,
+    load_model,
+    model_function,
+    why_not_carried,
+)
+from xrt.engines.openvino.library import (
+    HINTS,
+    LIBRARY,
+    check_precision,
+    core,
+    has_precision,
+    openvino,
+    report_memory,
+    summarize_error,
+)
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.engines.toolkit.quantized_operands import has_quantized_readers
 from xrt.errors import CompileRefused, OptionError
@@ -26,7 +34,6 @@ from xrt.graph import TensorType
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
-    from xrt.engines.openvino.support import Terms
     from xrt.graph import Function, Node
 
 __all__ = ["OpenVino"]
@@ -54,17 +61,9 @@ class OpenVino(GraphCompiler):
     pinning: bool = False
     """Whether its threads are bound to cores; threads of other engines are then in their way."""
 
-    arithmetic: Literal["exact", "native"] = "exact"
-    """``native`` takes what the library computes in place of what ONNX says: float64 in float32, wide integers in int32 without
-    a limit, bytes that stop at their ends, quantised numbers that round ties up. ``exact`` declines all that."""
-
     precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
     """What float32 is computed in: ``allowed`` is the precision that the module allows, by default float32; the others hold
     whatever is allowed. A compile that would have another precision is refused."""
-
-    float_tolerance: float = 1e-4
-    """The largest error that the library's rounding may leave, as a share of the largest element of a result; an operator that
-    is known to leave more is declined. It concerns DFT and STFT: a length of 1,000 leaves 1.5e-4, one of 1,024 3e-7."""
 
     def __post_init__(self) -> None:
         if type(self.streams) is not int or self.streams < 1:
@@ -75,40 +74,23 @@ class OpenVino(GraphCompiler):
         if self.precision not in ("allowed", "fp32", "bf16", "fp16"):
             raise OptionError(f"precision of engine 'openvino' must be allowed, fp32, bf16 or fp16; got {self.precision!r}")
 
-        if self.arithmetic not in ("exact", "native"):
-            raise OptionError(f"arithmetic of engine 'openvino' must be exact or native; got {self.arithmetic!r}")
-
-        tolerance: Any = self.float_tolerance
-        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance > 0:
-            raise OptionError(f"float_tolerance of engine 'openvino' must be a number above 0, such as 1e-4; got {tolerance!r}")
-
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.openvino.support import why_not
 
-        return why_not(node, function, self._terms)
+        return why_not(node, function)
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
-        return self.arithmetic == "native" and has_quantized_readers(node, function) and self.why_not(node, function) is None
+        return has_quantized_readers(node, function) and self.why_not(node, function) is None
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Return which node is declined, or that integers are not known to fit; else one executable serves all sizes."""
+        """Explain which node is declined; otherwise one executable serves all sizes."""
         for value in function.inputs:
             if isinstance(value.type, TensorType) and value.type.shape is None:
                 return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
-        try:
-            self._limits(self._said(function))
-        except CompileRefused as refusal:
-            return str(refusal)
         return None
-
-    @property
-    def _terms(self) -> Terms:
-        from xrt.engines.openvino.support import Terms
-
-        return Terms(self.arithmetic == "native", self.float_tolerance)
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         from xrt.engines.toolkit.scatters import list_scattered_inputs
@@ -121,18 +103,16 @@ class OpenVino(GraphCompiler):
 
         if not list_computed_outputs(function):
             return OpenVinoExecutable(function, None)
-        said = self._said(function)
-        limits = self._limits(said)
+        lowered = _lower(function)
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
-                keeps_halves = self.arithmetic == "exact" and self._choose_precision(context) == "fp32"
-                imported = export_function(said, keeps_halves=keeps_halves)
+                imported = export_function(lowered)
                 model = core().compile_model(imported.model, DEVICE, self._settings(context, function))
                 check_precision(model, self._choose_precision(context))
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-        return make_executable(function, compiled, limits, imported.held, partial(report_memory, imported.copied, growth))
+        return OpenVinoExecutable(function, compiled, imported.held, partial(report_memory, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return what OpenVINO exports of the compiled model, constants included."""
@@ -140,12 +120,12 @@ class OpenVino(GraphCompiler):
             raise CompileRefused("there is no compiled model to save")
         if executable.saved is not None:
             return executable.saved
-        return export_model(executable.compiled, executable.limits, executable.inplace)
+        return export_model(executable.compiled, executable.inplace)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with AllocationTracker(len(data)) as growth:
-            compiled, limits, inplace = load_model(data, DEVICE, self._settings(context, function))
-        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth, data), inplace)
+            compiled, inplace = load_model(data, DEVICE, self._settings(context, function))
+        executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)
         executable.saved = data
         return executable
 
@@ -170,10 +150,10 @@ class OpenVino(GraphCompiler):
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """Return the engine in bf16 or fp16 where the processor has it, unless it is one of float32 whatever is allowed.
 
-        For fp32 it is that one, and for int8 the one that keeps quantized operators.
+        For fp32 it is that one, and for int8 the engine itself, which computes quantized operators in integers.
         """
         if precision == "int8":
-            return replace(self, arithmetic="native")
+            return self
         if precision == "fp32":
             return replace(self, precision="fp32")
         is_possible = self.precision != "fp32" and has_precision(precision)
@@ -189,44 +169,29 @@ class OpenVino(GraphCompiler):
         """Return what float32 is computed in: the engine's own precision, or a lower one that the caller has asked for."""
         return context.options.precision if self.precision == "allowed" else self.precision
 
-    def _said(self, function: Function) -> Function:
-        """Return what the library is handed."""
-        from xrt.engines.openvino.bit_encoding import encode
-        from xrt.engines.openvino.support import decompose_if_supported
-        from xrt.engines.openvino.waits import write_waits
-
-        coded = encode(model_function(write_waits(function)))
-        if coded is None:
-            raise CompileRefused(
-                f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, and here they are computed with"
-            )
-        _check_border(coded)
-        return decompose_if_supported(coded, self._terms)
-
-    def _limits(self, function: Function) -> Mapping[int, int]:
-        from xrt.engines.openvino.dtype_support import list_data_inputs
-        from xrt.engines.openvino.integer_ranges import input_limits
-
-        if self.arithmetic == "native":
-            return {}
-        limits = input_limits(function, lambda node: list_data_inputs(node, function))
-        if limits is None:
-            raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
-        return limits
-
     def _settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         precision = self._choose_precision(context)
         # With one thread no streams: each call computes in the thread that makes it, and the library starts none.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
+        # An executable for all sizes keeps kernels of some 25 kB for each size that it meets; the library's own limit is 5,000.
         return {
             "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
             "INFERENCE_PRECISION_HINT": HINTS[precision],
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
-            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": limit_kernels(len(function.nodes))}),
+            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": min(max(128 * len(function.nodes), 512), 2048)}),
         }
+
+
+def _lower(function: Function) -> Function:
+    """Prepare what is exported: the computed outputs, in operators that OpenVINO supports."""
+    from xrt.engines.openvino.support import lower
+
+    computed = model_function(function)
+    _check_border(computed)
+    return lower(computed)
 
 
 def _check_border(function: Function) -> None:

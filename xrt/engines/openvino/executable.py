@@ -1,31 +1,273 @@
-"""A compiled model as an Executable.
+"""A compiled model as an Executable: arrays in and out, infer requests, the executable itself, and its saved form.
 
 The model computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that is listed
-twice in the Function, is a copy made here.
+twice in the Function, is copied here. The library accepts no array that is read-only, and shares none of a type that NumPy lacks.
+It never writes to an input, so a writable alias of it is safe; types that NumPy lacks go by their bits.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.openvino.errors import summarize_error
-from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.requests import COPY_TO, CompiledModel, RequestFrame, bound_call
-from xrt.engines.openvino.size_log import SizeLog
+from xrt.engines.openvino.library import LIBRARY, core, openvino, summarize_error
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
-from xrt.graph import FrozenDict, Function, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Type, Value
 
-if TYPE_CHECKING:
-    from xrt.engines.openvino.values import Array
+__all__ = [
+    "COPY_TO",
+    "Array",
+    "CompiledModel",
+    "OpenVinoExecutable",
+    "empty",
+    "export_model",
+    "in_order",
+    "list_computed_outputs",
+    "load_model",
+    "model_function",
+    "to_tensor",
+    "type_from",
+    "why_not_carried",
+]
 
-__all__ = ["OpenVinoExecutable", "list_computed_outputs", "model_function"]
+# ---------------------------------------------------------------------- values
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_TYPES = {
+    DType.BOOL: openvino.Type.boolean,
+    DType.BFLOAT16: openvino.Type.bf16,
+    DType.FLOAT16: openvino.Type.f16,
+    DType.FLOAT32: openvino.Type.f32,
+    DType.FLOAT64: openvino.Type.f64,
+    DType.INT8: openvino.Type.i8,
+    DType.INT16: openvino.Type.i16,
+    DType.INT32: openvino.Type.i32,
+    DType.INT64: openvino.Type.i64,
+    DType.UINT8: openvino.Type.u8,
+    DType.UINT16: openvino.Type.u16,
+    DType.UINT32: openvino.Type.u32,
+    DType.UINT64: openvino.Type.u64,
+}
+_NAMES = {type_.get_type_name(): dtype for dtype, type_ in _TYPES.items()}
+_BITS = {DType.BFLOAT16: np.uint16}
+
+
+def why_not_carried(name: str, type_: Type | None) -> str | None:
+    """Return why a value of the type cannot enter or leave OpenVINO; None when it can, or nothing is known of it."""
+    if type_ is None or (isinstance(type_, TensorType) and type_.dtype in _TYPES):
+        return None
+    return f"{name!r} is {type_}, and {LIBRARY} is handed tensors of numbers only"
+
+
+def type_from(element: Any, shape: Any) -> TensorType | None:
+    """Return a type as the library spells it; extents that it leaves open are None, and so is an element type unknown here."""
+    dtype = _NAMES.get(element.get_type_name())
+    if dtype is None:
+        return None
+    if shape.rank.is_dynamic:
+        return TensorType(dtype)
+    return TensorType(dtype, tuple(None if extent.is_dynamic else extent.get_length() for extent in shape))
+
+
+def to_tensor(array: Array, dtype: DType) -> Any:
+    """Return a tensor over the memory of a C-contiguous array, which must outlive all use of the tensor: it keeps nothing."""
+    if not array.flags.writeable:
+        array = make_writable_alias(array)
+    bits = _BITS.get(dtype)
+    if bits is None:
+        # NumPy has two types of 64-bit integers that compare equal, and the library knows one of them.
+        same = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
+        return openvino.Tensor(same, shared_memory=True)
+    return openvino.Tensor(array.view(bits), list(array.shape), _TYPES[dtype])
+
+
+def in_order(array: Array) -> Array:
+    """Return the array, or a copy where it does not lie in order or is not aligned."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
+
+
+def empty(type_: TensorType) -> Array:
+    """Return an array of a static type; what it holds is what the memory held."""
+    return np.empty([extent for extent in type_.shape or () if isinstance(extent, int)], type_.dtype.numpy)
+
+
+def to_array(tensor: Any, dtype: DType) -> Array:
+    """Return the tensor's memory as an array, which lives as long as the tensor and what holds it."""
+    data: Array = tensor.data
+    return data if dtype not in _BITS else data.view(dtype.numpy)
+
+
+def copy_out(tensor: Any, dtype: DType) -> Array:
+    """Return a fresh array of what the tensor holds."""
+    return np.array(to_array(tensor, dtype), dtype.numpy, order="C")
+
+
+# ---------------------------------------------------------------------- requests
+
+COPY_TO = 16 * 1024
+"""Bytes to which copying a value to or from a tensor that is set (0.3 to 1 us) is quicker than setting another (4 us)."""
+
+_Request = openvino._pyopenvino.InferRequest
+"""The request without the public one's dispatch over kinds of input, which takes as long as a small call."""
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A compiled model, with what is known of its inputs and outputs."""
+
+    model: Any
+    used: tuple[int, ...]
+    """Which of the Function's inputs the model has, in its order."""
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    fixed: tuple[bool, ...]
+    """Per output, whether a tensor may be set for it once and for all: its shape is fixed, and it is no input's own value."""
+    passed: tuple[bool, ...]
+    """Per output, whether it is the very value of an input or a constant: to set a tensor for it would set the input."""
+
+    @classmethod
+    def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
+        """Raises TypeError for an element type that cannot cross."""
+        inputs, outputs = (tuple(map(_type_of, ports)) for ports in (model.inputs, model.outputs))
+        fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
+        return cls(model, used, inputs, outputs, tuple(fixed), tuple(passed))
+
+    @property
+    def idle_threads(self) -> int:
+        """The threads that the library keeps for it: one for each stream, and one that would call back."""
+        streams = int(self.model.get_property("NUM_STREAMS"))
+        return streams + 1 if streams else 0
+
+    @property
+    def concurrent_runs(self) -> int:
+        """How many requests compute at the same time: each stream has a graph under a lock, and without streams there is one."""
+        return max(1, int(self.model.get_property("NUM_STREAMS")))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether tensors may be set once and for all on both sides."""
+        return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))
+
+
+def _type_of(port: Any) -> TensorType:
+    type_ = type_from(port.element_type, port.partial_shape)
+    if type_ is None:
+        raise TypeError(f"a value of type {port.element_type.get_type_name()} cannot cross the border")
+    return type_
+
+
+class RequestFrame:
+    """A request for one thread at a time: two threads that use one get wrong numbers without an error.
+
+    It holds the request, the memory for its small inputs and outputs, and the tensors over whatever else it was given last.
+    """
+
+    def __init__(self, compiled: CompiledModel, *, empty: bool = False) -> None:
+        """An empty frame has nothing set yet."""
+        self._request = compiled.model.create_infer_request()
+        self._compiled: CompiledModel = compiled
+        self._set: dict[tuple[str, int], object] = {}
+        if empty:
+            return
+        self._outputs = [
+            self._fixed("output", place, type_) if may else None
+            for place, (type_, may) in enumerate(zip(compiled.outputs, compiled.fixed, strict=True))
+        ]
+        self._inputs = [self._fixed("input", place, type_) for place, type_ in enumerate(compiled.inputs)]
+
+    def _fixed(self, side: str, place: int, type_: TensorType) -> Array | None:
+        """Return memory that stays set for a small value of known size; None for another."""
+        nbytes = type_.nbytes if type_.is_static else None
+        if not nbytes or nbytes > COPY_TO:
+            return None
+        array = empty(type_)
+        self.give(side, place, array, type_.dtype)
+        return array
+
+    def give(self, side: str, place: int, array: Array, dtype: DType) -> None:
+        """Set a tensor over a C-contiguous array, and keep both until the next one is set in its place."""
+        tensor = to_tensor(array, dtype)
+        if side == "input":
+            _Request.set_input_tensor(self._request, place, tensor)
+        else:
+            _Request.set_output_tensor(self._request, place, tensor)
+        self._set[side, place] = array, tensor
+
+    def run(
+        self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None] = ()
+    ) -> list[Array]:
+        """Return one array per output: the buffer where one is given, which nothing else may overlap, or a fresh one.
+
+        ``shapes`` are those of outputs of open shape, None where they are not known; the same ones in each run.
+        """
+        for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
+            if fixed is None:
+                self.give("input", place, in_order(inputs[source]), self._compiled.inputs[place].dtype)
+            else:
+                fixed[...] = inputs[source]
+        targets = [self._target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
+        self.infer()
+        return [self._result(*three) for three in zip(range(len(targets)), targets, buffers, strict=True)]
+
+    def forget_model(self) -> None:
+        """Let the request alone refer to the model; it runs no more."""
+        del self._compiled
+
+    def infer(self) -> None:
+        """Compute with what is set; the interpreter's lock is free meanwhile."""
+        _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
+
+    def _target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
+        """Return the array that the request shall write to; None where it writes to memory of its own or to a fixed array."""
+        type_ = self._compiled.outputs[place]
+        if shape is not None and not self._compiled.passed[place]:
+            target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
+            self.give("output", place, target, type_.dtype)
+            return target
+        if self._outputs[place] is not None or not self._compiled.fixed[place] or not type_.nbytes:
+            return None
+        target = empty(type_) if buffer is None else buffer
+        self.give("output", place, target, type_.dtype)
+        return target
+
+    def _result(self, place: int, target: Array | None, buffer: Array | None) -> Array:
+        fixed = self._outputs[place]
+        if target is not None:
+            if self._compiled.fixed[place] or tuple(_Request.get_output_tensor(self._request, place).shape) == target.shape:
+                return target
+            fixed = None  # the library has put another shape in place of it
+        if fixed is None:
+            result = copy_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
+        else:
+            result = fixed.copy() if buffer is None else fixed
+        if buffer is None:
+            return result
+        fill(buffer, result)
+        return buffer
+
+
+def bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+    """Return a call over exactly those C-contiguous arrays, with a request of its own; only where `is_fixed`."""
+    frame = RequestFrame(compiled, empty=True)
+    for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
+        frame.give("output", place, array, type_.dtype)
+    for place, (source, type_) in enumerate(zip(compiled.used, compiled.inputs, strict=True)):
+        frame.give("input", place, inputs[source], type_.dtype)
+    return frame.infer
+
+
+# ---------------------------------------------------------------------- the executable
 
 Uses = Callable[[], Sequence[MemoryUse]]
 
@@ -52,18 +294,15 @@ class OpenVinoExecutable(Executable):
         self,
         function: Function,
         compiled: CompiledModel | None,
-        limits: Mapping[int, int] = FrozenDict(),
         held: object = None,
         uses: Uses = tuple,
         inplace: Mapping[int, int] | None = None,
     ) -> None:
         """`compiled` gives `list_computed_outputs`; None where there are none. `held` must live as long as it.
 
-        `limits` are the largest magnitudes that inputs may have, by their places. `inplace` are the places of outputs that may be
+        `inplace` are the places of outputs that may be
         written over an input, by its place; None to find them, which reads the Function's nodes.
         """
-        self.limits = limits
-        self._limits = tuple(limits.items())
         self.idle_threads = 0 if compiled is None else compiled.idle_threads
         self.concurrent_runs = None if compiled is None else compiled.concurrent_runs
         self.function = function
@@ -79,10 +318,7 @@ class OpenVinoExecutable(Executable):
         used = () if compiled is None else compiled.used
         self._sized = [place for place in used if _has_symbol(function.inputs[place])]
         """The inputs with symbolic dims that are read."""
-        self._varying = [place for place in used if not _is_static(function.inputs[place])]
-        """The inputs of open size that are read."""
         self._shared = _find_shared_dims(function)
-        self._met = SizeLog()
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
@@ -103,8 +339,6 @@ class OpenVinoExecutable(Executable):
 
     def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
-            if self._limits:
-                self._check_magnitudes(inputs)
             if self._sized and not all(inputs[place].size for place in self._sized):
                 raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
             if self._shared:
@@ -114,8 +348,6 @@ class OpenVinoExecutable(Executable):
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
-        if self._varying:
-            self._met.note(tuple([inputs[place].shape for place in self._varying]))
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
@@ -126,15 +358,6 @@ class OpenVinoExecutable(Executable):
             None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
             for dims in self._open
         ]
-
-    def _check_magnitudes(self, inputs: Sequence[Any]) -> None:
-        """Raise OverflowError for an integer with which the library would compute something else."""
-        for place, limit in self._limits:
-            value = inputs[place]
-            if value.size and not -limit <= value.min() <= value.max() <= limit:
-                raise OverflowError(
-                    f"input {self.function.inputs[place].name!r} holds an integer beyond {limit}, and OpenVINO computes in int32"
-                )
 
     def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
         """Raise ValueError where a dim has two sizes: with one thread the library reads beyond the smaller input."""
@@ -172,8 +395,6 @@ class OpenVinoExecutable(Executable):
 
         def run() -> None:
             try:
-                if self._limits:
-                    self._check_magnitudes(inputs)
                 call()
             except Exception as error:
                 raise self._failed(error) from error
@@ -262,10 +483,6 @@ def _has_symbol(value: Value) -> bool:
     return isinstance(type_, TensorType) and any(isinstance(dim, str) for dim in type_.shape or ())
 
 
-def _is_static(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.is_static
-
-
 def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
     """Return each symbolic dim that several axes of inputs have: its name, and the input and axis of each."""
     found: dict[str, list[tuple[int, int]]] = {}
@@ -296,3 +513,36 @@ def _is_large(value: Value, least: int | None) -> bool:
 
 def _overlaps(buffer: Array, values: Sequence[Any]) -> bool:
     return not buffer.flags.c_contiguous or any(np.may_share_memory(buffer, array) for array in values)
+
+
+# ---------------------------------------------------------------------- the saved form
+
+# blob       as OpenVINO exports it: its optimised graph and all constants
+# header     JSON: the inputs of the Function that the model has, the outputs that it only passes on, the length of the blob, and
+#            the outputs that may be written over an input
+# 8 bytes    length of the header
+
+
+def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryview:
+    """Return a compiled model as `load_model` reads it.
+
+    ``inplace`` are the places of outputs that may be written over an input, by its place.
+    """
+    stream = compiled.model.export_model()
+    size = len(stream.getbuffer())
+    header = {"used": compiled.used, "passed": compiled.passed, "blob": size}
+    text = json.dumps({**header, "inplace": list(inplace.items())}).encode()
+    stream.seek(size)
+    stream.write(text + len(text).to_bytes(8, "little"))
+    view: memoryview = stream.getbuffer()
+    return view
+
+
+def load_model(data: memoryview, device: str, settings: Mapping[str, Any]) -> tuple[CompiledModel, dict[int, int]]:
+    """Return what `export_model` wrote, whose checksum has been checked; ``data`` must live as long as it."""
+    length = int.from_bytes(data[-8:], "little")
+    header = json.loads(bytes(data[-8 - length : -8]))
+    blob = np.frombuffer(data[: header["blob"]], np.uint8)
+    model = core().import_model(to_tensor(blob, DType.UINT8), device, settings)
+    compiled = CompiledModel.of(model, tuple(header["used"]), header["passed"])
+    return compiled, dict(header["inplace"])

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt.engines.openvino.graph_fixups import fix_up
-from xrt.engines.openvino.half_precision import find_growing_halves, keep_halves
+from xrt.engines.openvino.executable import Array, in_order, to_tensor
 from xrt.engines.openvino.library import core, openvino
-from xrt.engines.openvino.values import Array, in_order, to_tensor
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, Value
 
@@ -37,8 +35,8 @@ class ImportedModel:
     """How many bytes of them are copies of constants, which did not lie in order."""
 
 
-def export_function(function: Function, *, keeps_halves: bool) -> ImportedModel:
-    """Return the Function as a model; with ``keeps_halves`` it rounds to numbers of 16 bits where the Function does.
+def export_function(function: Function) -> ImportedModel:
+    """Convert the Function to a model.
 
     Heavy constants become inputs while the frontend reads the model, and are put in their places afterwards, so that no copy
     of them goes through protobuf. Raises ModelError, or whatever OpenVINO's frontend raises.
@@ -54,9 +52,7 @@ def export_function(function: Function, *, keeps_halves: bool) -> ImportedModel:
     for place, parameter in zip(places, model.get_parameters(), strict=True):
         if place >= count:
             _put(model, parameter, to_tensor(held[place - count], weights[place - count].dtype))
-    if keeps_halves:
-        keep_halves(model, find_growing_halves(function, function.nodes))
-    fix_up(model)
+    _keep_order_of_ties(model)
     model.validate_nodes_and_infer_types()
     copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)
     return ImportedModel(model, tuple(p for p in places if p < count), _passed(model), tuple(held), copied)
@@ -95,3 +91,16 @@ def _put(model: Any, parameter: Any, tensor: Any) -> None:
     constant = openvino.op.Constant(tensor, shared_memory=True)
     parameter.output(0).replace(constant.output(0))
     model.remove_parameter(parameter)
+
+
+def _keep_order_of_ties(model: Any) -> None:
+    """Let each TopK order equal elements by their places, as ONNX does; the frontend asks for any order."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "TopK":
+            how = node.get_attributes()
+            data, count = node.input_value(0), node.input_value(1)
+            kind = how["index_element_type"]
+            stable = openvino.opset13.topk(data, count, how["axis"], how["mode"], "value", kind, stable=True)
+            for old, new in zip(node.outputs(), stable.outputs(), strict=True):
+                for reader in list(old.get_target_inputs()):
+                    reader.replace_source_output(new)

@@ -1,129 +1,64 @@
-"""Why OpenVINO cannot take a node: what it computes (`support`), where it goes wrong (`defects`), and a trial (`trial`)."""
+"""Why OpenVINO does not support a node: the tables, then the answer of its frontend for the node alone.
+
+The frontend takes any opset, ignores inputs and attributes that it does not know, and says nothing. The inputs and outputs of the
+model that it makes tell some of that.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
-from xrt.engines.openvino.bit_encoding import encode, has_codes
-from xrt.engines.openvino.conversion_check import check_conversion
-from xrt.engines.openvino.dtype_support import HALVES, list_data_inputs, why_not_computed
-from xrt.engines.openvino.export import NEWEST_OPSET
-from xrt.engines.openvino.half_precision import find_growing_halves
-from xrt.engines.openvino.integer_ranges import input_limits, is_wide_integer
-from xrt.engines.openvino.known_issues import find_known_issue, transform_error
-from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.open_issues import find_open_issue
-from xrt.engines.openvino.operator_definitions import decompose, find_decomposition
-from xrt.engines.openvino.values import why_not_carried
-from xrt.engines.toolkit.node_rewrite import as_function
+from xrt.engines.openvino.executable import type_from, why_not_carried
+from xrt.engines.openvino.export import NEWEST_OPSET, read_model
+from xrt.engines.openvino.library import LIBRARY, summarize_error
+from xrt.engines.openvino.lowering import decompose, find_decomposition
+from xrt.engines.openvino.tables import find_issue, list_data_inputs, why_not_computed
+from xrt.engines.toolkit.node_query import NodeQuery
 from xrt.formats.onnx import why_not_downgradable
-from xrt.graph import Function, Node, TensorType, Value, since_version
+from xrt.graph import Constant, Function, Node, TensorType, Value, since_version
 
-__all__ = ["Terms", "decompose_if_supported", "why_not"]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms a node is asked for."""
-
-    native: bool = False
-    """Whether the library's own arithmetic will do."""
-    float_tolerance: float = 1e-4
-    """By how much it may be off by rounding, as a share of the largest element."""
+__all__ = ["lower", "why_not"]
 
 
-def why_not(node: Node, function: Function, terms: Terms) -> str | None:
-    """Return why OpenVINO does not support the node; None when it does.
-
-    A node that is unsupported in its own form is accepted if its decomposition into other nodes (`meaning`) is supported.
-    """
-    if (reason := find_open_issue(node, function)) is not None:
-        return reason
-    if has_codes(node, function):
-        return _why_not_on_codes(node, function, terms)
-    reason = _why_not_as_it_stands(node, function, terms)
+def why_not(node: Node, function: Function) -> str | None:
+    """Explain why OpenVINO does not support the node, or return None if it does, itself or in its decomposition."""
+    reason = _why_not_itself(node, function)
     if reason is None or _why_not_known_types(node, function):
         return reason
-    meaning = find_decomposition(node, function)
-    if meaning is None:
-        return reason
-    return _why_not_said(meaning, terms) and reason
+    lowered = find_decomposition(node, function)
+    is_supported = lowered is not None and all(why_not(one, lowered) is None for one in lowered.nodes)
+    return None if is_supported else reason
 
 
-def _why_not_on_codes(node: Node, function: Function, terms: Terms) -> str | None:
-    said = None if node.bodies or node.control else encode(as_function(node, function))
-    if said is not None:
-        return _why_not_said(said, terms)
-    return f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, on which {node.op} cannot be said"
+def lower(function: Function) -> Function:
+    """Decompose the nodes that OpenVINO supports only in their decomposition."""
+    return decompose(function, lambda node, holder: _why_not_itself(node, holder) is not None and why_not(node, holder) is None)
 
 
-def decompose_if_supported(function: Function, terms: Terms) -> Function:
-    """Return the Function with the nodes that OpenVINO takes by their meaning only in the words of it."""
-    return decompose(function, lambda node, holder: _is_taken_said(node, holder, terms))
-
-
-def _is_taken_said(node: Node, function: Function, terms: Terms) -> bool:
-    """Whether the node is supported, but only in decomposed form."""
-    refused = _why_not_as_it_stands(node, function, terms) is not None
-    return refused and why_not(node, function, terms) is None
-
-
-def _why_not_said(meaning: Function, terms: Terms) -> str | None:
-    reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, terms))), None)
-    if reason is None and not terms.native and input_limits(meaning, lambda node: list_data_inputs(node, meaning)) is None:
-        return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"
-    return reason
-
-
-def _why_not_as_it_stands(node: Node, function: Function, terms: Terms) -> str | None:
+def _why_not_itself(node: Node, function: Function) -> str | None:
     reason = (
         _why_not_known(node, function)
         or _why_not_crossing(node, function)
-        or why_not_computed(node, function, native=terms.native)
-        or find_known_issue(node, function)
-        or _why_inexact(node, function, terms)
+        or why_not_computed(node, function)
+        or find_issue(node, function)
     )
     if reason is None and node.bodies:
-        return _why_not_inside(node, function, terms)
+        return _why_not_inside(node, function)
     return reason or check_conversion(node, function)
 
 
-def _why_inexact(node: Node, function: Function, terms: Terms) -> str | None:
-    if node.op_type not in ("DFT", "STFT") or transform_error(node, function) <= terms.float_tolerance:
-        return None
-    return f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
-
-
-def _why_not_inside(node: Node, function: Function, terms: Terms) -> str | None:
-    """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
+def _why_not_inside(node: Node, function: Function) -> str | None:
+    """Explain which node of its bodies is not supported."""
     if node.op_type == "Scan" and (made := [n for body in node.bodies for n in body.captures if function.producer(n)]):
         return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {made[0]!r} is"
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
-            reason = (
-                find_open_issue(inner, closed)
-                or _why_not_as_it_stands(inner, closed, terms)
-                or (None if terms.native else _why_not_rounded(inner, closed))
-            )
-            if (
-                reason is None
-                and not terms.native
-                and any(is_wide_integer(name, closed) for name in list_data_inputs(inner, closed))
-            ):
-                reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
-            if reason:
+            if reason := _why_not_itself(inner, closed):
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
-
-
-def _why_not_rounded(node: Node, function: Function) -> str | None:
-    """Return that the node of a body may need a rounding or a limit, which XRT puts into the main model only."""
-    types = {name: function.get_type(name) for name in (*node.uses, *node.defines)}
-    halves = [name for name, type_ in types.items() if isinstance(type_, TensorType) and type_.dtype in HALVES]
-    if not halves or not (node.op_type in ("Cast", "CastLike") or find_growing_halves(function, (node,))):
-        return None
-    return f"{LIBRARY} computes {types[halves[0]]} in float32, and in a body nothing rounds it"
 
 
 def _closed(body: Function, outer: Function) -> Function:
@@ -184,3 +119,65 @@ def _why_empty(node: Node, function: Function) -> str | None:
         if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
             return f"{name!r} is {type_}, which has no elements, and {LIBRARY} computes such in part of its operators only"
     return None
+
+
+# ---------------------------------------------------------------------- the frontend's answer
+
+REMEMBERED = 8192
+"""Nodes whose answers are kept."""
+SMALL = 64
+"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
+
+_IMMATERIAL = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
+"""Operators whose further inputs say something that is known without their values."""
+
+
+def check_conversion(node: Node, function: Function) -> str | None:
+    """Return why the frontend does not convert the node as a Function of its own, or converts another; None when it does.
+
+    Costs about a millisecond for the first node of a kind. The types of inputs must be known.
+    """
+    tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
+    version = since_version(node, function) or function.opsets[""]
+    return _answer(NodeQuery.of(node, function, version, _find_constant, tensors))
+
+
+def _find_constant(name: str, function: Function) -> Constant | None:
+    """Return a small constant; None for other values."""
+    constant = function.constants.get(name)
+    return constant if constant is not None and constant.array.size <= SMALL else None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _answer(question: NodeQuery) -> str | None:
+    alone = question.to_function()
+    try:
+        model = read_model(alone)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{LIBRARY} does not convert this {question.op_type}: {summarize_error(error)}"
+    return _ignored(question, alone, model) or _disagreement(question, alone.outputs, model)
+
+
+def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
+    """Return that the frontend dropped an input, so that whatever it says does not matter; None where it must not."""
+    kept = len(model.get_parameters())
+    holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
+    if kept >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:
+        return None
+    return f"{LIBRARY} ignores an input of this {question.op_type}: it keeps {kept} of {len(alone.inputs)}"
+
+
+def _disagreement(question: NodeQuery, outputs: Sequence[Value], model: Any) -> str | None:
+    for port, value in zip(model.outputs, outputs, strict=True):
+        got, want = type_from(port.element_type, port.partial_shape), value.type
+        if got is None or not _agrees(got, want):
+            shown = got or port.element_type.get_type_name()
+            return f"{LIBRARY} takes the result of this {question.op_type} for {shown}, where ONNX says {want}"
+    return None
+
+
+def _agrees(got: TensorType, want: Any) -> bool:
+    if got.dtype is not want.dtype or got.shape is None or want.shape is None:
+        return got.dtype is want.dtype
+    both = zip(got.shape, want.shape, strict=False)
+    return len(got.shape) == len(want.shape) and all(g == w for g, w in both if isinstance(g, int) and isinstance(w, int))

@@ -1,0 +1,145 @@
+"""Operators that OpenVINO lacks, in others: by ONNX's own definitions, by those of learned models, or by the rules below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+
+from xrt import passes
+from xrt.engines.openvino.tables import may_cut_off_more_than_there_is
+from xrt.engines.toolkit import node_rewrite
+from xrt.engines.toolkit.learned_models import ML, find_learned_definition
+from xrt.engines.toolkit.node_rewrite import as_function, rename_part
+from xrt.engines.toolkit.node_writer import NodeWriter
+from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.errors import ModelError
+from xrt.formats.onnx import expand
+from xrt.graph import DType, Function, Node, TensorType
+
+__all__ = ["decompose", "find_decomposition"]
+
+REMEMBERED = 1024
+"""Decompositions that are kept, so that equal nodes are decomposed once."""
+
+
+def find_decomposition(node: Node, function: Function) -> Function | None:
+    """Decompose the node into other operators, constant parts computed; None if no decomposition is known."""
+    if node.bodies or node.control:
+        return None
+    if node.op_type == "Pad" and not may_cut_off_more_than_there_is(node, function):
+        return None  # its decomposition contains such a Pad
+    return find_learned_definition(node, function) if node.domain == ML else _meaning(as_function(node, function))
+
+
+def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) -> Function:
+    """Replace each node that `is_lowered` selects by its decomposition, recursively."""
+    return node_rewrite.rewrite_nodes(function, lambda node, at: find_decomposition(node, at) if is_lowered(node, at) else None)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _meaning(one: Function) -> Function | None:
+    try:
+        (node,) = one.nodes
+        own = None if node.domain else _DECOMPOSITIONS.get(node.op_type)
+        meaning = (own and own(OpenVinoWriter.of(one))) or expand(one)
+        if meaning is None or meaning.opset() != one.opset():
+            return None
+        folded = passes.fold_constants(passes.infer_shapes(meaning), evaluate)
+    except ModelError:
+        return None
+    return _with_constants_passed_on(passes.drop_dead_nodes(passes.infer_shapes(folded)))
+
+
+def _with_constants_passed_on(meaning: Function) -> Function:
+    """Return the meaning with an Identity for each result all of which was computed, so that its type counts as a node's does."""
+    computed = [value.name for value in meaning.outputs if value.name in meaning.constants]
+    if not computed:
+        return meaning
+    names = {name: f"{name}/constant" for name in computed}
+    nodes = tuple(rename_part(node, lambda name: names.get(name, name)) for node in meaning.nodes)
+    passed = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
+    constants = {names.get(name, name): constant for name, constant in meaning.constants.items()}
+    return meaning.replace(nodes=(*nodes, *passed), constants=constants)
+
+
+class OpenVinoWriter(NodeWriter):
+    """Writes the nodes that say the node of a Function that has no other."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, alone: Function) -> Self:
+        """Return a writer for the only node of the Function."""
+        (node,) = alone.nodes
+        return cls(node, alone, [], dict(alone.constants))
+
+    def literal(self, value: object, dtype: type[np.generic] = np.int32) -> str:
+        """Write a constant of those values, and return its name."""
+        return self.constant(np.array(value, dtype))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+    def get_input(self, index: int) -> str:
+        """Return the input of that place, empty where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def get_input_type(self, index: int) -> TensorType | None:
+        """Return the type of the input of that place; None where it is left out, or no tensor."""
+        type_ = self.function.get_type(self.get_input(index)) if self.get_input(index) else None
+        return type_ if isinstance(type_, TensorType) else None
+
+    def results(self, *names: str) -> Function:
+        """Return what was written, with those values as the node's results, in its order."""
+        ends = [Node("Identity", (name,), (end,)) for name, end in zip(names, self.node.outputs, strict=False) if end]
+        return self.whole(*ends)
+
+    def whole(self, *nodes: Node) -> Function:
+        """Return what was written, and those nodes, which define the node's results."""
+        written = [replace(node, name="") for node in self.nodes]
+        return self.function.replace(nodes=(*written, *nodes), constants=self.constants, types={})
+
+
+def decompose_pad(pen: OpenVinoWriter) -> Function | None:
+    """Write a Pad as one that adds, and a Slice; None where a rank is not known, or what is cut off may be read."""
+    x, pads = pen.get_input_type(0), pen.get_input_type(1)
+    count = pads.shape[0] if pads is not None and pads.shape else None
+    is_constant = pen.node.attr("mode", "constant") in ("constant", b"constant")
+    if x is None or x.shape is None or not isinstance(count, int) or not is_constant:
+        return None
+    zero = pen.literal(0, np.int64)
+    more, cut = (pen.op(kind, pen.inputs[1], zero) for kind in ("Max", "Min"))
+    padded = pen.op("Pad", pen.inputs[0], more, *pen.inputs[2:], attributes=pen.node.attributes)
+    axes = pen.get_input(3) or pen.literal(range(len(x.shape)), np.int64)
+    first, middle, last = (pen.literal([place], np.int64) for place in (0, count // 2, count))
+    begins = pen.op("Neg", pen.op("Slice", cut, first, middle))
+    sizes = pen.op("Gather", pen.op("Shape", padded), axes)
+    ends = pen.op("Max", pen.op("Add", sizes, pen.op("Slice", cut, middle, last)), zero)
+    return pen.results(pen.op("Slice", padded, begins, ends, axes))
+
+
+def decompose_tensor_scatter(pen: OpenVinoWriter) -> Function | None:
+    """Write the update of a cache; None where a shape is not fixed, or the places run around the end."""
+    cache, update = pen.get_input_type(0), pen.get_input_type(1)
+    if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
+        return None
+    if pen.node.attr("mode", "linear") not in ("linear", b"linear"):
+        return None
+    rank, along = len(update.shape), pen.node.attr("axis", -2) % len(update.shape)
+    steps = np.arange(update.shape[along], dtype=np.int32).reshape([-1 if axis == along else 1 for axis in range(rank)])
+    places = pen.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # it is static
+    if pen.get_input(2):
+        starts = pen.op("Reshape", pen.cast(pen.get_input(2), DType.INT32), pen.literal([-1] + [1] * (rank - 1), np.int64))
+        places = pen.op("Add", starts, places)
+    return pen.results(pen.op("ScatterElements", pen.get_input(0), places, pen.get_input(1), axis=along))
+
+
+_DECOMPOSITIONS: Mapping[str, Callable[[OpenVinoWriter], Function | None]] = {
+    "Pad": decompose_pad,
+    "TensorScatter": decompose_tensor_scatter,
+}

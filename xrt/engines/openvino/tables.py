@@ -1,0 +1,619 @@
+"""The tables of OpenVINO: what is exported, and what it gets wrong on ordinary values.
+
+Each row of ISSUES and OPEN_ISSUES names a set of nodes to decline, with the reason and the evidence. Where a size decides and is
+not known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.toolkit.fourier_precision import AXIS_IS_INPUT, Transform
+from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
+from xrt.engines.toolkit.open_shapes import has_symbolic_dims
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, find_schema, is_training, since_version
+
+__all__ = [
+    "EXPORTED",
+    "ISSUES",
+    "OPEN_ISSUES",
+    "find_issue",
+    "list_data_inputs",
+    "may_cut_off_more_than_there_is",
+    "why_not_computed",
+]
+
+TOLERANCE = 1e-4
+"""Largest error by rounding, as a share of the largest element of a result."""
+
+# ---------------------------------------------------------------------- exported operators
+
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+FLOATS = HALVES | {DType.FLOAT32}
+BOOL = frozenset({DType.BOOL})
+BYTES = frozenset({DType.INT8, DType.UINT8})
+SHORTS = frozenset({DType.INT16, DType.UINT16})
+WORDS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
+"""Computed in int32; what does not fit is a deviation."""
+INTEGERS = BYTES | SHORTS | WORDS
+ANY = FLOATS | BOOL | INTEGERS
+
+
+def _rows(operators: str, dtypes: frozenset[DType], main: int = 0) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
+    return ((operator, (dtypes, main)) for operator in operators.split())
+
+
+EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
+    [
+        *_rows("Constant", ANY),
+        # moved unchanged
+        *_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
+        *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
+        *_rows("Where", ANY, main=1),
+        *_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | BYTES | SHORTS | {DType.INT32}),
+        *_rows("Pad", ANY),
+        *_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
+        *_rows("EyeLike NonZero Shape Size", ANY),
+        *_rows("ConstantOfShape", frozenset({DType.INT64})),
+        *_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | WORDS),
+        *_rows("OneHot", INTEGERS),
+        *_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | WORDS),
+        # one element at a time
+        *_rows("Add Mul Sub Neg", FLOATS | WORDS),
+        *_rows("Max Min", FLOATS | INTEGERS),
+        *_rows("Abs", FLOATS | {DType.UINT8} | WORDS),
+        *_rows("Div", FLOATS | INTEGERS),
+        *_rows("Mod", INTEGERS),
+        *_rows("Relu", FLOATS | {DType.INT8, DType.INT16}),
+        *_rows("Clip Sign", FLOATS | INTEGERS),
+        *_rows("Equal", FLOATS | BOOL | INTEGERS),
+        *_rows("Greater GreaterOrEqual Less LessOrEqual", FLOATS | INTEGERS),
+        *_rows("And Not Or Xor", BOOL),
+        *_rows("BitShift", frozenset({DType.UINT16})),
+        *_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", BYTES | SHORTS | {DType.INT32}),
+        *_rows("Cast CastLike", ANY),
+        *_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
+        *_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
+        *_rows("Sin Sinh Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu", FLOATS),
+        # along axes and in windows
+        *_rows("Attention LRN LayerNormalization LpNormalization MeanVarianceNormalization RMSNormalization", FLOATS),
+        *_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
+        *_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
+        *_rows("MaxPool", FLOATS | BYTES),
+        *_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
+        *_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
+        *_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
+        *_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
+        *_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSumSquare", FLOATS),
+        *_rows("ReduceProd ReduceSum", FLOATS | WORDS),
+        *_rows("ReduceMax ReduceMin", FLOATS | BOOL | BYTES | WORDS),
+        *_rows("ArgMax ArgMin", FLOATS | INTEGERS),
+        *_rows("CumSum", FLOATS | WORDS),
+        *_rows("DFT STFT", frozenset({DType.FLOAT32})),
+        *_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
+        # with bodies
+        *_rows("If Scan", ANY),
+        *_rows("Loop", ANY, main=2),
+        *_rows("TopK", FLOATS | INTEGERS),
+        # quantized numbers
+        *_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", BYTES),
+        *_rows("DequantizeLinear", BYTES | SHORTS | {DType.INT32}),
+        *_rows("QuantizeLinear", FLOATS),
+        *_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
+    ]
+)
+"""The operators that are handed to OpenVINO 2026.4: the element types that were tried and agreed with the reference on ordinary
+values, and the input that is of them.
+
+The plugin computes in float32, int32, int8, uint8 and bool whatever the model says, and its own answer is not used: sums of int8
+and uint8 stop at the ends of the type, so that these are not among the types of Add."""
+
+
+def why_not_computed(node: Node, function: Function) -> str | None:
+    """Explain which element type OpenVINO does not compute the node in; None if it computes all of them."""
+    if node.op_type not in EXPORTED:
+        return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
+    dtypes = EXPORTED[node.op_type][0]
+    data = list_data_inputs(node, function)
+    for name in dict.fromkeys((*node.uses, *node.defines)):
+        type_ = function.get_type(name)
+        if not isinstance(type_, TensorType):
+            continue
+        if type_.dtype is DType.FLOAT64:
+            return f"{name!r} is float64, and {LIBRARY} computes float64 in float32"
+        if name in data and type_.dtype not in dtypes:
+            return f"{LIBRARY} computes {node.op} in {', '.join(sorted(map(str, dtypes)))}, and {name!r} is {type_.dtype}"
+    return None
+
+
+def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
+    """List the values that a node computes with, by its schema those of its main input's type; not places and sizes."""
+    schema = find_schema(node.op_type, since_version(node, function) or 1)
+    if node.op_type not in EXPORTED or schema is None or not schema.inputs:
+        return frozenset(node.uses)
+    kinds = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
+    pairs = zip(kinds, (node.inputs, node.outputs), strict=True)
+    named = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
+    main = kinds[0][min(EXPORTED[node.op_type][1], len(kinds[0]) - 1)]
+    return frozenset(name for kind, name in named if kind == main)
+
+
+# ---------------------------------------------------------------------- conditions
+
+
+def _has(node: Node, index: int) -> bool:
+    """Whether the node is given that input."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def _shape(node: Node, index: int, function: Function) -> Shape | None:
+    type_ = function.get_type(node.inputs[index]) if _has(node, index) else None
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _dtype(node: Node, index: int, function: Function) -> DType | None:
+    type_ = function.get_type(node.inputs[index]) if _has(node, index) else None
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _constant(node: Node, index: int, function: Function) -> Constant | None:
+    return function.constants.get(node.inputs[index]) if _has(node, index) else None
+
+
+def _varies(index: int) -> Test:
+    return lambda node, function: _has(node, index) and _constant(node, index, function) is None
+
+
+def _has_window(node: Node, function: Function) -> bool:
+    return (since_version(node, function) or 0) >= 25
+
+
+def _flattens(node: Node, function: Function) -> bool:
+    """Whether more than one axis is flattened, or may be."""
+    shape = _shape(node, 0, function)
+    if (since_version(node, function) or 0) >= 13:
+        return False
+    return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
+
+
+def _is_causal_after_past(node: Node, function: Function) -> bool:
+    return node.attr("is_causal", 0) == 1 and _has(node, 4)
+
+
+def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
+    kernel = (_shape(node, 1, function) or (None, None, None))[2:]
+    pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
+
+
+def _scales_by_a_fraction(node: Node, function: Function) -> bool:
+    """Whether corners are aligned in a size that is given by scales and is not whole, or may not be."""
+    if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
+        return False
+    scales, shape = _constant(node, 2, function), _shape(node, 0, function)
+    if not _has(node, 2) or _has(node, 3):
+        return False
+    if scales is None or shape is None:
+        return True
+    axes = node.attr("axes") or range(len(shape))
+    return not all(_is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
+
+
+def _is_whole(extent: Dim, scale: float) -> bool:
+    """Whether the extent times its scale is whole. Of an extent that is not known, a whole scale makes a whole one."""
+    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
+
+
+def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
+    """Return whether the size of a pooling is rounded up so that its last window reaches too far, or may."""
+
+    def applies(node: Node, function: Function) -> bool:
+        if not node.attr("ceil_mode", 0):
+            return False
+        extents, kernel = (_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
+        known = [extent for extent in extents if isinstance(extent, int)]
+        if not known or len(known) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
+            return True
+        rank = len(known)
+        pads, ones = node.attr("pads", (0,) * 2 * rank), (1,) * rank
+        strides, dilations = (node.attr(name, ones) for name in ("strides", "dilations"))
+        return any(reaches(_Axis(*axis)) for axis in zip(known, kernel, strides, dilations, pads, pads[rank:], strict=False))
+
+    return applies
+
+
+class _Axis(NamedTuple):
+    """An axis of a pooling that rounds its size up."""
+
+    extent: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    behind: int
+
+    @property
+    def size(self) -> int:
+        """Extent with padding."""
+        return self.extent + self.before + self.behind
+
+    @property
+    def reach(self) -> int:
+        """Of a window, from its first element to its last."""
+        return self.dilation * (self.kernel - 1)
+
+    @property
+    def last(self) -> int:
+        """Where the last window begins."""
+        return -(-(self.size - self.reach - 1) // self.stride) * self.stride
+
+
+def _begins_in_padding(axis: _Axis) -> bool:
+    return axis.last >= axis.extent + axis.before
+
+
+def _ends_behind_padding(axis: _Axis) -> bool:
+    return axis.last + axis.reach >= axis.size
+
+
+def _counts_what_is_not_there(node: Node, function: Function) -> bool:
+    counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
+    return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
+
+
+def _splits_an_open_extent(node: Node, function: Function) -> bool:
+    """Whether a Split by a number of parts, as opset 18 has it, cuts an extent that only the run shows."""
+    if not node.attr("num_outputs"):
+        return False
+    shape, axis = _shape(node, 0, function), node.attr("axis", 0)
+    return shape is None or not isinstance(shape[axis], int)
+
+
+def _gathers_from_another_shape(node: Node, function: Function) -> bool:
+    """Whether a GatherElements has fewer indices than elements along another axis than its own, or may have."""
+    data, indices = _shape(node, 0, function), _shape(node, 1, function)
+    if data is None or indices is None or len(data) != len(indices):
+        return True
+    others = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
+    return any(data[i] is None or data[i] != indices[i] for i in others)
+
+
+def _has_slopes_of_channels(node: Node, function: Function) -> bool:
+    """Whether there are as many slopes, along one axis, as channels, and these are not the last axis."""
+    shape, slopes = _shape(node, 0, function), _shape(node, 1, function)
+    if shape is None or slopes is None:
+        return True
+    return len(slopes) == 1 and len(shape) > 2 and (slopes[0] == shape[1] or not isinstance(shape[1], int))
+
+
+def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
+    """Whether a shape, or axes, or pads, that are known only at run time have no elements, or may have none."""
+    if not _varies(1)(node, function):
+        return False
+    shape = _shape(node, 1, function)
+    return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
+
+
+def _is_inexact_transform(node: Node, function: Function) -> bool:
+    """Whether a transform is off by more than the tolerance: its angles are computed in float32."""
+    opset = function.opsets.get("", 0)
+    shape, constant = (lambda place: _shape(node, place, function)), (lambda place: _constant(node, place, function))
+    return Transform(node, opset, shape, constant).error() > TOLERANCE
+
+
+def _divides_constant_integers(node: Node, function: Function) -> bool:
+    dtype = _dtype(node, 0, function)
+    return dtype is not None and dtype.is_integer and _is_folded(node, function)
+
+
+def _is_folded(node: Node, function: Function) -> bool:
+    """Whether the library computes the node before it compiles: nothing that it depends on is an input or has a body."""
+    seen, left = {""}, list(node.inputs)
+    while left:
+        name = left.pop()
+        if name in seen or name in function.constants:
+            continue
+        seen.add(name)
+        producer = function.producer(name)
+        if producer is None or producer.bodies:
+            return False
+        left += producer.inputs
+    return True
+
+
+def _leads_away(node: Node, function: Function) -> bool:
+    """Whether the steps of a Range of constants lead away from its limit."""
+    values = [_constant(node, place, function) for place in range(3)]
+    if None in values:
+        return False
+    start, limit, step = (one.array.item() for one in values if one is not None)
+    return bool((limit - start) * step < 0)
+
+
+def _transforms_another_axis(node: Node, function: Function) -> bool:
+    """Whether the axis is counted from the end, or is an input, and not the one that the attribute has by default."""
+    if (since_version(node, function) or 0) < AXIS_IS_INPUT:
+        return bool(node.attr("axis", 1) < 0)
+    rank, axis = len(_shape(node, 0, function) or ()), _constant(node, 2, function)
+    if _has(node, 2) and axis is None:
+        return True
+    return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
+
+
+def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
+    """Whether a pad may be negative, and cut off more elements than its axis has."""
+    given = [*node.inputs, *[""] * (4 - len(node.inputs))]
+    found, chosen = (function.constants.get(given[index]) for index in (1, 3))
+    if found is None and given[1]:
+        return not _is_least_zero(given[1], function)
+    pads = [int(pad) for pad in (node.attr("pads", ()) if found is None else found.array.reshape(-1))]
+    if min(pads, default=0) >= 0:
+        return False
+    type_, count = function.get_type(given[0]), len(pads) // 2
+    if not isinstance(type_, TensorType) or type_.shape is None or (given[3] and chosen is None):
+        return True
+    axes = range(len(type_.shape)) if chosen is None else [int(axis) for axis in chosen.array.reshape(-1)]
+    extents = [type_.shape[axis] for axis in axes]
+    cuts = [max(0, -begin) + max(0, -end) for begin, end in zip(pads[:count], pads[count:], strict=True)]
+    return any(cut and not (isinstance(extent, int) and cut <= extent) for cut, extent in zip(cuts, extents, strict=True))
+
+
+def _is_least_zero(name: str, function: Function) -> bool:
+    """Whether a value is the largest of something and of a constant without a negative number."""
+    producer = function.producer(name)
+    if producer is None or producer.op != "Max":
+        return False
+    known = [function.constants[one].array for one in producer.inputs if one in function.constants]
+    return any(bool((one >= 0).all()) for one in known)
+
+
+# ---------------------------------------------------------------------- issues
+
+
+ISSUES: tuple[KnownIssue, ...] = (
+    KnownIssue(
+        ("PRelu",),
+        _has_slopes_of_channels,
+        "takes the slopes of a PRelu for those of its channels where they are those of the last axis, and as many",
+        ("slopes_along_the_last_axis of the corpus",),
+    ),
+    KnownIssue(
+        ("Tile",),
+        _varies(1),
+        "leaves the memory as it was where the repeats of Tile are known only at run time",
+        ("test_tile",),
+    ),
+    KnownIssue(
+        ("Expand",),
+        lambda node, function: _shape(node, 0, function) in ((), None) and _may_be_empty_at_run_time(node, function),
+        "ends the process where a shape that is known only at run time expands a number to a number",
+        ("expanded_to_its_own_rank_0 of the corpus", "expanded_to_a_given_rank_0 of the corpus: fails when run"),
+    ),
+    KnownIssue(
+        ("Pad", "Unsqueeze"),
+        _may_be_empty_at_run_time,
+        "does not convert this where there are no axes and that is known only at run time",
+        ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
+    ),
+    KnownIssue(
+        ("Pad",),
+        may_cut_off_more_than_there_is,
+        "writes beyond its memory, and ends the process, where a negative pad cuts off more than there is",
+        (
+            "cut_off_more_than_there_is of the corpus: ends the process",
+            "cut_off_more_at_run_time of the corpus: ends the process",
+        ),
+    ),
+    KnownIssue(
+        ("Div",),
+        _divides_constant_integers,
+        "rounds the quotient of constant integers down",
+        ("quotients_of_constants of the corpus: -7 / 2 is -4",),
+    ),
+    KnownIssue(
+        ("Abs",),
+        lambda node, function: _dtype(node, 0, function) in HALVES and _is_folded(node, function),
+        "leaves the sign of a constant of 16 bits that Abs reads",
+        ("absolute_value_of_constants of the corpus",),
+    ),
+    KnownIssue(
+        ("Range",),
+        _leads_away,
+        "counts the steps of a Range that lead away from its limit",
+        ("compared with the reference: from 5 to 0 by 1 gives five elements",),
+    ),
+    KnownIssue(
+        ("MaxPool",),
+        lambda node, function: node.attr("storage_order", 0) == 1 and len(node.outputs) > 1,
+        "gives the Indices of MaxPool with storage_order=1 row by row",
+        ("indices_by_columns of the corpus",),
+    ),
+    KnownIssue(
+        ("DFT", "STFT"),
+        _is_inexact_transform,
+        "computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element",
+        ("compared with NumPy: a length of 1,000 leaves 1.5e-4, one of 1,024 3e-7",),
+    ),
+    KnownIssue(
+        ("Split",),
+        _splits_an_open_extent,
+        "refuses at run time to split an extent that is no multiple of the number of parts, and this one is known only then",
+        ("split_unevenly_at_an_open_extent of the corpus",),
+    ),
+    KnownIssue(
+        ("GatherElements",),
+        _gathers_from_another_shape,
+        "takes a GatherElements only where data and indices have equal extents along the other axes",
+        ("gather_elements_of_an_open_shape of the corpus",),
+    ),
+    KnownIssue(
+        ("DFT",),
+        _transforms_another_axis,
+        "transforms another axis than a DFT says where that is counted from the end, or is an input",
+        ("test_dft_axis", "test_dft_inverse", "compared with NumPy: axis=-2 of float32[2,1024,1]"),
+    ),
+    KnownIssue(
+        ("Dropout", "BatchNormalization"),
+        is_training,
+        "has no training mode",
+        ("refused by the frontend",),
+    ),
+    KnownIssue(
+        ("GRU", "LSTM", "RNN"),
+        attribute_is("layout", 1, 0),
+        "ignores the layout of recurrent operators",
+        ("test_gru_batchwise", "test_lstm_batchwise", "test_simple_rnn_batchwise"),
+    ),
+    KnownIssue(
+        ("LSTM",),
+        lambda node, function: _has(node, 7),
+        "ignores the peepholes of LSTM",
+        ("test_lstm_with_peepholes",),
+    ),
+    KnownIssue(
+        ("Softmax", "LogSoftmax", "Hardmax"),
+        _flattens,
+        "takes Softmax before opset 13 for one along a single axis, where it is one along all axes from there",
+        ("softmax_before_opset_13 of the corpus",),
+    ),
+    KnownIssue(
+        ("Attention",),
+        _has_window,
+        "knows Attention up to opset 24, which has no windows",
+        ("test_attention_local_window", "test_attention_bidirectional_window"),
+    ),
+    KnownIssue(
+        ("Attention",),
+        _is_causal_after_past,
+        "lets the queries of a causal Attention with past keys see other keys than ONNX does",
+        ("test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",),
+    ),
+    KnownIssue(
+        ("LRN",),
+        lambda node, function: node.attr("size", 1) % 2 == 0,
+        "sums one channel too many in an LRN over an even number of channels",
+        ("lrn_of_an_even_size of the corpus",),
+    ),
+    KnownIssue(
+        ("MaxPool", "AveragePool", "LpPool"),
+        _rounds_up_too_far(_begins_in_padding),
+        "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
+        ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
+    ),
+    KnownIssue(
+        ("AveragePool", "LpPool"),
+        _counts_what_is_not_there,
+        "counts what a window of a pooling with ceil_mode=1 would hold behind the padding",
+        ("compared with the reference: float32[1,2,8] by 3, strides 3, pads 2, dilations 2, count_include_pad=1",),
+    ),
+    KnownIssue(
+        ("Conv",),
+        _is_strided_point_with_padding,
+        "moves the strides of a Conv of size 1 before its padding where they belong behind it",
+        ("strided_point_with_padding of the corpus",),
+    ),
+    KnownIssue(
+        ("Resize",),
+        _scales_by_a_fraction,
+        "places pixels by the rounded size, ONNX by the exact one, and these scales may give a size that is not whole",
+        ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    ),
+    KnownIssue(
+        ("Resize",),
+        attribute_is("antialias", 1, 0),
+        "ignores the antialias of Resize",
+        ("test_resize_downsample_scales_cubic_antialias", "test_resize_downsample_sizes_linear_antialias"),
+    ),
+    KnownIssue(
+        ("Resize",),
+        attribute_is("exclude_outside", 1, 0),
+        "ignores the exclude_outside of Resize",
+        ("test_resize_upsample_scales_cubic_A_n0p5_exclude_outside",),
+    ),
+    KnownIssue(
+        ("Resize",),
+        lambda node, function: node.attr("keep_aspect_ratio_policy", "stretch") != "stretch",
+        "ignores the keep_aspect_ratio_policy of Resize",
+        ("test_resize_upsample_sizes_nearest_not_larger", "test_resize_upsample_sizes_nearest_not_smaller"),
+    ),
+    KnownIssue(
+        ("RoiAlign",),
+        attribute_is("mode", "max", "avg"),
+        "takes the largest sample of a RoiAlign of mode max where ONNX takes the largest weighted corner",
+        ("test_roialign_mode_max",),
+    ),
+)
+"""Known issues of OpenVINO 2026.4."""
+
+
+def _is_of_integers(node: Node, function: Function) -> bool:
+    type_ = function.get_type(node.inputs[0])
+    return not (isinstance(type_, TensorType) and type_.dtype.is_float)
+
+
+def _may_resize_channels(node: Node, function: Function) -> bool:
+    """Whether sizes are given, and the number of images or of channels is not known."""
+    type_ = function.get_type(node.inputs[0])
+    shape = (type_.shape or (None,)) if isinstance(type_, TensorType) else (None,)
+    return len(node.inputs) > 3 and bool(node.inputs[3]) and not all(isinstance(extent, int) for extent in shape[:2])
+
+
+def _scatters_extremes(node: Node, function: Function) -> bool:
+    return node.attr("reduction") in ("max", "min", b"max", b"min")
+
+
+def _has_many_scales(node: Node, function: Function) -> bool:
+    """Whether there is a scale for each part of an axis, or may be."""
+    type_ = function.get_type(node.inputs[1])
+    return not (isinstance(type_, TensorType) and type_.shape == ())
+
+
+OPEN_ISSUES: tuple[KnownIssue, ...] = (
+    KnownIssue(
+        ("Div",),
+        _is_of_integers,
+        "rounds the quotients of integers",
+        ("large_unsigned_numbers of the corpus", "test_div_uint8", "test_div_int8"),
+    ),
+    KnownIssue(
+        ("Attention",),
+        always,
+        "computes other numbers in an Attention with past keys, and fails when it runs one with grouped queries",
+        ("test_attention_4d_with_past_and_present at sizes of 1", "test_attention_4d_gqa"),
+    ),
+    KnownIssue(
+        ("GRU", "LSTM", "RNN"),
+        always,
+        "fails when it runs a recurrent operator at another size",
+        ("test_gru_defaults", "test_lstm_reverse", "test_simple_rnn_bidirectional"),
+    ),
+    KnownIssue(
+        ("Resize", "Upsample"),
+        _may_resize_channels,
+        "fails when it runs a Resize to sizes whose scales are not known for images and channels",
+        ("nearest_of_two_as_near of the corpus",),
+    ),
+    KnownIssue(
+        ("ScatterND",),
+        _scatters_extremes,
+        "fails when it runs a ScatterND that keeps the largest or the smallest element",
+        ("test_scatternd_max_with_element_indices", "test_scatternd_min_with_element_indices"),
+    ),
+    KnownIssue(
+        ("DequantizeLinear",),
+        _has_many_scales,
+        "fails when it runs a DequantizeLinear with several scales",
+        ("test_dequantizelinear_axis",),
+    ),
+)
+"""Further issues of nodes with extents that are known only at run time."""
+
+
+def find_issue(node: Node, function: Function) -> str | None:
+    """Find the first issue that applies to the node, and give its reason."""
+    if has_symbolic_dims(node, function) and (reason := match_known_issue(OPEN_ISSUES, node, function)):
+        return f"{LIBRARY} {reason}, where extents are known only at run time"
+    reason = match_known_issue(ISSUES, node, function)
+    return reason and f"{LIBRARY} {reason}"
