@@ -15,6 +15,22 @@ MIXTURES = "mixtures"
 """The name under which stands what no engine fails, but several together."""
 
 _ENTRIES = {
+    "openvino": (
+        KnownFailure(
+            "test_dynamicquantizelinear_expanded",
+            "never",
+            "a quotient half-way between two integers rounds to either",
+            "https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear.html",
+            everywhere=False,
+        ),
+        KnownFailure(
+            "test_nonmaxsuppression_iou_threshold_boundary",
+            "not upstream",
+            "OpenVINO suppresses a box that overlaps by just the threshold, too",
+            "https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/sort/"
+            "non-max-suppression-9.html",
+        ),
+    ),
     "ort": (
         KnownFailure(
             "test_attention_4d_causal_fp16",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.ort_running import F32, SQUARE, compiled, function, node, relu, run
 from xrt.engines.ort import Ort
-from xrt.engines.ort.errors import LIBRARY
+from xrt.engines.ort.session import LIBRARY
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, read_attributes
 

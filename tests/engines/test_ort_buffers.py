@@ -36,7 +36,7 @@ def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_t
     frozen.flags.writeable = False
     for private in (True, False):
         if not private:
-            monkeypatch.setattr("xrt.engines.ort.session_calls.getattr", lambda *_: None, raising=False)
+            monkeypatch.setattr("xrt.engines.ort.executable.getattr", lambda *_: None, raising=False)
         buffer = np.empty((2, 3), "float32")
         into, bound = executable.bind_outputs([buffer]), executable.bind([frozen], [buffer])
         into(given.T)

@@ -11,8 +11,7 @@ import pytest
 
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
-from xrt.engines.ort.errors import LIBRARY
-from xrt.engines.ort.library import kernels, newest_ir, newest_opset, schema
+from xrt.engines.ort.session import LIBRARY, kernels, newest_ir, newest_opset, schema
 from xrt.engines.ort.tables import ISSUES
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.passes import infer_shapes
@@ -163,14 +162,14 @@ def test_what_it_declines_it_explains(function: Function, reason: str) -> None:
 
 
 def test_a_new_engine_answers_from_memory() -> None:
-    from xrt.engines.ort import conversion_check
+    from xrt.engines.ort import support
 
     function = one("HardSwish", [tensor(DType.FLOAT32, 5, 7)], opset=22)
     assert why_not(function) is None
-    before = conversion_check._answer.cache_info()
+    before = support._answer.cache_info()
     bigger = one("HardSwish", [tensor(DType.FLOAT32, 50, 70)], opset=22)
     assert why_not(bigger) is None
-    after = conversion_check._answer.cache_info()
+    after = support._answer.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 import xrt
 from tests.engines.ort_running import F32, function, node
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.engines.ort import packed_weights, serialization
+from xrt.engines.ort import saving
 from xrt.errors import CacheWarning
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.models import sample_inputs
@@ -129,7 +129,7 @@ def test_mapped_weights_are_not_private_memory(path: Path, monkeypatch: pytest.M
     shared = 0
     for maps in (True, False):
         if not maps:
-            monkeypatch.setattr(serialization.SavedSession, "place", lambda self, function: None)
+            monkeypatch.setattr(saving.SavedSession, "place", lambda self, function: None)
         with xrt.load(path, strict=True, cache=CompileCache()) as module:
             module(**inputs)
             uses = module.memory().regions[0].uses or ()
@@ -159,7 +159,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
     inputs, expected = save(products(), path)
     other = path.with_name("other.xrt")
     save(products().replace(constants={**products().constants, "u": Constant(weights(5, N, N)[4])}), other)
-    place = packed_weights.place_model
+    place = saving.place_model
 
     def replace(*arguments: Any) -> Any:
         placed = place(*arguments) if when == "meanwhile" else None
@@ -167,7 +167,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
         path.with_name("copy").replace(path)
         return placed or place(*arguments)
 
-    monkeypatch.setattr(packed_weights, "place_model", replace)
+    monkeypatch.setattr(saving, "place_model", replace)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])
@@ -179,13 +179,13 @@ def test_what_the_library_cannot_pack_or_map_it_packs_by_itself(path: Path, monk
         raise RuntimeError("no such option")
 
     with monkeypatch.context() as patched:
-        patched.setattr(packed_weights, "pack_weights", fail)
+        patched.setattr(saving, "pack_weights", fail)
         inputs, expected = save(products(), path)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])
     save(products(), path)
-    monkeypatch.setattr(packed_weights, "_pad", lambda name: b"?" * packed_weights._NAME_WIDTH)
+    monkeypatch.setattr(saving, "_pad", lambda name: b"?" * saving._NAME_WIDTH)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])
@@ -227,7 +227,7 @@ def test_a_damaged_packed_weight_is_not_used(path: Path) -> None:
     data = bytearray(path.read_bytes())
     with xrt.load(path, strict=True, cache=CompileCache()) as module:
         module(**inputs)
-        saved = serialization.SavedSession.read(module._current().program().executables[0].saved)  # type: ignore[attr-defined]
+        saved = saving.SavedSession.read(module._current().program().executables[0].saved)  # type: ignore[attr-defined]
         packed = bytes(saved.data[saved.header["own"] : saved.header["weights"]])
     at = data.find(packed)
     assert len(packed) > N * N * 4 and at > 0

@@ -14,10 +14,9 @@ import pytest
 from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, two_outputs
 from xrt.engines import Executable
 from xrt.engines.ort import Ort
+from xrt.engines.ort.executable import SessionCalls
 from xrt.engines.ort.export import export_model
-from xrt.engines.ort.memory import AllocationTracker
-from xrt.engines.ort.session import ExportedModel, open_session
-from xrt.engines.ort.session_calls import SessionCalls
+from xrt.engines.ort.session import AllocationTracker, ExportedModel, open_session
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 
@@ -123,7 +122,7 @@ import sys, numpy as np, onnxruntime
 if "pool" in sys.argv: onnxruntime.set_global_thread_pool_sizes(2, 1)
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
-from xrt.engines.ort.session_calls import SessionCalls
+from xrt.engines.ort.executable import SessionCalls
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Value
 def relu(dtype):

@@ -293,28 +293,30 @@ def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
 
 def _ran(case: ConformanceCase, ready: PreparedCase, make: Maker) -> Outcome:
     given = copy.deepcopy(case.inputs)
-    is_mixture = len({engine for _, engine in ready.placed}) > 1
+    # A mixture rounds between engines, and libraries round quotients to different quantization steps.
+    admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
 
     def rerun(function: Function) -> Sequence[Any]:
         return make(function, case.inputs).run(copy.deepcopy(case.inputs))
 
     try:
-        verdict = case.judge(ready.run(given), admit_ties=is_mixture, rerun=rerun) and is_unchanged(case.inputs, given)
+        results = ready.run(given)
+        verdict = case.judge(results, admit_ties=admit_ties, rerun=rerun) and is_unchanged(case.inputs, given)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
     if verdict:
         return Outcome(case.name, ResultWord.PASSED)
-    cause = _find_likely_cause(case, ready)
+    cause = _find_likely_cause(case, ready, results)
     return Outcome(
         case.name, ResultWord.GAP if cause else ResultWord.FAILED, f"{cause}: {verdict.message}" if cause else verdict.message
     )
 
 
-def _find_likely_cause(case: ConformanceCase, ready: PreparedCase) -> str:
+def _find_likely_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any]) -> str:
     """Name the declared deviation of an engine that ran the case which explains a difference; empty if there is none."""
     kinds = [engine.implementation for engine in ready.engines]
     function = passes.infer_shapes(case.function)
-    values = [*case.inputs, *case.expected]
+    values = [*case.inputs, *case.expected, *results]
     return next((cause for kind in kinds if (cause := name_likely_cause(kind, function, values))), "")
 
 

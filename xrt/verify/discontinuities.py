@@ -37,8 +37,9 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
 
 
 def _steps(node: Node, output: str, values: Mapping[str, Array]) -> bool:
-    """Whether that output jumps: it is read from floats, and it is not the values of a TopK."""
-    return values[node.inputs[0]].dtype.kind == "f" and (node.op != "TopK" or output == node.outputs[1])
+    """Whether that output jumps: it is read from floats, and it is not the values of a TopK or a scale."""
+    place = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
+    return values[node.inputs[0]].dtype.kind == "f" and (place is None or output == node.outputs[place])
 
 
 def _rounding(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
@@ -65,6 +66,20 @@ def _index(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     return IndexAmbiguity(read, axis % read.ndim)
 
 
+def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    """A quotient that is as near to two integers becomes either."""
+    x = values[node.inputs[0]].astype(np.float64)
+    if node.op == "DynamicQuantizeLinear":
+        return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
+    scale = values[node.inputs[1]].astype(np.float64)
+    if scale.ndim == 1 and scale.size > 1:
+        shape = [1] * x.ndim
+        shape[node.attr("axis", 1)] = -1
+        scale = scale.reshape(shape)
+    has_blocks = scale.ndim == x.ndim > 1 and scale.size > 1 and bool(node.attr("block_size", 0))
+    return None if has_blocks else StepAmbiguity.from_rounding(x / scale, "halves")
+
+
 _INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
 """The numbers of ONNX's integer types."""
 
@@ -73,6 +88,7 @@ _EVIDENCE: dict[str, Evidence] = {
     "Floor": _truncation,
     "Ceil": _truncation,
     "Cast": _cast,
+    **dict.fromkeys(("QuantizeLinear", "DynamicQuantizeLinear"), _quantization),
     **dict.fromkeys(("Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal"), _threshold),
     **dict.fromkeys(("ArgMax", "ArgMin", "TopK"), _index),
 }

@@ -18,9 +18,8 @@ from onnxruntime import InferenceSession
 
 from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.ort.errors import LIBRARY, summarize_error
-from xrt.engines.ort.executable import list_computed_outputs
-from xrt.engines.ort.values import ValueTransport, choose_transport
+from xrt.engines.ort.executable import ValueTransport, choose_transport, list_computed_outputs
+from xrt.engines.ort.session import LIBRARY, summarize_error
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 

@@ -14,7 +14,6 @@ from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
-from xrt.engines.ort import option_checks, thread_pool
 from xrt.engines.ort.cuda import (
     CUDA,
     RECORDED,
@@ -25,19 +24,38 @@ from xrt.engines.ort.cuda import (
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import OrtExecutable, list_computed_outputs, session_function
-from xrt.engines.ort.memory import AllocationTracker, report_memory
-from xrt.engines.ort.serialization import SavedSession, in_memory, optimize_model
-from xrt.engines.ort.session import Bytes, ExportedModel, Provider, open_session, quiet_options
+from xrt.engines.ort.executable import OrtExecutable, list_computed_outputs, session_function, why_not_carried
+from xrt.engines.ort.options import (
+    as_names,
+    as_texts,
+    check_choice,
+    check_config,
+    check_flag,
+    check_inter_op_threads,
+    check_providers,
+)
+from xrt.engines.ort.saving import SavedSession, in_memory, optimize_model
+from xrt.engines.ort.session import (
+    AllocationTracker,
+    Bytes,
+    ExportedModel,
+    Provider,
+    open_session,
+    quiet_options,
+    report_memory,
+    share_pool,
+    shared_pool_size,
+    use_own_pool,
+)
 from xrt.engines.ort.tables import has_vector_products
-from xrt.engines.ort.values import why_not_carried
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, EngineUnavailable, OptionError
 from xrt.graph import FrozenDict, Function, Node
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
+    from xrt.engines.ort.session import Provider
 
-__all__ = ["Ort"]
+__all__ = ["Ort", "TensorRT"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,16 +117,16 @@ class Ort(GraphCompiler):
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
     def __post_init__(self) -> None:
-        self._set("providers", option_checks.as_names("providers", self.providers))
-        self._set("provider_options", option_checks.as_texts("provider_options", self.provider_options))
-        self._set("config", option_checks.as_texts("config", self.config))
-        option_checks.check_providers(self.providers, self.provider_options)
-        option_checks.check_choice("optimization", self.optimization, _LEVELS)
-        option_checks.check_choice("execution_mode", self.execution_mode, _MODES)
-        option_checks.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
+        self._set("providers", as_names("providers", self.providers))
+        self._set("provider_options", as_texts("provider_options", self.provider_options))
+        self._set("config", as_texts("config", self.config))
+        check_providers(self.providers, self.provider_options)
+        check_choice("optimization", self.optimization, _LEVELS)
+        check_choice("execution_mode", self.execution_mode, _MODES)
+        check_inter_op_threads(self.inter_op_threads, self.execution_mode)
         for flag in ("memory_arena", "memory_pattern", "deterministic"):
-            option_checks.check_flag(flag, getattr(self, flag))
-        option_checks.check_config(self.config)
+            check_flag(flag, getattr(self, flag))
+        check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
         object.__setattr__(self, field, value)  # the dataclass is frozen; this is its constructor
@@ -191,7 +209,7 @@ class Ort(GraphCompiler):
         self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
     ) -> OrtExecutable:
         """Return an executable for the function over a session of what is handed over."""
-        thread_pool.use()
+        use_own_pool()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
         executable = OrtExecutable(
@@ -274,13 +292,13 @@ class Ort(GraphCompiler):
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
-        shared = f", one pool of {thread_pool.size()} threads" if thread_pool.size() else ""
+        shared = f", one pool of {shared_pool_size()} threads" if shared_pool_size() else ""
         return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()}){shared}"
 
     @classmethod
     def share_pool(cls, threads: int) -> None:
         """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
-        thread_pool.share(threads)
+        share_pool(threads)
 
     def available_devices(self) -> tuple[str, ...]:
         has = self.on_device in onnxruntime.get_available_providers()
@@ -296,10 +314,10 @@ class Ort(GraphCompiler):
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
-        if thread_pool.size() not in (None, context.threads):
+        if shared_pool_size() not in (None, context.threads):
             return (
-                f"engine 'ort' runs on one pool of {thread_pool.size()} threads that all sessions of the process share, as "
-                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={thread_pool.size()}"
+                f"engine 'ort' runs on one pool of {shared_pool_size()} threads that all sessions of the process share, as "
+                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={shared_pool_size()}"
             )
         asked = context.options.unusual()
         shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
@@ -312,7 +330,7 @@ class Ort(GraphCompiler):
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
-        if thread_pool.size():
+        if shared_pool_size():
             options.use_per_session_threads = False
         else:
             over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
@@ -364,7 +382,7 @@ def _export(function: Function) -> ExportedModel:
 
 def _check_border(function: Function) -> None:
     """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
-    from xrt.engines.ort.session_calls import why_not_given
+    from xrt.engines.ort.executable import why_not_given
 
     for value in function.inputs:
         if value.type is None:
@@ -376,3 +394,53 @@ def _check_border(function: Function) -> None:
     reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
     if reason:
         raise CompileRefused(reason)
+
+
+# ---------------------------------------------------------------------- TensorRT
+
+PROVIDER = "TensorrtExecutionProvider"
+
+
+@dataclass(frozen=True)
+class TensorRT(Ort):
+    """Compiles a Function with TensorRT where it can, and leaves to the CUDA provider what TensorRT does not take.
+
+    It honours ``precision="fp16"`` and ``max_workspace_size``. Building takes seconds to minutes for a region; with
+    `engine_cache` what was built is kept.
+    """
+
+    name: ClassVar[str] = "tensorrt"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    on_device: ClassVar[str] = PROVIDER
+
+    engine_cache: str = option("", names_files=True)
+    """A directory in which TensorRT keeps built engines for later processes; empty keeps none."""
+    min_subgraph_size: int = 1
+    """A part of fewer nodes is left to the CUDA provider."""
+
+    def __post_init__(self) -> None:
+        """Check the fields; raises EngineUnavailable where the library was built without TensorRT."""
+        super().__post_init__()
+        least = self.min_subgraph_size
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise OptionError(f"min_subgraph_size of engine 'tensorrt' must be a positive integer; got {least!r}")
+        if reason := why_not_present(PROVIDER):
+            raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        """Return which option is not honoured: fp16 and a limit of the workspace are."""
+        asked = context.options.unusual()
+        if context.options.precision not in ("fp32", "fp16") or "calibration_table" in asked:
+            return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
+        return None
+
+    def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
+        asked = {"trt_min_subgraph_size": str(self.min_subgraph_size)}
+        if context.options.precision == "fp16":
+            asked["trt_fp16_enable"] = "1"
+        if context.options.max_workspace_size is not None:
+            asked["trt_max_workspace_size"] = str(context.options.max_workspace_size)
+        if self.engine_cache:
+            asked |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
+        behind = super()._device_providers(own, context)
+        return [(PROVIDER, {**self._options_of(PROVIDER), **asked, **own}), *behind]

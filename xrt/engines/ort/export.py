@@ -8,19 +8,21 @@ except for what the library packs for its products, and protobuf's limit of 2 GB
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.ort.library import newest_ir, newest_opset
-from xrt.engines.ort.session import ExportedModel, get_tensor_bytes
+from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
+from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
 from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
+from xrt.graph import Constant, DType, Function, Node, TensorType
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["export_model", "get_tensor_bytes"]
-
+__all__ = ["export_model", "get_tensor_bytes", "give_bytes_one_reader", "write_sums_as_products"]
 
 _OPSET_OF_CASTS = 13
 """Where the library casts float16 to float32 and back, its Casts are of this form; it refuses them in a model below opset 6."""
@@ -53,3 +55,89 @@ def _name_file(tensor: Any, file: str) -> None:
     for entry in tensor.external_data:
         if entry.key == "location":
             entry.value = file
+
+
+# ---------------------------------------------------------------------- forms that are exported instead
+
+LEAST, MOST = 16, 1 << 16
+"""Rows from which the product is quicker, and up to which a row of ones is made for it."""
+
+
+def write_sums_as_products(function: Function) -> Function:
+    """Return the Function with each ReduceSum over leading axes, known and of known extents, as a product; itself without one."""
+    return write_nodes(function, _write_sum)
+
+
+def _write_sum(writer: NodeWriter) -> bool:
+    sizes = _find_sizes(writer.node, writer.function)
+    if sizes is not None:
+        _write_product(writer, *sizes)
+    return sizes is not None
+
+
+def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] | None:
+    """Return the shape of what is summed, and over how many axes from the first on; None for other nodes."""
+    axes = function.constants.get(node.inputs[1]) if node.op == "ReduceSum" and len(node.inputs) == 2 else None
+    type_ = None if axes is None else function.get_type(node.inputs[0])
+    if axes is None or not isinstance(type_, TensorType) or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
+        return None
+    shape = tuple(size for size in type_.shape or () if isinstance(size, int))
+    count = axes.array.size
+    if len(shape) != type_.rank or not 0 < count < len(shape) or 0 in shape or not LEAST <= math.prod(shape[:count]) <= MOST:
+        return None
+    chosen = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1))
+    return (shape, count) if chosen == list(range(count)) else None
+
+
+def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> None:
+    rows, rest = math.prod(shape[:count]), shape[count:]
+    dtype = writer.dtype(writer.x)
+    ones = f"xrt/sum/{dtype}/{rows}"  # one for all sums of so many rows
+    writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
+    source = writer.x
+    if len(shape) > 2:
+        source = writer.op("Reshape", source, writer.constant(np.asarray([rows, -1], np.int64)))
+    result = (1,) * count + rest if writer.node.attr("keepdims", 1) else rest
+    output = writer.node.outputs[0]
+    if len(result) == 1:
+        writer.op("MatMul", ones, source, output=output)
+        return
+    found = writer.op("MatMul", ones, source)
+    writer.op("Reshape", found, writer.constant(np.asarray(result, np.int64)), output=output)
+
+
+# ---------------------------------------------------------------------- constants of bytes
+
+
+def give_bytes_one_reader(function: Function) -> Function:
+    """Give each node int8 constants of its own, and each reader of a dequantized constant its own DequantizeLinear.
+
+    With `session.x64quantprecision` ONNX Runtime 1.31 rewrites the int8 weights and zero points of one node after the other, and
+    fails to open a model in which two nodes share one. The copies share memory.
+    """
+    if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
+        return function
+    constants, nodes, claimed = dict(function.constants), list[Node](), set[str]()
+
+    def claim(node: Node) -> Node:
+        inputs = list(node.inputs)
+        for place, name in enumerate(inputs):
+            if name in function.constants and function.constants[name].dtype is DType.INT8:
+                if name in claimed:
+                    inputs[place] = f"{name}/xrt/{len(claimed)}"
+                    constants[inputs[place]] = function.constants[name]
+                claimed.add(inputs[place])
+        return node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))
+
+    for node in function.nodes:
+        inputs = list(node.inputs)
+        for place, name in enumerate(inputs):
+            source = function.producer(name) if name else None
+            if source is None or source.op != "DequantizeLinear" or source.inputs[0] not in function.constants:
+                continue
+            if name in claimed:
+                inputs[place] = f"{name}/xrt/{len(nodes)}"
+                nodes.append(claim(replace(source, outputs=(inputs[place],), name=f"{source.name}/xrt/{len(nodes)}", control=())))
+            claimed.add(name)
+        nodes.append(claim(node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))))
+    return function.replace(nodes=tuple(nodes), constants=constants)

@@ -1,28 +1,56 @@
-"""The one place that opens sessions."""
+"""ONNX Runtime itself: sessions, what the library knows, its names and errors, and the pool of threads.
+
+This is the one place that opens sessions. Kernels and schemas are read from the library once, when first asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnxruntime import InferenceSession, SessionOptions
+import onnxruntime
+from onnxruntime import InferenceSession, SessionOptions, get_available_providers
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.ort.errors import LIBRARY, summarize_error
-from xrt.errors import CompileRefused
-from xrt.graph import FrozenDict
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.toolkit.allocation_tracker import AllocationTracker
+from xrt.engines.toolkit.error_text import remove_noise, shorten
+from xrt.errors import CompileRefused, OptionError
+from xrt.formats.onnx import lowest_model
+from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, latest_opset
 
 __all__ = [
+    "LIBRARY",
+    "AllocationTracker",
     "Bytes",
     "ExportedModel",
+    "OrtKernelDef",
+    "OrtParameter",
+    "OrtSchema",
     "Provider",
     "get_tensor_bytes",
     "give_files",
+    "kernels",
+    "make_tensor_type",
+    "newest_ir",
+    "newest_opset",
     "open_session",
+    "plain_type",
     "quiet_options",
+    "report_memory",
+    "schema",
+    "share_pool",
+    "shared_pool_size",
+    "summarize_error",
+    "type_name",
+    "use_own_pool",
     "why_not_opened",
 ]
 
@@ -155,3 +183,253 @@ def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str 
     except Exception as error:  # noqa: BLE001  # the library's errors have no common base
         return f"{LIBRARY} refuses it: {summarize_error(error)}"
     return None
+
+
+# ---------------------------------------------------------------------- the library's own answers
+
+_NO_END = 2**31 - 1
+_TRIVIAL_OPSET = 14
+
+
+@dataclass(frozen=True, slots=True)
+class OrtKernelDef:
+    """One implementation of an operator by an execution provider."""
+
+    provider: str
+    since: int
+    until: int | None
+    """The last version of the operator that it serves; None: it serves `since` alone, until the operator changes again."""
+    types: Mapping[str, frozenset[str]]
+    """Allowed types by the name of a type constraint, or of an input."""
+
+    def serves(self, version: int) -> bool:
+        """Whether it serves the operator as of the version at which it took its meaning (the library's own rule)."""
+        return self.since == version or (self.until is not None and self.since <= version <= self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class OrtParameter:
+    """A formal input or output of an operator."""
+
+    name: str
+    constraint: str
+    """The name of its type constraint, or a type."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrtSchema:
+    """An operator as ONNX Runtime knows it."""
+
+    since: int
+    deprecated: bool
+    inputs: tuple[OrtParameter, ...]
+    outputs: tuple[OrtParameter, ...]
+    attributes: frozenset[str]
+
+
+_LISTED = frozenset({"CPUExecutionProvider", "AzureExecutionProvider"})
+"""Providers of builds whose kernels can be listed."""
+
+
+@lru_cache(maxsize=1)
+def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
+    """Return all kernels; none in a build with providers in libraries of their own, where sessions are tried instead.
+
+    There the library ends the process when it is asked and one of those does not load (onnxruntime-gpu 1.31 without cuBLAS).
+    """
+    if set(get_available_providers()) - _LISTED:
+        return {}
+    found: dict[tuple[str, str], list[OrtKernelDef]] = {}
+    for definition in native.get_all_opkernel_def():
+        since, until = definition.version_range
+        types = {name: frozenset(allowed) for name, allowed in definition.type_constraints.items()}
+        kernel = OrtKernelDef(definition.provider, since, None if until == _NO_END else until, types)
+        found.setdefault((definition.domain, definition.op_name), []).append(kernel)
+    return {key: tuple(kernels) for key, kernels in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _all_schemas() -> Mapping[tuple[str, str], tuple[OrtSchema, ...]]:
+    found: dict[tuple[str, str], list[OrtSchema]] = {}
+    for known in native.get_all_operator_schema():
+        formals = _formals(known.inputs), _formals(known.outputs)
+        one = OrtSchema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
+        found.setdefault((known.domain, known.name), []).append(one)
+    return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in found.items()}
+
+
+def _formals(parameters: Iterable[Any]) -> tuple[OrtParameter, ...]:
+    return tuple(OrtParameter(p.name, p.typeStr) for p in parameters)
+
+
+def kernels(domain: str, op_type: str) -> tuple[OrtKernelDef, ...]:
+    """Return every kernel for the operator, of whichever provider and version."""
+    return _all_kernels().get((domain, op_type), ())
+
+
+def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
+    """Return the operator's schema in force at an opset version; None where the library does not know the operator."""
+    return next((s for s in _all_schemas().get((domain, op_type), ()) if s.since <= version), None)
+
+
+@lru_cache(maxsize=1)
+def newest_opset() -> int:
+    """Return the newest version of ai.onnx that a model may declare, found by trying."""
+    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
+
+
+@lru_cache(maxsize=1)
+def newest_ir() -> int:
+    """Return the newest IR version that a model may declare, found by trying."""
+    ir = _trivial_model().ir_version
+    return max(version for version in range(ir, ir + 32) if version == ir or _reads(ir=version))
+
+
+def _trivial_model() -> Any:
+    value = TensorType(DType.FLOAT32, (1,))
+    node = Node("Relu", ("x",), ("y",))
+    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
+
+
+def _reads(opset: int | None = None, ir: int | None = None) -> bool:
+    model = _trivial_model()
+    if opset is not None:
+        model.opset_import[0].version = opset
+    if ir is not None:
+        model.ir_version = ir
+    return why_not_opened(ExportedModel(model.SerializeToString()), ["CPUExecutionProvider"]) is None
+
+
+# ---------------------------------------------------------------------- names and errors
+
+LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
+"""The library as reasons and errors call it."""
+
+_C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
+_PLAIN = {"float": "float32", "double": "float64"}
+_TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
+
+
+def type_name(type_: Type) -> str:
+    """Return the type as ONNX Runtime spells it, without its shape.
+
+    >>> type_name(SequenceType(TensorType(DType.FLOAT32, (2, 3))))
+    'seq(tensor(float))'
+    """
+    if isinstance(type_, TensorType):
+        return _TENSORS[type_.dtype]
+    if isinstance(type_, SequenceType):
+        return f"seq({type_name(type_.element)})"
+    if isinstance(type_, OptionalType):
+        return f"optional({type_name(type_.element)})"
+    key, value = (type_.key, type_.value)
+    return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
+
+
+def make_tensor_type(name: str) -> TensorType | None:
+    """Return the type that ONNX Runtime spells so, without its shape; None where it is not a tensor.
+
+    >>> make_tensor_type("tensor(float)")
+    TensorType(dtype=DType.FLOAT32, shape=None)
+    """
+    found = re.fullmatch(r"tensor\((\w+)\)", name)
+    return TensorType(DType.parse(_PLAIN.get(found[1], found[1]))) if found else None
+
+
+def plain_type(name: str) -> str:
+    """Return ONNX Runtime's spelling of a type as XRT spells it.
+
+    >>> plain_type("seq(tensor(float))")
+    'seq(float32)'
+    """
+    return re.sub(r"tensor\((\w+)\)", lambda found: _PLAIN.get(found[1], found[1]), name)
+
+
+_NOISE = (
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"Error in execution: ",
+    r"Load model from .*? failed:",
+    r"Exception during (?:loading|initialization): ",
+    r"This is an invalid model\. ",
+    r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
+    r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
+    r"^.*::\S*\(.*\).* was false\. (?=\S)",
+    r"^.*::<lambda\(\)> ",
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # the signature of what failed
+)
+
+
+def summarize_error(error: BaseException, limit: int = 300) -> str:
+    """Return the sense of one of ONNX Runtime's errors: on one line, without codes, source files, signatures and stack traces.
+
+    >>> summarize_error(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
+    'Could not find an implementation'
+    """
+    return shorten(remove_noise(str(error).partition("\nStacktrace")[0], _NOISE), limit)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
+    """Return what an executable holds and takes: constants in other forms, and what its session has grown the process by."""
+    held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
+    held += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
+    return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
+
+
+_COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out again in a saved session"
+_MAPPED = "weights as the library lays them out and packs them, in the file that was loaded"
+_SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"
+_WORKSPACE = "inner values and scratch, in an arena that grows to the largest calls; the library does not tell"
+
+
+# ---------------------------------------------------------------------- a shared pool of threads
+
+
+class _State:
+    """What this process has decided."""
+
+    lock = threading.Lock()
+    shared: int | None = None
+    """Threads of the shared pool; None while each session has its own."""
+    used = False
+    """Whether a session of ours has a pool of its own."""
+
+
+def shared_pool_size() -> int | None:
+    """Return how many threads the shared pool has; None where each session has its own."""
+    return _State.shared
+
+
+def use_own_pool() -> None:
+    """Tell that a session is about to be opened."""
+    with _State.lock:
+        _State.used = _State.used or _State.shared is None
+
+
+def share_pool(threads: int) -> None:
+    """Make the pool; once it is there, asking for the same again does nothing.
+
+    Raises OptionError where it has another size, or a session with a pool of its own exists: the library would leave that
+    one as it is, and refuse every further one of its kind.
+    """
+    with _State.lock:
+        if _State.shared == threads:
+            return
+        if _State.shared is not None:
+            raise OptionError(
+                f"the sessions of this process share a pool of {_State.shared} threads; it cannot be replaced by one of {threads}"
+            )
+        if _State.used or any(issubclass(type(thing), InferenceSession) for thing in gc.get_objects()):
+            raise OptionError(
+                "a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "
+                "before anything of this process compiles for 'ort' or opens a session"
+            )
+        try:
+            onnxruntime.set_global_thread_pool_sizes(threads, 1)
+        except RuntimeError as error:
+            raise OptionError(
+                "onnxruntime.set_global_thread_pool_sizes was called already; a shared pool stays as it is"
+            ) from error
+        _State.shared = threads

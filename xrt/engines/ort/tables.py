@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from xrt.engines.ort.errors import LIBRARY
+from xrt.engines.ort.session import LIBRARY
 from xrt.engines.toolkit.fourier_precision import Transform
 from xrt.engines.toolkit.quantized_operands import has_quantized_readers, list_readers
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
