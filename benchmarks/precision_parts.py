@@ -39,7 +39,7 @@ WEIGHTS = {
 }
 MOST_NAMED = 60
 """Nodes in float32 that a record names."""
-COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino, "openvino{arithmetic=native}": open_openvino}
+COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino}
 """Engines for quantized models, each with its library alone."""
 COMPARED = 4
 """Examples on which the answers to a quantized model are compared, with the reference engine's too, which is slow."""

@@ -13,7 +13,7 @@ __all__ = ["list_tables", "list_verdicts"]
 
 GAINS = {"auto 1%": 1.6, "auto 5%": 2.2}
 """Geometric means over the best engine in float32, on processors with instructions for bf16 or for products of bytes."""
-RATIOS = {"ort": 1.05, "openvino": 1.10, "openvino{arithmetic=native}": 1.10}
+RATIOS = {"ort": 1.05, "openvino": 1.10}
 DROP = 0.01
 
 

@@ -155,22 +155,11 @@ def _describe_speed(models: Mapping[str, Any]) -> str:
         return "Not run.\n"
     worst = sorted(ratios.items(), key=lambda item: -item[1])[:8]
     shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in worst)
-    native = {name: model["ort"]["native"] for name, model in models.items() if "native" in model.get("ort", {})}
     return (
         f"Time of a call of `ort` over a session's own, interleaved, the smallest of each turn, median of the "
         f"ratios of {ROUNDS} turns, {len(ratios)} models: median "
         f"{statistics.median(ratios.values()):.3f} x (target: 1.02 x), worst {worst[0][1]:.2f} x (target: 1.10 x). "
         f"The largest: {shown}.\n"
-    ) + (_describe_half(native) if native else "")
-
-
-def _describe_half(ratios: Mapping[str, float]) -> str:
-    """Return why models in float16 take longer, with what they take without that."""
-    shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    return (
-        "\nA session of ONNX Runtime computes most of float16 in float32 and drops the roundings that the model has between its "
-        "operators. XRT keeps them, so models in half precision take longer. `ort{arithmetic=native}` rounds as a session does: "
-        f"{shown}.\n"
     )
 
 

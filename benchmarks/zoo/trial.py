@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 import xrt
 from benchmarks.zoo.model import Case, load_case
@@ -80,7 +79,7 @@ def describe_measurement(module: xrt.XRTModule, caught: Sequence[Any], engine: s
 
 
 def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, Any]:
-    """Return the time of a call over a session's own; for a model in float16, of one with ``arithmetic=native`` too.
+    """Return the time of a call over a session's own.
 
     They take turns. A turn has many short samples and counts as its smallest, so that other processes do not matter;
     the ratio is the median over the turns.
@@ -90,16 +89,13 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
     session, call = open_session(case.path), dict(case.calls[0])
     alone = partial(session.run, None, call)
     ways = {"ours": partial(module, **call), "alone": alone}
-    if any(one.data_type == onnx.TensorProto.FLOAT16 for one in onnx.load(case.path).graph.initializer):
-        ways["native"] = partial(xrt.XRTModule(case.path, engine="ort{arithmetic=native}"), **call)
     for way in ways.values():
         way()
     one = min(seconds_per_call(alone) for _ in range(20))
     inner = max(1, int(SAMPLE / one))
     samples = max(3, int(TURN / (one * inner)))
     taken = take_turns({name: partial(turn_of, way, inner, samples) for name, way in ways.items()}, ROUNDS)
-    ratios = {name: compute_round_ratio(taken[name], taken["alone"]).median for name in ways if name != "alone"}
-    return {"alone": one, "ratio": ratios.pop("ours"), **ratios}
+    return {"alone": one, "ratio": compute_round_ratio(taken["ours"], taken["alone"]).median}
 
 
 def turn_of(call: Any, inner: int, samples: int) -> float:

@@ -12,10 +12,7 @@ from hypothesis import given, settings
 
 import xrt
 from xrt import ops, training
-from xrt.builder import Builder
-from xrt.engines import CompileContext
 from xrt.errors import ModelError, OptionError
-from xrt.graph import DType, TensorType
 from xrt.graph.memory_forecast import estimate_peak
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.recomputation import list_recomputable, recompute
@@ -104,17 +101,6 @@ def test_engines_compute_the_copies(engine: Any) -> None:
         np.testing.assert_allclose(plain[name], again[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_ort_does_not_merge_the_copies_with_their_originals() -> None:
-    """Its elimination of common subexpressions would compute both at once, and keep the result."""
-    from xrt.engines.ort import Ort
-
-    plain = training.step(Deep().trace(X), loss="loss")
-    again = training.step(Deep().trace(X), loss="loss", recompute=["MatMul", "Tanh"])
-    key = "optimization.disable_specified_optimizers"
-    texts = [Ort()._session_options(1, function=one).get_session_config_entry(key) for one in (plain, again)]
-    assert texts[1] == f"{texts[0]};CommonSubexpressionElimination"
-
-
 def _make_steps() -> tuple[xrt.Function, xrt.Function]:
     """A step, and what it is with at most two thirds of its values at once."""
     plain = training.step(Deep().trace(X), loss="loss")
@@ -134,40 +120,6 @@ def test_xla_does_not_merge_the_copies_and_needs_less_memory() -> None:
         counts = [len(re.findall(rf"= \S+ {name}\(", text)) for text in texts]
         assert counts == [sum(node.op == op for node in step.nodes) for step in steps]
     assert programs[1].workspace <= 0.75 * programs[0].workspace
-
-
-@pytest.mark.slow
-def test_openvino_does_not_merge_the_copies() -> None:
-    from xrt.engines.openvino.engine import OpenVino
-
-    for step in _make_steps():
-        model = OpenVino().compile(step, CompileContext()).compiled.model.get_runtime_model()
-        kinds = [op.get_rt_info()["layerType"].astype(str) for op in model.get_ops()]
-        products = kinds.count("MatMul") + kinds.count("FullyConnected")
-        assert products == sum(node.op == "MatMul" for node in step.nodes)
-
-
-@pytest.mark.parametrize("size", [0, 3])
-def test_a_wait_that_is_written_as_a_value_changes_no_number(size: int) -> None:
-    from xrt.engines.openvino.waits import write_waits
-
-    builder = Builder()
-    with builder:
-        x, y = (builder.input(name, TensorType(DType.FLOAT32, ("N", 2))) for name in "xy")
-        first, second = ops.Exp(x), ops.Cast(y, to=DType.INT64)
-        builder.output(ops.Sqrt(y), "kept")
-        with builder.after(first, second):
-            builder.output(ops.Sqrt(y), "again")
-            builder.output(ops.Neg(y), "alone")  # equal to none: it stays as it is
-        builder.output(first, "first")
-        builder.output(second, "second")
-    function = builder.function()
-    written = write_waits(function)
-    assert [node.op for node in written.nodes if node.inputs and node.op == "Where"] == ["Where"]
-    given = (np.full((size, 2), np.nan, "float32"), np.full((size, 2), 4, "float32"))
-    with xrt.XRTModule(function, engine="toy") as one, xrt.XRTModule(written, engine="toy") as other:
-        for left, right in zip(one(*given), other(*given), strict=True):
-            np.testing.assert_array_equal(left, right)
 
 
 def test_what_draws_is_never_computed_again() -> None:

@@ -6,7 +6,7 @@ can read which engine to use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -67,6 +67,9 @@ def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Dev
     return found
 
 
+_limits: Callable[[Any], Any] = ml_dtypes.finfo
+
+
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
     """Find the kinds of special values that arrays, or lists of them, hold."""
     found: set[DeviationKind] = set()
@@ -85,14 +88,14 @@ def _kinds_of(array: np.ndarray[Any, Any]) -> Iterator[DeviationKind]:
         if array.dtype.itemsize >= 4 and not -EXACT_IN_FLOAT32 <= int(array.min()) <= int(array.max()) <= EXACT_IN_FLOAT32:
             yield "integer"
     elif array.dtype.kind in "fV" and DType.of(array).is_float:
-        limits: Any = ml_dtypes.finfo(array.dtype)
+        smallest = float(_limits(array.dtype).smallest_normal)
         wide = np.abs(array.astype(np.float64))
         finite = np.isfinite(wide)
         if np.isnan(wide).any():
             yield "nan"
         if np.isinf(wide).any():
             yield "infinity"
-        if (finite & (wide > 0) & (wide < float(limits.smallest_normal))).any():
+        if (finite & (wide > 0) & (wide < smallest)).any():
             yield "denormal"
         if array.dtype.itemsize == 2 and not finite.all():
             yield "float16"

@@ -292,7 +292,6 @@ def _filled(buffer: Array, result: Array) -> Array:
 
 # ---------------------------------------------------------------------- calls of a session
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
 
 
@@ -502,8 +501,6 @@ def _dtype(type_: Type | None) -> DType:
 
 
 # ---------------------------------------------------------------------- values
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class ValueTransport(enum.Enum):
