@@ -148,7 +148,8 @@ SECTIONS = {
         precision.list_verdicts,
         "Errors of models of random weights are of outputs, and say nothing of an accuracy. OpenVINO takes bf16 where it "
         "is not asked for float32: that is *default hint*. Where answers to a quantized model differ from the library's, "
-        "those of the reference engine say which are nearer to ONNX. Seconds to find are those of auto's whole search, the exact one included, and of "
+        "those of the reference engine say which are nearer to ONNX. Seconds to find are those of auto's whole search, the "
+        "exact one included, and of "
         "the other tools without imports and without reading the model.",
     ),
 }
