@@ -33,13 +33,13 @@ def test_two_engines_a_mixture_and_what_fails() -> None:
     (group,) = report.groups
     rows = {str(row.candidate): row for row in group.rows}
     ran = [rows["toy"], rows["ort"], rows["ort,toy with Relu=toy"]]
-    assert report.agrees and group.rows[0].verdict == "best"
-    assert [row.verdict for row in group.rows].count("best") == 1
+    assert report.agrees and group.rows[0].verdict == "fastest"
+    assert [row.verdict for row in group.rows].count("fastest") == 1
     for row in ran:
-        assert row.start is not None and row.agreement is not None and row.to_best is not None
+        assert row.start is not None and row.agreement is not None and row.ratio is not None
         assert row.agreement.message == "" and row.agreement.absolute is not None
         assert len(row.rounds) == QUICK.rounds
-        assert row.to_best.low <= row.to_best.median <= row.to_best.high
+        assert row.ratio.low <= row.ratio.median <= row.ratio.high
         assert 0 < row.start.loaded_bytes <= row.start.peak_bytes
         assert row.interval is not None and row.interval.low <= (row.median_seconds or 0) <= row.interval.high
         assert row.timeline is not None and row.timeline.calls > 0
@@ -89,7 +89,7 @@ def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.Mo
     report = compared("toy", "ort")
     wrong = report.groups[0].rows[-1]
     assert not report.agrees
-    assert (str(wrong.candidate), wrong.verdict, wrong.to_best) == ("ort", "wrong", None)
+    assert (str(wrong.candidate), wrong.verdict, wrong.ratio) == ("ort", "wrong", None)
     assert "differs in 2 of 2 elements" in wrong.reason
 
 
@@ -141,14 +141,14 @@ def test_memory_is_the_workers_own() -> None:
 
 FIELDS: dict[str, set[str]] = {
     "report": {"schema", "versions", "agrees", "machine", "settings", "groups", "date", "command"},
-    "group": {"model", "batch", "threads", "noise", "rows"},
+    "group": {"model", "batch", "threads", "rows"},
     "row": {
-        *("candidate", "verdict", "reason", "start", "agreement", "rounds", "median_seconds", "interval", "to_best", "timeline"),
+        *("candidate", "verdict", "reason", "start", "agreement", "rounds", "median_seconds", "interval", "ratio", "timeline"),
     },
     "candidate": {"name", "engines", "pins"},
     "agreement": {"message", "absolute", "relative"},
     "interval": {"low", "high"},
-    "to_best": {"median", "low", "high"},
+    "ratio": {"median", "low", "high"},
     "timeline": {"calls", "seconds", "regions"},
 }
 
@@ -169,8 +169,8 @@ def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(set(group), group["batch"]) for group in data["groups"]] == [(FIELDS["group"], 1), (FIELDS["group"], 2)]
     ran, failed = data["groups"][0]["rows"]
     assert set(ran) == set(failed) == FIELDS["row"]
-    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "interval", "to_best", "timeline"))
-    assert failed["start"] is failed["to_best"] is failed["median_seconds"] is None
+    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "interval", "ratio", "timeline"))
+    assert failed["start"] is failed["ratio"] is failed["median_seconds"] is None
     assert {"processor", "cores", "python", "numpy"} <= set(data["machine"])
     assert "onnxruntime" in data["versions"]["ort"]
 
@@ -195,7 +195,7 @@ def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> 
     code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--threads", "1", "--rounds", "2")
     lines = out.splitlines()
     assert (code, err, "\x1b" in out) == (0, "", False)
-    assert lines[0].startswith(f"{TINY}, 1 thread; a tie is what is within ")
-    assert lines[1].split("\t")[:3] == ["candidate", "verdict", "ms"]
-    assert lines[2].split("\t")[:2] == ["ort", "best"]
+    assert lines[0] == f"{TINY}, 1 thread"
+    assert lines[1].split("\t")[:4] == ["engine", "ms", "ratio", "verdict"]
+    assert lines[2].split("\t")[0] == "ort" and lines[2].split("\t")[2:4] == ["1.00", "fastest"]
     assert len(lines[2].split("\t")) == len(lines[1].split("\t"))

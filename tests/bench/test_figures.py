@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from xrt.measure.interleave import interleave, rotate, take_turns
 from xrt.measure.statistics import (
-    FLOOR,
     RatioInterval,
     Timing,
     bootstrap,
     compute_geometric_mean,
+    compute_ratio_of_medians,
     compute_round_ratio,
-    is_tie,
-    noise_floor,
+    rank,
     ratio,
 )
 from xrt.measure.timing import choose_calls, seconds_per_turn, time_call
@@ -82,22 +81,20 @@ def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() ->
     assert compute_geometric_mean([]) is None
 
 
-@pytest.mark.slow
-@given(st.lists(ROUNDS, max_size=4))
-def test_noise_is_never_below_the_floor_nor_below_that_of_one_candidate(rounds: list[tuple[float, ...]]) -> None:
-    timings = [Timing(seconds) for seconds in rounds]
-    assert noise_floor(timings) == max([FLOOR, *(noise_floor([timing]) for timing in timings)])
+def test_a_pair_is_judged_by_its_own_interval() -> None:
+    assert rank(RatioInterval(19.35, 6.46, 60.57)) == "slower"
+    assert rank(RatioInterval(1.02, 1.011, 1.03)) == "slower"
+    assert rank(RatioInterval(1.02, 1.005, 1.04)) == "tie"
+    assert rank(RatioInterval(1.3, 0.9, 2.1)) == "too noisy"
 
 
-def test_noise_is_what_a_candidate_differs_from_itself() -> None:
-    assert noise_floor([Timing((1.0,) * 10)]) == FLOOR
-    assert noise_floor([Timing((1.0, 1.0)), Timing((1.2, 1.0) * 5)]) == pytest.approx(0.2)
-    assert noise_floor([Timing((1.0,))]) == FLOOR
-
-
-def test_a_tie_is_what_reaches_into_the_noise() -> None:
-    assert is_tie(RatioInterval(1.06, 1.02, 1.1), noise=0.03)
-    assert not is_tie(RatioInterval(1.06, 1.04, 1.1), noise=0.03)
+def test_the_ratio_of_medians_is_that_of_the_times_that_are_shown() -> None:
+    mine, theirs = (4.0, 6.0, 50.0, 6.0), (2.0, 3.0, 3.0, 9.0, 100.0)
+    found = compute_ratio_of_medians(mine, theirs)
+    assert found.median == Timing(mine).median / Timing(theirs[:4]).median
+    assert found.low <= found.median <= found.high and found == compute_ratio_of_medians(mine, theirs)
+    steady = compute_ratio_of_medians([2.0] * 5, [1.0] * 5)
+    assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
 
 
 # ---------------------------------------------------------------------- turns and warming up

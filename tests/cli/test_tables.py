@@ -25,9 +25,9 @@ TABLES = {
     ),
     "engines": (("engine", "state", "version", "what"), [("ort", "ready", "onnxruntime 1.31.1", LONG)], (), ()),
     "bench": (
-        ("candidate", "verdict", "ms", "x best", "compile s", "peak"),
+        ("engine", "verdict", "ms", "ratio", "compile s", "peak"),
         [("tvm,ort with Conv|Gemm=ort", "slower", "12.1 (11.9-12.4)", "5.93 (5.87-6.01)", "0.26", "108.5 MB")],
-        ("ms", "x best", "compile s", "peak"),
+        ("ms", "ratio", "compile s", "peak"),
         ("verdict",),
     ),
     "cache": (

@@ -14,12 +14,12 @@ import numpy as np
 from xrt.bench.jobs import Job, JobFailure, Start, Timeline
 from xrt.bench.machine_info import describe
 from xrt.bench.process import BenchWorker
-from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
+from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
 from xrt.graph import FrozenDict
 from xrt.measure.interleave import rotate
-from xrt.measure.statistics import Timing, compute_round_ratio, is_tie, noise_floor
+from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank
 from xrt.module.options import REFERENCE
 
 __all__ = ["BenchOptions", "Progress", "compare_engines"]
@@ -94,7 +94,7 @@ class _Runner:
 def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
-    group = Group(str(subject), subject.batch, threads, 0.0, ())
+    group = Group(str(subject), subject.batch, threads, ())
     job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.budget_seconds)
     with ExitStack() as stack:
         expected = _reference(replace(job, warm_seconds=0.0), settings, group, progress)
@@ -178,23 +178,22 @@ def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Calla
 
 
 def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
-    """Return the group with a row for each candidate: quickest first, then those that are wrong, then those that failed."""
+    """Return the group with a row for each candidate: fastest first, then those that are wrong, then those that failed."""
     sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
-    best = min(sound, key=lambda runner: runner.timing.median, default=None)
-    noise = noise_floor(runner.timing for runner in runners if runner.runs)
-    rows = [_row(runner, best, noise) for runner in runners]
-    order = {"best": 0, "tie": 1, "slower": 1, "wrong": 2, "failed": 3}
-    rows.sort(key=lambda row: (order[row.verdict], row.median_seconds or 0.0))
-    return replace(group, noise=noise, rows=tuple(rows))
+    fastest = min(sound, key=lambda runner: runner.timing.median, default=None)
+    rows = [_row(runner, fastest) for runner in runners]
+    last = {"wrong": 1, "failed": 2}
+    rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
+    return replace(group, rows=tuple(rows))
 
 
-def _row(runner: _Runner, best: _Runner | None, noise: float) -> ReportRow:
+def _row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
     if not runner.runs:
         return ReportRow(runner.candidate, "failed", runner.reason, runner.start)
     timing = runner.timing
     facts = (runner.start, runner.agreement, timing.seconds, timing.median, timing.interval)
-    if best is None or runner.agreement.is_wrong:
+    if fastest is None or runner.agreement.is_wrong:
         return ReportRow(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
-    to_best = compute_round_ratio(timing.seconds, best.timing.seconds)
-    verdict: Any = "best" if runner is best else "tie" if is_tie(to_best, noise) else "slower"
-    return ReportRow(runner.candidate, verdict, runner.agreement.message, *facts, to_best, runner.timeline)
+    ratio = compute_ratio_of_medians(timing.seconds, fastest.timing.seconds)
+    verdict: Verdict = "fastest" if runner is fastest else rank(ratio)
+    return ReportRow(runner.candidate, verdict, runner.agreement.message, *facts, ratio, runner.timeline)

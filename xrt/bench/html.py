@@ -17,12 +17,11 @@ from xrt.partition.html import color_engines
 
 __all__ = ["answer", "cell", "page"]
 
-SOUND = ("best", "tie", "slower")
-VERDICTS = {"best": "the quickest", "tie": "a tie", "slower": "slower", "wrong": "wrong", "failed": "failed"}
+SOUND = ("fastest", "tie", "slower", "too noisy")
 TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}
 DETAILED = 2
 """Regions from which on a plan is worth a drawing and a table."""
-_NUMBERS = ("a call", "× the quickest", "alone", "first call", "import", "compile", "peak memory", "before compiling")
+_NUMBERS = ("a call", "× the fastest", "alone", "first call", "import", "compile", "peak memory", "before compiling")
 COLUMNS = {
     **dict.fromkeys(("candidate", "verdict"), ""),
     **dict.fromkeys(_NUMBERS, "number"),
@@ -67,7 +66,6 @@ def _describe_group(group: Group) -> dict[str, Any]:
         "answer": answer(group),
         "bars": make_bars([_make_bar(row) for row in sound]),
         "rounds": max((len(row.rounds) for row in sound), default=0),
-        "noise": group.noise,
         "figures": [_list_figures(row) for row in group.rows],
         "troubles": [
             (row.candidate, TROUBLES.get(row.verdict, "could not be judged in full"), row.reason)
@@ -103,13 +101,16 @@ def answer(group: Group) -> str:
 def _compare(taken: str, others: Sequence[ReportRow]) -> Iterator[str]:
     ties = [str(row.candidate) for row in others if row.verdict == "tie"]
     slower = [row for row in others if row.verdict == "slower"]
+    noisy = [str(row.candidate) for row in others if row.verdict == "too noisy"]
     if ties:
         tie = "is a tie with it" if len(ties) == 1 else "are ties with it"
         yield f"{taken}, the least of all; {format_list(ties)} {tie}: the difference lies within the noise."
     else:
-        yield f"{taken}: the quickest."
+        yield f"{taken}: the fastest."
+    if noisy:
+        yield f"{format_list(noisy)}: too noisy to rank; measure again on an idle machine, or with more rounds."
     if slower:
-        yield f"{slower[0].candidate}, the next, takes {format_ratio_interval(slower[0].to_best)} times as long."
+        yield f"{slower[0].candidate}, the next, takes {format_ratio_interval(slower[0].ratio)} times as long."
 
 
 def _list_sound(group: Group) -> list[ReportRow]:
@@ -117,12 +118,12 @@ def _list_sound(group: Group) -> list[ReportRow]:
 
 
 def _make_bar(row: ReportRow) -> Bar:
-    ratio = "" if row.verdict == "best" else f"{format_ratio_interval(row.to_best)} × the quickest"
-    return Bar(str(row.candidate), row.verdict, VERDICTS[row.verdict], row.median_seconds or 0.0, row.interval, ratio)
+    ratio = "" if row.verdict == "fastest" else f"{format_ratio_interval(row.ratio)} × the fastest"
+    return Bar(str(row.candidate), row.verdict.replace(" ", "-"), row.verdict, row.median_seconds or 0.0, row.interval, ratio)
 
 
 def _list_figures(row: ReportRow) -> tuple[Any, ...]:
-    head = str(row.candidate), {"text": VERDICTS[row.verdict], "verdict": row.verdict}
+    head = str(row.candidate), {"text": row.verdict, "verdict": row.verdict.replace(" ", "-")}
     start, agreement = row.start, row.agreement
     if start is None or row.median_seconds is None:
         return *head, *[""] * (len(COLUMNS) - 2)
@@ -130,7 +131,7 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
     return (
         *head,
         format_seconds_interval(row.median_seconds, row.interval),
-        format_ratio_interval(row.to_best),
+        format_ratio_interval(row.ratio),
         f"{seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
         seconds(start.first_seconds),
         seconds(start.import_seconds),

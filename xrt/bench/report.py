@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict"]
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of what `Report.to_dict` gives; it grows when a field changes its meaning or goes."""
 
-Verdict: TypeAlias = Literal["best", "tie", "slower", "wrong", "failed"]
+Verdict: TypeAlias = Literal["fastest", "tie", "slower", "too noisy", "wrong", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class ReportRow:
     median_seconds: float | None = None
     interval: Interval | None = None
     """Of the median, in seconds; 95 per cent."""
-    to_best: RatioInterval | None = None
-    """Its time over the best one's, within rounds; 95 per cent interval."""
+    ratio: RatioInterval | None = None
+    """Its median over the fastest one's, in the rounds that both took part in; 95 per cent interval."""
     timeline: Timeline | None = None
     """Where the time of a call goes."""
 
@@ -67,8 +67,6 @@ class Group:
     model: str
     batch: int | None
     threads: int
-    noise: float
-    """How far a candidate seemed to be from itself; what is closer to the best than this is a tie."""
     rows: tuple[ReportRow, ...]
 
     @property

@@ -12,7 +12,7 @@ import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
 from xrt.cli.options import ENGINE_NAMES, add_dims, check_sizes, check_writable, parse_dims, parse_seconds
-from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
+from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, show_table, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.discovery import probe_all
@@ -24,11 +24,8 @@ from xrt.runtime import default_budget
 
 __all__ = ["command"]
 
-COLUMNS = ("candidate", "verdict", "ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
-NUMBERS = ("ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
-NARROW = ("candidate", "verdict", "ms", "x best", "compile s", "peak")
-"""Columns of a terminal in which the others find no room; JSON and a pipe have them all."""
-WIDE = 130
+DETAILS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
+"""Shown with -v, and in a pipe."""
 
 
 @click.command("bench")
@@ -69,6 +66,7 @@ WIDE = 130
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to this file")
+@click.option("-v", "--verbose", is_flag=True, help="Also show intervals, compile times, memory, versions and the machine")
 @click.pass_obj
 def command(
     typed: tuple[str, ...],
@@ -83,6 +81,7 @@ def command(
     seed: int,
     as_json: bool,
     html: Path | None,
+    verbose: bool,
 ) -> int:
     """Compare engines on MODELs: shipped ones (squeezenet, 'bert{layers=2}'), or paths of ONNX files or bundles.
 
@@ -104,6 +103,7 @@ def command(
         _budgets(_counts(threads, "--threads") or [default_budget()]),
         BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget),
         silent=as_json,
+        verbose=verbose,
     )
     if html is not None:
         text = page(replace(report, command=shlex.join(["xrt", *typed]))).encode()
@@ -111,7 +111,7 @@ def command(
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
-        out.print("\n".join(_footer(report)), markup=False)
+        out.print("\n".join(_footer(report, verbose=verbose)), markup=False)
     return _exit_code(report)
 
 
@@ -144,14 +144,20 @@ def _candidates(given: tuple[str, ...]) -> list[BenchCandidate]:
 
 
 def _compared(
-    subjects: list[BenchTarget], candidates: list[BenchCandidate], threads: list[int], settings: BenchOptions, *, silent: bool
+    subjects: list[BenchTarget],
+    candidates: list[BenchCandidate],
+    threads: list[int],
+    settings: BenchOptions,
+    *,
+    silent: bool,
+    verbose: bool,
 ) -> BenchReport:
     with WorkStatus("") as status:
 
         def finished(group: Group) -> None:
             if not silent:
                 status.stop()  # a table on standard output would be written into it
-                _show(group)
+                _show(group, verbose=verbose)
                 status.start()
 
         return compare_engines(subjects, candidates, threads, settings, status.update, finished)
@@ -160,28 +166,40 @@ def _compared(
 # ---------------------------------------------------------------------- on the screen
 
 
-def _show(group: Group) -> None:
-    out.print(f"{group.title}; a tie is what is within {group.noise:.1%} of the best", markup=False)
+def _show(group: Group, *, verbose: bool) -> None:
+    out.print(group.title, markup=False)
+    rounds = max((len(row.rounds) for row in group.rows), default=0)
+    rows = [TimedRow(str(row.candidate), row.median_seconds, _ratio(row), row.verdict) for row in group.rows]
     if not out.is_terminal:
-        show_table((*COLUMNS, "note"), [(*_cells(row), "; ".join(_notes(row))) for row in group.rows])
+        known = [(one.name, _milliseconds(one.seconds), one.ratio, one.verdict) for one in rows]
+        notes = ["; ".join(_notes(row, rounds)) for row in group.rows]
+        cells = [(*mine, *_details(row), note) for mine, row, note in zip(known, group.rows, notes, strict=True)]
+        show_table(("engine", "ms", "ratio", "verdict", *DETAILS, "note"), cells)
         return
-    shown = COLUMNS if out.width >= WIDE else NARROW
-    rows = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in group.rows]
-    show_table(shown, [[cells[name] for name in shown] for cells in rows], numbers=NUMBERS, whole=("verdict",))
+    show_times("engine", rows)
+    if verbose:
+        details = [(str(row.candidate), *_details(row)) for row in group.rows if row.median_seconds is not None]
+        show_table(("engine", *DETAILS), details, numbers=DETAILS)
     for row in group.rows:
-        for note in _notes(row):
+        for note in _notes(row, rounds):
             out.print(f" {row.candidate}: {note}", markup=False)
+    if any(row.verdict == "too noisy" for row in group.rows):
+        out.print("too noisy to rank: measure again on an idle machine, or with more --rounds")
 
 
-def _cells(row: ReportRow) -> tuple[str, ...]:
+def _ratio(row: ReportRow) -> str:
+    ratio = row.ratio
+    if ratio is None:
+        return ""
+    return f"{ratio.median:.2f}" if row.verdict == "fastest" else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _details(row: ReportRow) -> tuple[str, ...]:
     start = row.start
     if start is None or row.median_seconds is None:
-        return (str(row.candidate), row.verdict, *[""] * 8)
+        return ("",) * len(DETAILS)
     return (
-        str(row.candidate),
-        row.verdict,
-        f"{_milliseconds(row.median_seconds)}{_bounds(row)}",
-        f"{best.median:.2f} ({best.low:.2f}-{best.high:.2f})" if (best := row.to_best) else "",
+        f"{_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)}" if row.interval else "",
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
         f"{start.compile_seconds:.2f}",
@@ -191,18 +209,15 @@ def _cells(row: ReportRow) -> tuple[str, ...]:
     )
 
 
-def _bounds(row: ReportRow) -> str:
-    """Return the interval of a time, in its unit."""
-    return f" ({_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)})" if row.interval else ""
-
-
-def _notes(row: ReportRow) -> Iterator[str]:
+def _notes(row: ReportRow, rounds: int) -> Iterator[str]:
     if row.reason:
         yield _brief(row.reason)
     if row.start is not None and row.start.placement:
         yield row.start.placement[0]
     if row.start is not None and not row.start.steady:
         yield f"not steady after {row.start.warm_calls} calls"
+    if row.rounds and len(row.rounds) < rounds:
+        yield f"{len(row.rounds)} of {rounds} rounds, which used up its time"
 
 
 def _brief(reason: str) -> str:
@@ -212,13 +227,15 @@ def _brief(reason: str) -> str:
     return " ".join([first, *listed[:1]]) + more
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g}"
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
-def _footer(report: BenchReport) -> Iterator[str]:
+def _footer(report: BenchReport, *, verbose: bool) -> Iterator[str]:
     groups: tuple[Group, ...] = report.groups
     rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
-    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round; 95 % intervals by bootstrap over rounds"
+    yield f"ms: median of {rounds} rounds in turn; ratio: to the fastest, with its 95 % interval"
+    if not verbose:
+        return
     yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
     yield ", ".join(f"{name} {value}" for name, value in report.machine.items())

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 from rich import box
@@ -19,7 +19,18 @@ from rich.text import Text
 
 from xrt.progress import claim_display, release_display
 
-__all__ = ["WorkStatus", "complain", "err", "human_bytes", "out", "progress", "show_table", "warnings_as_lines"]
+__all__ = [
+    "TimedRow",
+    "WorkStatus",
+    "complain",
+    "err",
+    "human_bytes",
+    "out",
+    "progress",
+    "show_table",
+    "show_times",
+    "warnings_as_lines",
+]
 
 FOLDED = 24
 """Least width of a column that is broken; words of that length are usual in names and reasons."""
@@ -71,6 +82,55 @@ def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             if cell.plain:
                 line = Text.assemble(f"{column}: " * bool(column), cell)
                 out.print(Padding(line, (0, 0, 0, 2), expand=False), soft_wrap=False, overflow="fold")
+
+
+class TimedRow(NamedTuple):
+    """A row of a table of times: a candidate that ran, or (without ``seconds``) did not."""
+
+    name: str
+    seconds: float | None
+    ratio: str
+    """Its time over the fastest one's, with an interval where there is one."""
+    verdict: str
+
+
+BLOCKS = " ▏▎▍▌▋▊▉█"
+"""Eighths of a character."""
+LONGEST_BAR = 4.0
+"""Times the fastest: a longer bar is cut there, or the others would be too short to compare."""
+STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow", "wrong": "bold red", "failed": "red"}
+
+
+def show_times(what: str, rows: Sequence[TimedRow]) -> None:
+    """Print times on a terminal as one table with bars, which fits 80 columns."""
+    known = [row.seconds for row in rows if row.seconds]
+    longest = min(max(known, default=1.0), LONGEST_BAR * min(known, default=1.0))
+    times = ["" if row.seconds is None else f"{1e3 * row.seconds:.4g}" for row in rows]
+    others = [max(len(what), *(min(len(row.name), FOLDED) for row in rows)), max(2, *map(len, times))]
+    others += [max(len("ratio"), *(len(row.ratio) for row in rows)), max(len("verdict"), *(len(row.verdict) for row in rows))]
+    width = min(24, out.width - sum(others) - 4 * GAP - EDGES)
+    columns = (what, "ms", "ratio", *([""] if width >= 4 else []), "verdict")
+    cells = [
+        (
+            row.name,
+            time,
+            row.ratio,
+            *([_draw_bar(row.seconds, longest, width)] if width >= 4 else []),
+            Text(row.verdict, style=STYLES.get(row.verdict, "")),
+        )
+        for row, time in zip(rows, times, strict=True)
+    ]
+    show_table(columns, cells, numbers=("ms", "ratio"), whole=("", "verdict"))
+
+
+def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:
+    if seconds is None:
+        return Text("")
+    is_cut = seconds > longest
+    eighths = round(8 * width * min(seconds / longest, 1.0))
+    can_draw = "utf" in (out.encoding or "").lower()
+    bar = "█" * (eighths // 8) + BLOCKS[eighths % 8].strip() if can_draw else "#" * max(1, eighths // 8)
+    return Text(f"{bar[: width - 1]}{'»' if can_draw else '>'}" if is_cut else bar or "▏", style="blue")
 
 
 def progress() -> Progress:

@@ -29,13 +29,13 @@ class Bar:
 
     name: str
     kind: str
-    """``best`` and ``tie`` stand out; ``slower``, ``wrong`` and ``failed`` do not."""
+    """``fastest``, ``chosen`` and ``tie`` stand out; ``slower``, ``wrong`` and ``failed`` do not."""
     verdict: str
     """The kind in words."""
     seconds: float
     interval: Interval | None = None
     note: str = ""
-    """Said behind the time, such as the ratio to the quickest."""
+    """Said behind the time, such as the ratio to the fastest."""
 
 
 def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
