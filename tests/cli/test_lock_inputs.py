@@ -53,6 +53,28 @@ def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     return Path(shutil.copy(target, tmp_path / "locks"))
 
 
+def test_a_bundle_has_the_sizes_and_the_plan_of_a_lock(
+    of_four: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "m.xrt"
+    given = ("compile", str(of_four), "-e", "ort,toy,auto", "--lock", str(rows), "-o", str(target))
+    code, out, err = call(capsys, *given)
+    assert (code, err) == (0, "") and "placed by a lock: " in out, err
+    code, out, err = call(capsys, *given, "--dim", "batch=2")
+    assert code == 2 and "is for --dim batch=4, and --dim batch=2 was given" in err
+    code, out, err = call(capsys, *given, "--dim", "batch=4", "--dim", "batch=8")
+    assert code == 2 and "a lock is for one size of each dim" in err
+
+
+def test_a_lock_that_does_not_hold_makes_no_bundle(
+    of_four: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "m.xrt"
+    other = altered(rows, lambda facts: facts["model"].update(fingerprint="0" * 64))
+    code, _, err = call(capsys, "compile", str(of_four), "-e", "ort,toy,auto", "--lock", other, "-o", str(target))
+    assert code == 2 and "does not hold: the model 'rows' had fingerprint 000000000000" in err and not target.exists()
+
+
 @pytest.mark.full
 def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
     made = read_placement(rows)

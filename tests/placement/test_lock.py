@@ -181,6 +181,12 @@ def test_what_differs_is_reported_exactly(changed: dict[str, Any], told: str) ->
     assert re.fullmatch(told, found)
 
 
+def test_other_sizes_of_the_same_model_are_called_so() -> None:
+    lock = locked()
+    lock = lock.replace(inputs={"x": "float32[9,3]"}, model={**lock.model, "fingerprint": "0" * 64})
+    assert list_mismatches(lock, ask()) == ("the sizes differ: input x was float32[9,3] and is float32[2,3]",)
+
+
 def test_another_model_and_another_machine_are_reported() -> None:
     told = list_mismatches(locked(), ask(OTHER))
     assert told[:3] == (

@@ -25,7 +25,9 @@ from xrt.runtime import default_budget
 __all__ = ["command"]
 
 DETAILS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
-"""Shown with -v, and in a pipe."""
+"""Columns in a pipe."""
+SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
+"""Those that -v shows on a terminal, where they fit 80 columns."""
 
 
 @click.command("bench")
@@ -178,8 +180,9 @@ def _show(group: Group, *, verbose: bool) -> None:
         return
     show_times("engine", rows)
     if verbose:
-        details = [(str(row.candidate), *_details(row)) for row in group.rows if row.median_seconds is not None]
-        show_table(("engine", *DETAILS), details, numbers=DETAILS)
+        known = [(row, dict(zip(DETAILS, _details(row), strict=True))) for row in group.rows if row.median_seconds is not None]
+        details = [(str(row.candidate), *(cells[name] for name in SHOWN)) for row, cells in known]
+        show_table(("engine", *SHOWN), details, numbers=SHOWN)
     for row in group.rows:
         for note in _notes(row, rounds):
             out.print(f" {row.candidate}: {note}", markup=False)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from xrt.cli.options import (
+    add_locked_dims,
     check_writable,
     isolation_options,
     load_with_options,
@@ -21,11 +22,13 @@ from xrt.cli.options import (
     settle_batch,
 )
 from xrt.cli.screen import WorkStatus, human_bytes, out
-from xrt.errors import InputError
+from xrt.errors import InputError, OptionError
 from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.lockfile import LockedPlacement
 from xrt.module.specialization_cache import NO_LIMIT
+from xrt.placement.lockfile import read_lock
 
 __all__ = ["command"]
 
@@ -42,7 +45,8 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
     symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
     compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
-    compiles when it meets them.
+    compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
+    error.
 
     A bundle may have a variant for each kind of processor and thread budget, over one set of weights: --add compiles MODEL, which
     may be the bundle itself, and adds what is made to the bundle. The one that fits is chosen when the bundle is loaded.
@@ -53,12 +57,19 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     settle_batch(function, given)
     choices = parse_choices(given["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
+    keywords = module_keywords(given)
+    if (lock := given["lock"]) is not None:
+        if len(fixed) < len(choices):
+            raise OptionError("a lock is for one size of each dim; give each --dim once, or leave --lock out")
+        fixed = add_locked_dims(model, function, fixed, lock)
+        # A bundle is shipped: it has the plan of the lock, or there is no bundle.
+        keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
     function = set_dims(function, fixed)
     sizes = list(_combinations(function, {name: several for name, several in choices.items() if name not in fixed}))
     examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
     status = WorkStatus("compiling")
-    with XRTModule(function, **module_keywords(given), max_specialization_bytes=NO_LIMIT) as module, status:
+    with XRTModule(function, **keywords, max_specialization_bytes=NO_LIMIT) as module, status:
         is_open = _compile(module, examples)
         module.save(path, add=add)
         explanation = str(module.explain())

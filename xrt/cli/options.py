@@ -23,7 +23,7 @@ from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.default_engine import DEFAULT_ENGINES
 from xrt.module.model_source import make_source
-from xrt.placement.lockfile import read_lock
+from xrt.placement.lockfile import read_lock, read_shapes
 
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile
@@ -35,6 +35,7 @@ __all__ = [
     "add_batch",
     "add_dims",
     "add_engines",
+    "add_locked_dims",
     "add_tuning_options",
     "check_folder",
     "check_sizes",
@@ -92,18 +93,28 @@ def load_with_sizes(model: str, given: dict[str, Any]) -> Function:
     """
     function = load_with_options(model)
     settle_batch(function, given)
-    sizes = parse_dims(given["dims"])
-    if (lock := given.get("lock")) is None:
-        return set_dims(function, sizes)
-    known = list_dims(name_batch(function))
-    locked = {name: size for name, size in read_locked_dims(read_lock(lock)).items() if name in known}
+    return set_dims(function, add_locked_dims(model, function, parse_dims(given["dims"]), given.get("lock")))
+
+
+def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str | None) -> dict[str, int]:
+    """Return the sizes with those of a lockfile; raises OptionError where both give a size to a dim, and not the same."""
+    if lock is None:
+        return dict(sizes)
+    named, found = name_batch(function), read_lock(lock)
+    known = list_dims(named)
+    locked = {name: size for name, size in read_locked_dims(found).items() if name in known}
+    shapes = read_shapes(found, named)  # of a lock whose inputs came from files
+    for value in named.inputs:
+        declared = value.type.shape if isinstance(value.type, TensorType) else None
+        pairs = zip(declared or (), shapes.get(value.name, ()), strict=False)
+        locked |= {name: size for name, size in pairs if isinstance(name, str) and name not in locked}
     if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
         was, asked = (" ".join(f"--dim {name}={found[name]}" for name in differing) for found in (locked, sizes))
         raise OptionError(
             f"the lock {lock} is for {was}, and {asked} was given; leave that out, "
             f"or write another lock: xrt lock {model} {asked} -o FILE"
         )
-    return set_dims(function, locked | sizes)
+    return {**locked, **sizes}
 
 
 def read_locked_dims(lock: PlacementFile) -> dict[str, int]:

@@ -56,6 +56,8 @@ class LockedPlacement:
     """Its file, quoted; for one that came as a value, a word."""
     budget: ErrorBudget | None = None
     """The error that the caller allows; None where that is not said, and the lock's own counts."""
+    must_hold: bool = False
+    """Whether a lock that was made for something else is an error, and not measured again."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -101,8 +103,9 @@ class LockedPlacement:
             except LockError as error:
                 reasons = (str(error),)
         said = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
-        if strict:
-            raise LockError(f"{said}. Write it again with `xrt lock`, or leave strict=True out to measure instead")
+        if strict or self.must_hold:
+            instead = "strict=True out to measure instead" if strict else "the lock out to measure instead"
+            raise LockError(f"{said}. Write it again with `xrt lock`, or leave {instead}")
         warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
