@@ -14,6 +14,7 @@ from torch.nn import functional
 import xrt
 from xrt import ops, training
 from xrt.errors import InputError, ModelError
+from xrt.graph.memory_forecast import estimate_peak
 
 DRAW = np.random.default_rng(2)
 X = DRAW.standard_normal((6, 4))
@@ -228,3 +229,28 @@ def test_other_engines_train_alike(engine: Any) -> None:
     ):
         for _ in range(20):
             np.testing.assert_allclose(trained(x, LABELS)[0], reference(x, LABELS)[0], rtol=1e-4)
+
+
+class Deep(xrt.Graph):
+    """A chain of layers that end in a sum: what they keep is far more than what a layer computes with."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        self.depth, draw = depth, np.random.default_rng(1)
+        for i in range(depth):
+            setattr(self, f"w{i:02}", draw.standard_normal((width, width), dtype="float32") / 4)
+
+    def build(self, x: Any) -> Any:
+        for i in range(self.depth):
+            x = ops.Tanh(x @ getattr(self, f"w{i:02}"))
+        return {"loss": ops.ReduceSum(x * x, keepdims=0)}
+
+
+def test_a_gradient_of_the_last_layer_is_used_before_that_of_the_first_is_known() -> None:
+    """The order of a step keeps neither gradients nor what a layer has computed longer than needed."""
+    depth, batch, width = 12, 64, 16
+    function = training.step(Deep(depth, width).trace(np.ones((batch, width), "float32")), loss="loss")
+    place = {node.name: number for number, node in enumerate(function.nodes)}
+    updates = [place[f"w{i:02}/update/sub_1"] for i in range(depth)]
+    assert updates == sorted(updates, reverse=True)
+    peak = estimate_peak(function)
+    assert peak is not None and peak < (depth + 8) * batch * width * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -12,10 +11,7 @@ from xrt.graph.types import TensorType
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = ["RECOMPUTED", "count_recomputed", "estimate_peak"]
-
-RECOMPUTED = "xrt.recomputed"
-"""The key of the metadata of a Function some of whose nodes are computed again: JSON with their number."""
+__all__ = ["estimate_peak"]
 
 
 def estimate_peak(function: Function, elsewhere: Collection[str] | None = None) -> int | None:
@@ -40,11 +36,3 @@ def estimate_peak(function: Function, elsewhere: Collection[str] | None = None) 
                 change[i] += size
                 change[last[name] + 1] -= size
     return max(accumulate(change), default=0)
-
-
-def count_recomputed(function: Function) -> int:
-    """Return how many nodes are computed again, by the metadata."""
-    try:
-        return int(json.loads(function.metadata.get(RECOMPUTED, "0")))
-    except (ValueError, TypeError):
-        return 0

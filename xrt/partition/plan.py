@@ -159,18 +159,12 @@ class Plan:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    from xrt.graph.memory_forecast import count_recomputed
-
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = ", ".join(f"{e} (not named)" if e == plan.implicit else e for e in plan.engines)
     where = f"; device {plan.device}" if plan.device != "cpu" else ""
     yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
-    if again := count_recomputed(plan.function):
-        peak = plan.estimate_peak()
-        most = "" if peak is None else f"; values take at most {peak:,} bytes at once"
-        yield f"memory: {_counted(again, 'node')} computed again{most}"
     for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
         first, *others = alike
         yield from _launch_lines(first)

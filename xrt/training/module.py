@@ -11,7 +11,6 @@ from xrt.graph import Function
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
 from xrt.training.models import capture_for_inference, read_model
-from xrt.training.recomputation import AUTO
 from xrt.training.steps import list_parameters, step
 from xrt.training.updates import RATE, STEP
 
@@ -30,11 +29,10 @@ __all__ = ["TrainModule"]
 class TrainModule:
     """A model in training: each call is one step, which returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps``, ``seed`` and ``recompute`` are those of
-    `xrt.training.step`, and so is ``memory_limit`` under ``recompute="auto"``; other options are those of `XRTModule`: engines,
-    pins, checks. The parameters and what the optimizer remembers belong to this module; the model's own constants stay as they
-    are. For a `torch.nn.Module` give example inputs as ``args``; its parameters and buffers are the first values here. Raises
-    what `step` and `XRTModule` do.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of
+    `xrt.training.step`; other options are those of `XRTModule`: engines, pins, checks. The parameters and the state of
+    the optimizer belong to this module; the model's own constants stay as they are. For a `torch.nn.Module` give example inputs
+    as ``args``; its parameters and buffers are the first values here. Raises what `step` and `XRTModule` do.
     """
 
     def __init__(
@@ -48,8 +46,6 @@ class TrainModule:
         clip_norm: float | None = None,
         accumulation_steps: int = 1,
         seed: int = 0,
-        recompute: str | Sequence[str] | None = None,
-        memory_limit: int | None = None,
         learning_rate: float = 1e-3,
         args: tuple[Any, ...] | None = None,
         **options: Any,
@@ -68,11 +64,7 @@ class TrainModule:
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             seed=seed,
-            recompute=recompute,
-            memory_limit=memory_limit if recompute == AUTO else None,
         )
-        if memory_limit is not None and recompute != AUTO:
-            options["memory_limit"] = memory_limit
         self._given = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step: its plan, explanation and profile."""

@@ -16,7 +16,6 @@ from xrt.training.dropout import write_dropout
 from xrt.training.losses import Loss
 from xrt.training.models import read_model
 from xrt.training.optimizers import SGD, Optimizer
-from xrt.training.recomputation import apply_recomputation
 from xrt.training.updates import RATE, STEP, record_update
 
 if TYPE_CHECKING:
@@ -55,8 +54,6 @@ def step(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
     seed: int = 0,
-    recompute: str | Sequence[str] | None = None,
-    memory_limit: int | None = None,
     args: tuple[Any, ...] | None = None,
 ) -> Function:
     """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
@@ -74,10 +71,6 @@ def step(
     state too, ``<name>.gradient``, and ``optimizer.step`` counts the changes. Each Dropout in training form drops what ``seed``
     says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
     of If, Loop or Scan drops others in each turn.
-
-    ``recompute`` names nodes before the loss that are computed again for the gradient instead of their results being kept:
-    operators (``"Tanh|Softmax"``), node names (``"name:*/attention/*"``), or several such patterns. ``"auto"`` chooses them so
-    that the values that the loss and the gradients take at once, state excepted, are at most ``memory_limit`` bytes.
 
     A `torch.nn.Module` is captured with the example inputs ``args``, in the mode in which it is: call ``train()`` on it before.
     Its parameters that require a gradient are trained, those that match where patterns are given; buffers that it updates are
@@ -109,8 +102,7 @@ def step(
             builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
         )
     built = builder.function().replace(aliases=found.aliases, doc=found.doc, metadata=found.metadata)
-    built = declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
-    return apply_recomputation(built, [value.name for value in outputs], recompute, memory_limit)
+    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
 
 
 def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:

@@ -40,26 +40,8 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
         if name not in outer:
             own[name] = constant.array
     for node in function.nodes:
-        own.update(_lowered(node, function, _delay(node, function, scope) if node.control else scope))
+        own.update(_lowered(node, function, scope))
     return [scope[value.name] for value in function.outputs]
-
-
-def _delay(node: Node, function: Function, scope: Mapping[str, Operand]) -> Mapping[str, Operand]:
-    """Return the scope with one of the values that a node reads, the smallest, depending on the results that the node waits for.
-
-    So XLA neither computes the node before them nor together with an equal one that waits for nothing. The value is chosen by a
-    condition that is always true, which only the code generator sees: barriers are gone before XLA merges equal operations for
-    the last time, and before it puts them in order.
-    """
-    read = {name: scope[name] for name in node.uses if not isinstance(scope[name], np.ndarray)}
-    awaited = (scope[name] for other in node.control for name in function.node(other).defines)
-    computed = [value for value in awaited if not isinstance(value, np.ndarray) and value.size and value.dtype.kind != "c"]
-    if not read or not computed:
-        return scope
-    name = min(read, key=lambda name: read[name].nbytes)
-    is_done = sum(value.reshape(-1)[0].astype(np.int32) & 1 for value in computed) + 1 > 0
-    delayed = jnp.where(is_done, read[name], jnp.zeros((), read[name].dtype))
-    return ChainMap({name: delayed}, scope)  # type: ignore[arg-type]  # it is only read
 
 
 def _lowered(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
