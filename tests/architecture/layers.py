@@ -105,7 +105,6 @@ FILES = (
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
-    "engines.native.elf",
     "html.rendering",
     "cache.disk",
     "processes.priority",

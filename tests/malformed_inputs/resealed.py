@@ -8,15 +8,15 @@ import zlib
 from random import Random
 
 from tests.malformed_inputs.messages import alter_field
-from tests.malformed_inputs.mutators import BLIND, mutate
+from tests.malformed_inputs.mutators import BLIND, mutate, renumber
 from xrt.errors import XRTError
-from xrt.formats.container import ALIGNMENT, ContainerWriter
-from xrt.formats.protobuf import read
+from xrt.formats.container import ALIGNMENT, ContainerWriter, read_table
 
 __all__ = ["alter_section", "alter_table", "reseal"]
 
 _HEAD = struct.Struct("<8sIQQI")
-_INSIDE = (alter_field, alter_field, alter_field, *BLIND)
+_INSIDE = (alter_field, alter_field, renumber, *BLIND)
+_TABLE = (renumber, renumber, renumber, *BLIND)
 
 
 def alter_section(data: bytes, chance: Random) -> bytes:
@@ -25,15 +25,15 @@ def alter_section(data: bytes, chance: Random) -> bytes:
     if table is None:
         return data
     try:
-        contents = read("Contents", table)
+        kind, sections_read = read_table(table)
     except XRTError:  # an earlier damage was to the table
         return data
-    sections = {s["name"]: data[s["offset"] : s["offset"] + s["size"]] for s in contents["sections"]}
+    sections = {s.name: data[max(s.offset, 0) : max(s.offset + s.size, 0)] for s in sections_read}
     if not sections:
         return data
     chosen = chance.choice(sorted(sections))
     sections[chosen] = mutate(sections[chosen], _INSIDE, chance)
-    return reseal(contents["kind"], sections)
+    return reseal(kind, sections)
 
 
 def alter_table(data: bytes, chance: Random) -> bytes:
@@ -42,7 +42,7 @@ def alter_table(data: bytes, chance: Random) -> bytes:
     if table is None:
         return data
     magic, version, start, _, _ = _HEAD.unpack(data[: _HEAD.size])
-    table = mutate(table, _INSIDE, chance)
+    table = mutate(table, _TABLE, chance)
     head = _HEAD.pack(magic, version, start, len(table), zlib.crc32(table))
     return (head + struct.pack("<I", zlib.crc32(head))).ljust(ALIGNMENT, b"\0") + data[ALIGNMENT:start] + table
 

@@ -4,18 +4,19 @@ A cache entry and a bundle are such files. In order, all numbers little-endian:
 
     64 bytes    head: magic, version, the table's offset, its checksum, and a checksum of the head itself
     sections    each at a multiple of 64 bytes, filled up with zeros
-    table       the message Contents of proto/xrt.proto
+    table       JSON: the kind of the file, and name, offset, size and CRC-32 of each section
 
 A reader trusts no size before it has compared it with the file, and returns no byte before it has checked it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -23,11 +24,10 @@ import numpy as np
 
 from xrt.errors import BundleError
 from xrt.formats.file_mapping import map_file
-from xrt.formats.wire_messages import read_contents
 from xrt.graph.memory_map import FileIdentity, release
 from xrt.graph.memory_map import Mapping as FileMapping
 
-__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
+__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section", "read_table"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -82,9 +82,7 @@ class ContainerWriter:
 
     def finish(self) -> None:
         """Write the table, and the head that makes the file valid."""
-        from xrt.formats.protobuf import write
-
-        table = write("Contents", {"kind": self._kind, "sections": [asdict(s) for s in self._sections.values()]})
+        table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()
         self._file.write(table)
         head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
         self._file.seek(0)
@@ -149,14 +147,31 @@ class Container:
 
 def _sections(data: memoryview, kind: str) -> dict[str, Section]:
     start, size = _table_place(data)
-    contents = read_contents(bytes(data[start : start + size]))
-    if contents["kind"] != kind:
-        raise BundleError(f"it is a {contents['kind']!r} file, not a {kind!r} file")
-    sections = [Section(**section) for section in contents["sections"]]
+    written, sections = read_table(bytes(data[start : start + size]))
+    if written != kind:
+        raise BundleError(f"it is a {written!r} file, not a {kind!r} file")
     for section in sections:
         if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
             raise CorruptFile(f"its section {section.name!r} does not lie in the file")
     return {section.name: section for section in sections}
+
+
+def read_table(data: bytes) -> tuple[str, list[Section]]:
+    """Return the kind of a file and its sections, whose places are not checked yet; raises CorruptFile for another text."""
+    try:
+        match json.loads(data):
+            case {"kind": str(kind), "sections": list(rows)}:
+                return kind, [_read_row(row) for row in rows]
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"its table cannot be read: {error}") from error
+    raise CorruptFile("its table has no kind, or no sections")
+
+
+def _read_row(row: object) -> Section:
+    match row:
+        case [str(name), int(offset), int(size), int(checksum)]:
+            return Section(name, offset, size, checksum)
+    raise ValueError(f"{row!r:.200} is no section")
 
 
 def _table_place(data: memoryview) -> tuple[int, int]:

@@ -24,9 +24,7 @@ from xrt.graph import Constant, DType, Function, Value
 
 __all__ = ["Held", "Keep", "Kind", "field_names", "read", "read_model", "write", "write_model"]
 
-Kind: TypeAlias = Literal[
-    "Plan", "Launch", "ClusteringOptions", "ExecutionOptions", "Contents", "CacheEntry", "WeightsMemo", "Bundle"
-]
+Kind: TypeAlias = Literal["Plan", "Launch", "ClusteringOptions", "ExecutionOptions", "WeightsMemo", "Bundle"]
 Keep: TypeAlias = Callable[[Constant], str]
 """Takes a constant away, and returns the name under which `Held` gives it back."""
 Held: TypeAlias = Callable[[str], memoryview | None]

@@ -95,26 +95,6 @@ class ExecutionOptions(_message.Message):
     max_batch_size: int
     def __init__(self, precision: _Optional[str] = ..., strict_types: bool = ..., calibration_table: _Optional[str] = ..., threads: _Optional[int] = ..., max_workspace_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
 
-class Contents(_message.Message):
-    __slots__ = ("kind", "sections")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    SECTIONS_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    sections: _containers.RepeatedCompositeFieldContainer[Section]
-    def __init__(self, kind: _Optional[str] = ..., sections: _Optional[_Iterable[_Union[Section, _Mapping]]] = ...) -> None: ...
-
-class Section(_message.Message):
-    __slots__ = ("name", "offset", "size", "checksum")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    offset: int
-    size: int
-    checksum: int
-    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
-
 class Ingredient(_message.Message):
     __slots__ = ("name", "value")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -122,26 +102,6 @@ class Ingredient(_message.Message):
     name: str
     value: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-
-class CacheEntry(_message.Message):
-    __slots__ = ("format", "ingredients", "failure")
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
-    INGREDIENTS_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    format: int
-    ingredients: _containers.RepeatedCompositeFieldContainer[Ingredient]
-    failure: Failure
-    def __init__(self, format: _Optional[int] = ..., ingredients: _Optional[_Iterable[_Union[Ingredient, _Mapping]]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("kind", "reason", "nodes")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    reason: str
-    nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WeightsMemo(_message.Message):
     __slots__ = ("format", "path", "stamp", "weights")

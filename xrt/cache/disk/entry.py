@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from xrt.cache.signature import Signature
 from xrt.errors import BundleError, CacheError, CompileFailed, CompileRefused
 from xrt.formats.container import Buffer, Container
-from xrt.formats.wire_messages import read_cache_entry
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -18,7 +18,7 @@ __all__ = ["CacheEntry", "StoredFailure"]
 
 KIND = "cache entry"
 FORMAT = 1
-"""The version of the message that is written, and the only one that is read."""
+"""The version of the JSON that is written, and the only one that is read."""
 
 _ENTRY, _EXECUTABLE = "entry", "executable"
 _ERRORS: dict[str, type[CompileRefused | CompileFailed]] = {"CompileRefused": CompileRefused, "CompileFailed": CompileFailed}
@@ -67,10 +67,8 @@ class CacheEntry:
         """
         try:
             container = Container.open(path, KIND)
-            values = read_cache_entry(bytes(container.section(_ENTRY)))
-            if values["format"] != FORMAT:
-                raise BundleError(f"its entry has format {values['format']}, and this version of XRT reads {FORMAT}")
-            entry = cls(_signature(values), *_content(values, container))
+            signature, failure = _parse(bytes(container.section(_ENTRY)))
+            entry = cls(signature, None if failure else container.section(_EXECUTABLE), failure)
         except BundleError as error:
             raise CacheError(f"cache entry {path.name} cannot be used: {error}") from error
         if entry.signature.key != path.stem:
@@ -78,28 +76,35 @@ class CacheEntry:
         return entry
 
 
-def _signature(values: dict[str, Any]) -> Signature:
-    return Signature(tuple((one["name"], one["value"]) for one in values["ingredients"]))
+def _parse(text: bytes) -> tuple[Signature, StoredFailure | None]:
+    """Read the signature of an entry, and its failure if it has one; raises BundleError for another text."""
+    try:
+        match json.loads(text):
+            case {"format": int(version)} if version != FORMAT:
+                raise BundleError(f"its entry has format {version}, and this version of XRT reads {FORMAT}")
+            case {"format": int(), "ingredients": list(pairs), "failure": failure}:
+                ingredients = tuple((str(name), str(value)) for name, value in pairs)
+                return Signature(ingredients), None if failure is None else _parse_failure(failure)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BundleError(f"its entry cannot be read: {error}") from error
+    raise BundleError("its entry has no format, no signature or no failure")
 
 
-def _content(values: dict[str, Any], container: Container) -> tuple[memoryview | None, StoredFailure | None]:
-    failure = values["failure"]
-    if failure is None:
-        return container.section(_EXECUTABLE), None
-    if failure["kind"] not in _ERRORS:
-        raise BundleError(f"it remembers a failure of an unknown kind {failure['kind']!r}")
-    return None, StoredFailure(**failure)
+def _parse_failure(failure: object) -> StoredFailure:
+    match failure:
+        case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in _ERRORS:
+            return StoredFailure(kind, reason, tuple(place for place in nodes if type(place) is int and place >= 0))
+    raise ValueError(f"{failure!r:.200} is no failure")
 
 
 def write_entry(file: BinaryIO, signature: Signature, content: Buffer | StoredFailure) -> None:
     """Write an entry's file."""
     from xrt.formats.container import ContainerWriter
-    from xrt.formats.protobuf import write
 
     failure = asdict(content) if isinstance(content, StoredFailure) else None
-    ingredients = [{"name": name, "value": value} for name, value in signature.ingredients]
     writer = ContainerWriter(file, KIND)
-    writer.add(_ENTRY, write("CacheEntry", {"format": FORMAT, "ingredients": ingredients, "failure": failure}))
+    values = {"format": FORMAT, "ingredients": signature.ingredients, "failure": failure}
+    writer.add(_ENTRY, json.dumps(values).encode())
     if not isinstance(content, StoredFailure):
         writer.add(_EXECUTABLE, content)
     writer.finish()

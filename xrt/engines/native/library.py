@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xrt.engines.native import abi
-from xrt.engines.native.elf import why_not_loadable
 from xrt.engines.native.marshalling import MarshalledNode, marshal_node, why_not_marshalled
 from xrt.errors import EngineUnavailable, did_you_mean
 
@@ -169,10 +167,6 @@ def load(path: str | Path) -> NativeLibrary:
 @cache
 def _opened(file: Path, *state: int) -> NativeLibrary:
     with file.open("rb") as opened:
-        reason = why_not_loadable(opened, os.fstat(opened.fileno()).st_size)
-        if reason is not None:
-            raise _unusable(file, reason)
-        opened.seek(0)
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))

@@ -11,7 +11,6 @@ from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.torch.dtypes import from_numpy, to_numpy
-from xrt.engines.torch.heap import keep_freed_memory
 from xrt.engines.torch.program import find_addresses
 from xrt.engines.torch.shield import shield
 from xrt.engines.torch.threads import call_within
@@ -52,7 +51,6 @@ class TorchExecutable(Executable):
         self.program = program
         self.function = function
         self._threads = threads
-        keep_freed_memory(2 * (peak_of_values(function) or 0))  # an allocator's holes take as much again
         self._read = tuple(_converter(value.type, from_numpy) for value in function.inputs)
         self._write = tuple(_converter(value.type, to_numpy) for value in function.outputs)
 
