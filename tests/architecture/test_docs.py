@@ -34,7 +34,6 @@ DOCUMENTS = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.m
 GENERATED = [
     "conformance.md",
     "performance.md",
-    "witnesses.md",
     "zoo.md",
     "commands.md",
     "errors.md",

@@ -1,6 +1,6 @@
 """A convolution with few results and a large window, as the gradient of a convolution's weights is one, as a product of matrices.
 
-ONNX Runtime takes twice as long for it otherwise, and IREE up to eight times (record 0037).
+ONNX Runtime takes twice as long for it otherwise, and IREE up to eight times.
 """
 
 from __future__ import annotations

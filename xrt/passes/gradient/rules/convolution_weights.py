@@ -1,7 +1,8 @@
 """The gradient of a convolution's weights: a convolution of its input with the gradient, batch and channels exchanged.
 
 Engines find the quickest way to compute that one. Where the kernel has one element it is a product of matrices, and where each
-channel has its own kernel a sum of products by element: both are quicker everywhere. Record 0037 has the measurements.
+channel has its own kernel a sum of products by element: both are quicker everywhere. 8, 64, 56, 256, 1, 1 on `ort`: 4.7 ms as a
+product, 32.3 as a convolution.
 """
 
 from __future__ import annotations
