@@ -248,13 +248,6 @@ def test_a_how_to_page_is_short(page: Path) -> None:
     assert len(page.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page.is_relative_to(DOCS)], ids=name)
-def test_lines_of_prose_are_short(page: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "<!--"))]
-    assert [line for line in lines if len(line) > 100] == []
-
-
 def test_the_gain_that_pages_state_is_the_measured_one() -> None:
     """README has the generated figure; two pages repeat it in words."""
     (gain,) = re.findall(r"geometric mean of 22 models \|.*?\| ([\d.]+) \(", (TOP / "README.md").read_text(encoding="utf-8"))

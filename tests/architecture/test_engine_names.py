@@ -67,9 +67,9 @@ def test_the_words_come_from_the_declarations() -> None:
     assert parse_spec(REFERENCE)[0] not in WORDS
 
 
-@pytest.mark.parametrize("name", list(filter(is_core, MODULES)), ids=lambda name: name or "xrt")
-def test_no_core_module_names_an_engine(name: str) -> None:
-    assert list(find_names(parse(MODULES[name]))) == []
+def test_no_core_module_names_an_engine() -> None:
+    found = {name: list(find_names(parse(path))) for name, path in MODULES.items() if is_core(name)}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,10 @@ def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
     return [name for name in found if not isinstance(getattr(parent, name.rpartition(".")[2]), types.ModuleType)]
 
 
-@pytest.mark.parametrize("name", packages())
-def test_no_package_hides_a_module_behind_another_object(name: str) -> None:
-    for one in modules():
-        importlib.import_module(one)
-    assert hidden(importlib.import_module(name), modules()) == []
+def test_no_package_hides_a_module_behind_another_object() -> None:
+    for name in modules():
+        importlib.import_module(name)
+    assert [module for name in packages() for module in hidden(importlib.import_module(name), modules())] == []
 
 
 def test_a_hidden_module_is_caught() -> None:
@@ -53,11 +52,10 @@ print(json.dumps([name for name in names if getattr(xrt, name) is not first[name
         assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-@pytest.mark.parametrize("name", modules())
-def test_public_names_exist_and_are_documented(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__doc__, f"{name} has no docstring"
-    assert undocumented(module) == []
+def test_public_names_exist_and_are_documented() -> None:
+    loaded = {name: importlib.import_module(name) for name in modules()}
+    assert [name for name, module in loaded.items() if not module.__doc__] == []
+    assert {name: words for name, module in loaded.items() if (words := undocumented(module))} == {}
 
 
 def undocumented(module: types.ModuleType) -> list[str]:
@@ -73,10 +71,9 @@ def test_a_public_name_without_a_word_is_caught() -> None:
     assert undocumented(module) == ["f", "G"]
 
 
-@pytest.mark.parametrize("name", modules())
-def test_what_a_module_calls_public_looks_public(name: str) -> None:
-    module = importlib.import_module(name)
-    assert [word for word in getattr(module, "__all__", ()) if word.startswith("_") and word != "__version__"] == []
+def test_what_a_module_calls_public_looks_public() -> None:
+    public = [word for name in modules() for word in getattr(importlib.import_module(name), "__all__", ())]
+    assert [word for word in public if word.startswith("_") and word != "__version__"] == []
 
 
 # ---------------------------------------------------------------------- the names themselves
@@ -122,9 +119,9 @@ def _is_noun(decorator: ast.expr) -> bool:
     return ast.unparse(decorator).rpartition(".")[2] in ("property", "cached_property", "setter", "fixture")
 
 
-@pytest.mark.parametrize("name", [name for name in files() if not name.startswith(NAMED_BY_ONNX)])
-def test_public_functions_are_verbs(name: str) -> None:
-    assert sorted({*no_verbs(parse(files()[name]))} - NOUN_PHRASES) == []
+def test_public_functions_are_verbs() -> None:
+    found = {name: set(no_verbs(parse(path))) - NOUN_PHRASES for name, path in files().items()}
+    assert {name: words for name, words in found.items() if words and not name.startswith(NAMED_BY_ONNX)} == {}
 
 
 def test_a_function_that_is_no_verb_is_caught() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -55,9 +54,9 @@ def is_constant(node: ast.AST | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_data_becomes_code(path: Path) -> None:
-    assert unsafe(parse(path)) == []
+def test_no_data_becomes_code() -> None:
+    found = {str(path.relative_to(ROOT)): unsafe(parse(path)) for path in SOURCES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def schedule_updates(successors: Sequence[Collection[int]], waits: Mapping[int, 
     return positions
 
 
-def _sort(
+def _sort(  # noqa: C901, PLR0912
     successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]], ranks: Sequence[int]
 ) -> tuple[list[int], bool]:
     """Return the numbers in order, and whether all waits are kept; where none can go on, one of the least rank does."""
