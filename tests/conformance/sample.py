@@ -1,0 +1,178 @@
+"""A fixed sample of the tests of onnx: for each operator the cases that would show a wrong result best.
+
+A case *shows* a fault if its expected results, changed in that way, are no longer right: 1 % off, transposed, or one element
+late. Square, constant and tiny results hide faults, so the cases of an operator are tried in the order of what they show. Nothing
+is recorded: the order follows from the installed ``onnx`` alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import GraphCompiler
+from xrt.errors import CompileRefused
+from xrt.graph import Function, Node, TensorType, Value
+from xrt.graph.rename import rename_function
+from xrt.module.specialization import optimize
+from xrt.passes import infer_shapes
+from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_case
+from xrt.testing.alternating import make_alternating_program
+from xrt.testing.conformance import run_single
+from xrt.testing.running import fit_inputs_for
+
+PER_MODEL = 6
+
+
+def distort(result: Any) -> Iterator[Any]:
+    """Yield what three faulty kernels would return in place of a result."""
+    if isinstance(result, np.ndarray) and result.size and result.dtype.kind not in "OUS":
+        if result.dtype.kind not in "b":
+            yield (result.astype(np.float64) * 1.01).astype(result.dtype)
+        yield result.T.reshape(result.shape)
+        yield np.roll(result.reshape(-1), 1).reshape(result.shape)
+
+
+def count_shown(case: ConformanceCase) -> int:
+    """Count the faults of the first output that a comparison with the expected one would show."""
+    expected = case.expected[0]
+    with np.errstate(all="ignore"):
+        return sum(not _agree(wrong, expected, case) for wrong in distort(expected))
+
+
+def _agree(a: Any, b: Any, case: ConformanceCase) -> bool:
+    if b.dtype.kind == "b":
+        return bool((a == b).all())
+    return np.allclose(a.astype(np.float64), b.astype(np.float64), case.rtol, case.atol, equal_nan=True)
+
+
+@functools.cache
+def cases_of_operators() -> Mapping[str, Sequence[ConformanceCase]]:
+    """The cases of each operator: what shows most comes first, one node before the expansion of an operator."""
+    found: dict[str, list[ConformanceCase]] = defaultdict(list)
+    for case in node_cases():
+        for operator in case.operators:
+            found[operator].append(case)
+    for cases in found.values():
+        cases.sort(key=lambda case: (-count_shown(case), len(case.model.graph.node), case.name))
+    return dict(sorted(found.items()))
+
+
+def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]:
+    """Run, for each operator, the first ``count`` cases that the engine does not decline."""
+    make = run_single(engine)
+    found: dict[str, list[Outcome]] = {}
+    for operator, cases in cases_of_operators().items():
+        outcomes = (run_case(case, make) for case in cases)
+        claimed = (outcome for outcome in outcomes if outcome.word is not ResultWord.DECLINED)
+        if taken := [outcome for outcome, _ in zip(claimed, range(count), strict=False)]:
+            found[operator] = taken
+    return found
+
+
+# ---------------------------------------------------------------------- two engines in turn
+
+
+def list_models(pair: tuple[GraphCompiler, GraphCompiler], share: tuple[int, int] = (0, 1)) -> Iterator[list[ConformanceCase]]:
+    """Yield lists of cases that make a model each: for every operator that one of the two supports, its first such case.
+
+    ``share=(i, n)`` keeps the i-th of n shares of the operators.
+    """
+    models: dict[Any, list[ConformanceCase]] = defaultdict(list)
+    for number, cases in enumerate(cases_of_operators().values()):
+        if number % share[1] == share[0] and (case := next((c for c in cases if _is_supported(c, pair)), None)):
+            models[tuple(sorted(case.function.opsets.items()))].append(case)
+    for cases in models.values():
+        yield from (cases[start : start + PER_MODEL] for start in range(0, len(cases), PER_MODEL))
+
+
+def _is_supported(case: ConformanceCase, pair: Sequence[GraphCompiler]) -> bool:
+    if case.is_random:
+        return False
+    whole = fit_inputs_for(case.function, case.inputs, pair)
+    return all(any(engine.why_not(node, whole) is None for engine in pair) for node in whole.nodes)
+
+
+def run_alternating(pair: tuple[GraphCompiler, GraphCompiler], cases: Sequence[ConformanceCase], first: int) -> list[str]:
+    """Run cases as one model, neighbouring nodes on different engines, and return what is wrong."""
+    parts = [Turned.of(case, f"{number}/") for number, case in enumerate(cases)]
+    inputs = [array for part in parts for array in part.inputs]
+    try:
+        function = optimize(infer_shapes(join([part.function for part in parts])), fold=True)  # as modules prepare a model
+        program = make_alternating_program(function, inputs, pair, first)
+    except CompileRefused:  # neither engine compiles some node: without that case the others run
+        return [] if len(cases) == 1 else [wrong for case in cases for wrong in run_alternating(pair, [case], first)]
+    results = iter(program.run(inputs))
+    return [wrong for part in parts if (wrong := part.judge([next(results) for _ in part.function.outputs]))]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A case with a Transpose before each input and behind each output.
+
+    Alternation has them on the other engine: what an operator reads and writes crosses, with the strides of a transposed array.
+    """
+
+    case: ConformanceCase
+    function: Function
+    turned: frozenset[str]
+    """The inputs and outputs that are transposed."""
+
+    @classmethod
+    def of(cls, case: ConformanceCase, prefix: str) -> Turned:
+        """Return the case under names with a prefix."""
+        whole = _with_prefix(case.function, prefix)
+        arrays = zip(whole.inputs, case.inputs, strict=True)
+        before = {value.name: value for value, array in arrays if isinstance(array, np.ndarray) and _is_matrix(value)}
+        after = {value.name: value for value in whole.outputs if _is_matrix(value) and whole.computes(value.name)}
+        nodes = [Node("Transpose", (f"{name}.T",), (name,), name=f"{name}.T") for name in before]
+        nodes += [*whole.nodes, *(Node("Transpose", (name,), (f"{name}.T",), name=f"{name}.T") for name in after)]
+        turned = {name: _turn(value) for name, value in (before | after).items()}
+        function = whole.replace(
+            inputs=tuple(turned.get(value.name, value) for value in whole.inputs),
+            outputs=tuple(turned.get(value.name, value) for value in whole.outputs),
+            nodes=tuple(nodes),
+        )
+        return cls(case, function, frozenset(value.name for value in turned.values()))
+
+    @property
+    def inputs(self) -> list[Any]:
+        pairs = zip(self.function.inputs, self.case.inputs, strict=True)
+        return [array.T if value.name in self.turned else array for value, array in pairs]
+
+    def judge(self, results: Sequence[Any]) -> str:
+        """Say what is wrong with results; empty if nothing is."""
+        pairs = zip(self.function.outputs, results, strict=True)
+        found = self.case.judge([a.T if value.name in self.turned else a for value, a in pairs], admit_ties=True)
+        return "" if found else f"{self.case.name}: {found.message}"
+
+
+def _is_matrix(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.rank is not None and value.type.rank >= 2
+
+
+def _turn(value: Value) -> Value:
+    return Value(f"{value.name}.T", replace(value.type, shape=value.type.shape[::-1]))
+
+
+def _with_prefix(function: Function, prefix: str) -> Function:
+    names = {value.name for value in (*function.inputs, *function.outputs)} | {*function.constants, *function.types}
+    names |= {name for node in function.nodes for name in node.outputs if name}
+    nodes = {node.name: f"{prefix}{node.name}" for node in function.nodes}
+    return rename_function(function, {name: f"{prefix}{name}" for name in names}, nodes)
+
+
+def join(functions: Sequence[Function]) -> Function:
+    """Join Functions of the same opsets, all of whose names differ, side by side."""
+    return functions[0].replace(
+        inputs=tuple(value for function in functions for value in function.inputs),
+        outputs=tuple(value for function in functions for value in function.outputs),
+        nodes=tuple(node for function in functions for node in function.nodes),
+        constants={name: constant for function in functions for name, constant in function.constants.items()},
+        types={name: type_ for function in functions for name, type_ in function.types.items()},
+    )
