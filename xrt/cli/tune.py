@@ -74,7 +74,7 @@ PAUSE = 1.0
 @click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
 @add_throughput_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(  # noqa: C901
+def command(  # noqa: C901, PLR0912
     model: str,
     files: tuple[str, ...],
     seed: int,

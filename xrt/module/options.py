@@ -133,7 +133,7 @@ _OTHER = ("engine", "device", "cache")
 _KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16", "use_int8"})
 
 
-def parse_options(options: Mapping[str, Any]) -> ModuleOptions:  # noqa: C901
+def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     """Return Settings from plain keywords; raises OptionError for an unknown one, or one that contradicts another."""
     if not options:
         return _DEFAULT
