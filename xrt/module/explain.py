@@ -214,8 +214,12 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
 
 
 def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
-    for deviation in list_deviations(engine.implementation, function):
-        yield f"on special values, {deviation}"
+    found = [
+        f"{kind} in {', '.join(operators)}" if operators else kind
+        for kind, operators in list_deviations(engine.implementation, function)
+    ]
+    if found:
+        yield f"deviates on special values: {'; '.join(found)}"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:
