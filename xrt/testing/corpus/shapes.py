@@ -335,4 +335,48 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (-np.ones((1, 2, 1, 2), np.float32), f32(2, 3)),
         (f32([[[[-2, -3]], [[-2, -3]]]]),),
     ),
+    CorpusEntry(
+        "boxes_by_their_centers",
+        "center_point_box of NonMaxSuppression, on boxes that overlap otherwise when they are read as corners",
+        graph(
+            {"b": "float32[1,3,4]", "s": "float32[1,1,3]"},
+            {"y": "int64[n,3]"},
+            node("NonMaxSuppression", "b s m t", "y", center_point_box=1),
+            constants={"m": np.array(3), "t": np.float32(0.55)},
+        ),
+        (f32([[[1, 1, 2, 2], [1.5, 1, 2, 2], [5, 1, 2, 2]]]), f32([[[0.9, 0.8, 0.7]]])),
+        (i64([[0, 0, 0], [0, 0, 2]]),),
+    ),
+    CorpusEntry(
+        "scattered_unless_it_is_less",
+        "reduction=max of ScatterElements keeps an element that is larger than its update",
+        graph(
+            {"x": "float32[3]", "u": "float32[3]"},
+            {"y": "float32[3]"},
+            node("ScatterElements", "x i u", "y", reduction="max"),
+            constants={"i": i64([0, 1, 2])},
+        ),
+        (f32([5, 1, 3]), f32([4, 9, 0])),
+        (f32([5, 9, 3]),),
+    ),
+    CorpusEntry(
+        "regions_of_a_scaled_image",
+        "spatial_scale of RoiAlign, on a plane where bilinear samples are exact",
+        graph(
+            {"x": "float32[1,1,8,8]", "r": "float32[1,4]"},
+            {"y": "float32[1,1,2,2]"},
+            node("RoiAlign", "x r i", "y", spatial_scale=0.5, output_height=2, output_width=2, sampling_ratio=2),
+            constants={"i": i64([0])},
+            opset=16,
+        ),
+        (np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8), f32([[2, 4, 10, 12]])),
+        (f32([[[[21.5, 23.5], [37.5, 39.5]]]]),),
+    ),
+    CorpusEntry(
+        "normalized_by_a_large_alpha",
+        "alpha of LRN, which the default data of onnx cannot tell from another",
+        graph({"x": "float32[1,3,1,2]"}, {"y": "float32[1,3,1,2]"}, node("LRN", "x", "y", size=3, alpha=0.6, beta=0.5, bias=1.0)),
+        (f32([[[[1, 2]], [[3, -4]], [[0, 5]]]]),),
+        (f32([[[[1, 2]], [[3, -4]], [[0, 5]]]]) / np.sqrt(1 + 0.2 * f32([[[[10, 20]], [[10, 45]], [[9, 41]]]])),),
+    ),
 )
