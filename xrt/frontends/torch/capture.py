@@ -108,6 +108,8 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
         _check_arguments(module, args, named)
         text = str(error).strip().partition("\n")[0]
         text = f"PyTorch cannot export {type(module).__name__}: {text}"
+        if "Cache'>" in text and ("not a known type" in text or "input type" in text):
+            text = f"PyTorch cannot export {type(module).__name__} with a cache of transformers as input or output{_ON_CACHE}"
         if "data-dependent" in text:
             raise DataDependentError(text + _ON_DATA) from error
         raise ModelError(text) from error
@@ -132,6 +134,7 @@ def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapp
         raise InputError(f"forward of {type(module).__name__} is called as {signature}: {error}") from None
 
 
+_ON_CACHE = "; pass use_cache=False, or use torch.compile(model, backend='xrt'), with which generate() runs as well"
 _ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"
 
 
@@ -293,7 +296,7 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
 
 def _name_outputs(spec: Any) -> Iterator[str]:
     """Yield a name for each leaf of what the module returns: its keys and fields, ``output`` where it has none."""
-    tree = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # a cache looks for tensors among its leaves
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
         named = ".".join(parts)

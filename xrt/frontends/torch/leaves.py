@@ -132,8 +132,8 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
 
 def _find_extent(tensor: torch.Tensor) -> int:
     """Return the bytes from the first to behind the last element."""
-    reach: int = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(reach + 1) * tensor.itemsize
 
 
 def _have_common_element(one: Any, other: Any) -> bool:
