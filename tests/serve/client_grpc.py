@@ -12,6 +12,7 @@ import tritonclient.grpc as client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 SERVER, FOLDER = sys.argv[1], Path(sys.argv[2])
+EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 
 
 def give(name, array, datatype=None):
@@ -35,7 +36,7 @@ def metadata(server):
     assert server.is_model_ready("all", "1")
     refuse(lambda: server.is_model_ready("none"), "NOT_FOUND", "there is no model 'none'; there is: all, double, net, total")
     facts = server.get_server_metadata()
-    assert facts.name == "xrt" and list(facts.extensions) == ["binary_tensor_data", "sequence"]
+    assert facts.name == "xrt" and list(facts.extensions) == EXTENSIONS
     described = server.get_model_metadata("double")
     assert (described.inputs[0].name, described.inputs[0].datatype, list(described.inputs[0].shape)) == ("x", "FP32", [-1, 3])
 
@@ -91,6 +92,24 @@ def errors(server):
     )
 
 
+def extensions(server):
+    index = server.get_model_repository_index().models
+    assert [(one.name, one.version, one.state) for one in index] == [(n, "1", "READY") for n in ("all", "double", "net", "total")]
+    config = server.get_model_config("double").config
+    assert (config.name, config.backend, list(config.input[0].dims)) == ("double", "xrt", [-1, 3])
+    assert server.get_model_config("total").config.sequence_batching.max_sequence_idle_microseconds == 300_000_000
+    before = server.get_inference_statistics("double").model_stats[0].inference_stats.success.count
+    x = [give("x", np.ones((2, 3), np.float32))]
+    server.infer("double", x)
+    after = server.get_inference_statistics("double", "1").model_stats[0]
+    assert after.inference_stats.success.count == before + 1 and after.last_inference > 0
+    server.unload_model("double")
+    assert not server.is_model_ready("double")
+    refuse(lambda: server.infer("double", x), "NOT_FOUND", "model 'double' is not served: it was unloaded")
+    server.load_model("double")
+    assert server.infer("double", x).as_numpy("add_1").tolist() == [[2] * 3] * 2
+
+
 def sessions(server):
     for start, end, expected in ((True, False, 1), (False, False, 2), (False, True, 3)):
         x = [give("x", np.ones(2, np.float32))]
@@ -122,6 +141,6 @@ def concurrency(server):
 
 if __name__ == "__main__":
     with client.InferenceServerClient(SERVER) as server:
-        for case in (metadata, all_datatypes, typed_contents, equal_to_a_direct_call, errors, sessions, concurrency):
+        for case in (metadata, all_datatypes, typed_contents, equal_to_a_direct_call, errors, extensions, sessions, concurrency):
             case(server)
     sys.stdout.write("every case passed\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,8 @@ FORMS = {
     ("v2", "models", "*", "infer"): "inference_response",
 }
 """The form of a response with status 200, by the path without a version."""
+EXTENSION = re.compile(r"metrics|v2/models|v2/models/stats|v2/models/.+/(config|stats)|v2/repository/.+")
+"""Paths that are not the protocol's own."""
 IS_READY = ("ready_server_response", "ready_model_response")
 
 
@@ -52,8 +55,8 @@ def check_reply(method: str, path: str, status: int, headers: Mapping[str, str],
     """Assert that a response is the protocol's; return the name of its form."""
     form = find_form(path)
     if form is None and status == 200:
-        assert path.strip("/") == "metrics"
-        return "metrics"
+        assert EXTENSION.fullmatch(path.strip("/"))
+        return "extension"
     length = int(headers[LENGTH]) if LENGTH in headers else len(body)
     assert 0 < length <= len(body)
     wanted = "application/octet-stream" if LENGTH in headers else "application/json"

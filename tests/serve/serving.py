@@ -144,7 +144,7 @@ class ServerProcess:
 
     @property
     def http(self) -> str:
-        return self.lines[0].rpartition("//")[2]
+        return next(line.rpartition("//")[2] for line in self.lines if line.startswith("listening"))
 
     @property
     def grpc(self) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
-from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor
+from tests.integrations.models import write_classifier
+from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor, total
 from xrt.errors import OptionError
+from xrt.formats import onnx
 from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
@@ -45,7 +48,13 @@ def test_facts_have_both_forms_of_each_path(slash: str) -> None:
         "outputs": [{"name": "add_1", **tensors[0]}],
     }
     facts = {
-        "/v2": {"name": "xrt", "version": xrt.__version__, "extensions": ["binary_tensor_data", "sequence"]},
+        "/v2": {
+            "name": "xrt",
+            "version": xrt.__version__,
+            "extensions": ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"],
+            "models": {"double": ["1", "2", "10"]},
+        },
+        "/v2/models": {"models": {"double": ["1", "2", "10"]}},
         "/v2/health/live": {"live": True},
         "/v2/health/ready": {"live": True, "ready": True},
         "/v2/models/double": described,
@@ -207,8 +216,9 @@ def test_paths_methods_and_sizes_that_are_refused() -> None:
             ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
             ("GET", "/", 404, "there is no path ''; the protocol's begin with /v2"),
-            ("GET", "/v2/models", 404, "there is no path 'v2/models'"),
-            ("POST", "/v2/repository/models/double/load", 404, None),
+            ("GET", "/v2/repository/index", 405, "GET is not a method of this path; POST is"),
+            ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
+            ("POST", "/v2/repository/models/double", 404, "there is no path 'v2/repository/models/double'"),
             ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
             ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
         ):
@@ -428,7 +438,7 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
     ("options", "message"),
     [
         ({"batches": 3}, ("xrt.serve has no option 'batches'; it has: batch, max_wait, instances, max_queue, max_request_bytes, "
-         "body_timeout, max_sessions, session_idle, explicit_sessions")),
+         "body_timeout, max_sessions, session_idle, explicit_sessions, model_control")),
         ({"explicit_sessions": 1}, "explicit_sessions is True or False; got 1"),
         ({"batch": 0}, "batch is a number of rows from 1 on, or a list of such; got 0"),
         ({"max_wait": -1}, "max_wait is a number of seconds from 0 on; got -1"),
@@ -528,5 +538,73 @@ def test_long_names_of_a_client_are_not_told_back_whole() -> None:
         ):
             reply = await infer(application, "double", document)
             assert reply.status == 400 and len(reply.error) < 2100
+
+    run(application, test)
+
+
+def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
+    path = tmp_path / "total.onnx"
+    onnx.save(total(), path)
+    application = app({"total": path, "double": xrt.XRTModule(double())}, engine="toy")
+
+    async def control(path: str, document: Any = None) -> Any:
+        return await ask(application, "POST", f"/v2/repository/{path}", json.dumps(document or {}).encode())
+
+    async def step(value: float) -> Any:
+        return await infer(application, "total", {"inputs": [tensor("x", [value, 0])], "parameters": {"session_id": "a"}})
+
+    async def test() -> None:
+        assert (await step(1)).status == 200
+        old = application.models.find("total", None)
+        assert (await control("models/total/load")).status == 200
+        assert application.models.find("total", None) is not old and old.why_not_ready == "it is closed"
+        gone = await step(2)
+        assert (gone.status, gone.error) == (
+            410,
+            "session 'a' is gone: the model was loaded again; begin again with session_start",
+        )
+        for name in ("total", "double"):
+            assert (await control(f"models/{name}/unload", {"parameters": {"unload_dependents": False}})).status == 200
+        assert (await control("index", {"ready": True})).document == []
+        unloaded = {"version": "1", "state": "UNAVAILABLE", "reason": "it was unloaded"}
+        assert (await control("index")).document == [{"name": name, **unloaded} for name in ("total", "double")]
+        assert (await ask(application, "GET", "/v2")).document["models"] == {}
+        path.write_bytes(b"no model")
+        failed = await control("models/total/load")
+        assert failed.status == 400 and failed.error.startswith("model 'total', version '1', cannot be loaded: ")
+        assert (await control("models/double/load")).status == 200  # a module that was handed in is still open
+        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
+def test_model_control_can_be_refused() -> None:
+    application = one_model(model_control=False)
+
+    async def test() -> None:
+        for what in ("load", "unload"):
+            reply = await ask(application, "POST", f"/v2/repository/models/double/{what}")
+            message = "this server loads and unloads no models by requests; send it SIGHUP, or start it again"
+            assert (reply.status, reply.error) == (400, message)
+
+    run(application, test)
+
+
+def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Path) -> None:
+    paths = {"good": tmp_path / "good.onnx", "churn": Path(write_classifier(tmp_path)), "none": tmp_path / "none.onnx"}
+    onnx.save(double(), paths["good"])
+    application = app(paths, engine="toy")
+
+    async def test() -> None:
+        assert (await ask(application, "GET", "/v2/health/ready")).status == 200
+        assert (await infer(application, "good", {"inputs": [tensor("x", X)]})).status == 200
+        reply = await ask(application, "GET", "/v2/models/churn")
+        assert reply.status == 404
+        assert reply.error.startswith(
+            "model 'churn' is not served: 'output_probability' of model 'churn' is seq(map(int64,float32[]))"
+        )
+        assert reply.error.endswith('. skl2onnx writes tensors instead of maps with options={"zipmap": False}')
+        index = (await ask(application, "POST", "/v2/repository/index")).document
+        assert [one["state"] for one in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]
 
     run(application, test)

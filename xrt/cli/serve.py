@@ -74,6 +74,9 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
     "--session-idle", type=click.FloatRange(0), metavar="SECONDS", help="When an unused session is forgotten  [default: 300]"
 )
 @click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
+@click.option(
+    "--no-model-control", "model_control", flag_value=False, default=None, help="Refuse requests that load or unload models"
+)
 @click.option("--drain", default=30.0, show_default=True, type=click.FloatRange(0), help="Seconds for open requests at the end")
 @click.option(
     "--log-level",
@@ -83,7 +86,7 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
 @isolation_options
 def command(models: tuple[str, ...], **given: Any) -> int:
-    """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM.
+    """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM; SIGHUP loads them again.
 
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """

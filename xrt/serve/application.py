@@ -15,10 +15,11 @@ from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog
 from xrt.serve.options import ServingOptions
-from xrt.serve.protocol import BINARY, encode_document, read_request, write_response
+from xrt.serve.protocol import BINARY, check_no_files, decode_control, encode_document, read_request, write_response
 from xrt.serve.refusal import FAILED, LATE, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel
+from xrt.serve.triton_repository import make_config
 
 __all__ = ["EXTENSIONS", "SERVER", "Application", "app", "run_if_large"]
 
@@ -32,7 +33,7 @@ Answer: TypeAlias = tuple[int, Headers, list[Any]]
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
-EXTENSIONS = ("binary_tensor_data", "sequence")
+EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics")
 """Extensions of the protocol, by the names that Triton gives them."""
 _JSON = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -40,6 +41,10 @@ LARGE = 1 << 18
 """Bytes from which on a request is read, and its response is written, on a thread next to the event loop."""
 
 _log = logging.getLogger(__name__)
+
+
+CONTROL_BYTES = 1 << 20
+"""Bytes of a request that loads or unloads a model."""
 
 
 async def run_if_large(size: int, call: Callable[..., T], *args: Any) -> T:
@@ -115,6 +120,21 @@ class Application:
         for model in self.models:
             await model.prepare()
 
+    async def load(self, name: str) -> None:
+        """Serve what a model's files hold now; raises RequestRefusal."""
+        await asyncio.shield(self.start())
+        await self.models.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service; raises RequestRefusal."""
+        await asyncio.shield(self.start())
+        await self.models.unload(name)
+
+    async def reload(self) -> None:
+        """Serve what the files of all models hold now, as far as that works."""
+        await asyncio.shield(self.start())
+        await self.models.reload()
+
     def explain_not_ready(self) -> str:
         """Return why the server is not ready; empty when it is."""
         if self._is_draining:
@@ -184,6 +204,8 @@ class Application:
                 return await self._infer(name, None, scope, receive)
             case ["v2", "models", name, "versions", version, "infer"]:
                 return await self._infer(name, version, scope, receive)
+            case ["v2", "repository", *parts]:
+                return await self._control(parts, scope, receive)
             case parts:
                 return self._inform(parts, scope["method"])
 
@@ -198,7 +220,20 @@ class Application:
             case ["metrics"]:
                 return 200, [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
             case ["v2"]:
-                return _write({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
+                facts = {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
+                return _write({**facts, "models": self.models.list_names()})
+            case ["v2", "models"]:
+                return _write({"models": self.models.list_names()})
+            case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
+                return _write(self.list_statistics("", ""))
+            case ["v2", "models", name, "stats"]:
+                return _write(self.list_statistics(name, ""))
+            case ["v2", "models", name, "versions", version, "stats"]:
+                return _write(self.list_statistics(name, version))
+            case ["v2", "models", name, "config"]:
+                return _write(make_config(self.models.find(name, None)))
+            case ["v2", "models", name, "versions", version, "config"]:
+                return _write(make_config(self.models.find(name, version)))
             case ["v2", "health", "live"]:
                 return _write({"live": True})
             case ["v2", "health", "ready"]:
@@ -209,11 +244,33 @@ class Application:
                 return self._describe(name, version, is_ready=len(path) > 5)
         raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
 
+    def list_statistics(self, name: str, version: str) -> dict[str, Any]:
+        """What models have done, as Triton has it: one version, all of a model, or all models."""
+        versions = [version] if version else self.models.list_versions(self.models.find(name, None).name) if name else []
+        found = [self.models.find(name, one) for one in versions] if name else self.models
+        return {"model_stats": [model.metrics.statistics.describe() for model in found]}
+
+    async def _control(self, path: list[str], scope: Scope, receive: Receive) -> Answer:
+        """Answer Triton's extension of model repositories. No request names a file: the operator has."""
+        if path != ["index"] and not (len(path) == 3 and path[0] == "models" and path[2] in ("load", "unload")):
+            raise RequestRefusal(f"there is no path {'/'.join(['v2', 'repository', *path])[:200]!r}", UNKNOWN)
+        if scope["method"] != "POST":
+            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
+        body = await self._read_body(receive, dict(scope["headers"]), lambda size: None, limit=CONTROL_BYTES)
+        given = decode_control(body)
+        if path == ["index"]:
+            return _write(self.models.list_index(ready=given.ready))
+        if path[2] == "load":
+            check_no_files(given.parameters)
+            await self.load(path[1])
+        else:
+            await self.unload(path[1])
+        return _write({})
+
     def _describe(self, name: str, version: str | None, *, is_ready: bool) -> Answer:
-        model = self.models.find(name, version)
         if is_ready:
-            return _write_ready(model.why_not_ready, {"name": model.name})
-        return _write(model.describe(self.models.list_versions(name)))
+            return _write_ready(self.models.explain_not_ready(name, version), {"name": name})
+        return _write(self.models.find(name, version).describe(self.models.list_versions(name)))
 
     # ------------------------------------------------------------------ inference
 
@@ -248,14 +305,16 @@ class Application:
             return 200, _JSON, parts
         return 200, [_BINARY, (BINARY, str(length).encode())], parts
 
-    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None]) -> bytes:
+    async def _read_body(
+        self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None], *, limit: int | None = None
+    ) -> bytes:
         """Return the body; raises RequestRefusal for one that is late."""
-        limit = self.options.body_timeout
+        seconds = self.options.body_timeout
         try:
-            async with asyncio.timeout(limit):
-                return await _read_body(receive, headers, self.options.max_request_bytes, count)
+            async with asyncio.timeout(seconds):
+                return await _read_body(receive, headers, limit or self.options.max_request_bytes, count)
         except TimeoutError:
-            raise RequestRefusal(f"the body did not arrive within {limit:g} s", LATE) from None
+            raise RequestRefusal(f"the body did not arrive within {seconds:g} s", LATE) from None
 
 
 async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:

@@ -10,15 +10,17 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.application import EXTENSIONS, SERVER, Application, run_if_large
-from xrt.serve.protocol import InferRequest, InferResponse
+from xrt.serve.protocol import InferRequest, InferResponse, check_no_files
 from xrt.serve.refusal import BUSY, FAILED, LATE, OK, RequestRefusal
 from xrt.serve.tensors import DATATYPES, PIECE, Array, check_shape, decode_binary, encode_binary
+from xrt.serve.triton_repository import make_config
 
 if TYPE_CHECKING:
     from grpc.aio import Server
@@ -80,6 +82,11 @@ class _Service:
             "ServerMetadata": self._describe_server,
             "ModelMetadata": self._describe_model,
             "ModelInfer": self._infer,
+            "ModelConfig": self._describe_config,
+            "ModelStatistics": self._list_statistics,
+            "RepositoryIndex": self._list_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
         # A handler that reads the message itself, so that it refuses one too many before the message is in memory. On the wire
         # a stream of one message is a message.
@@ -144,8 +151,8 @@ class _Service:
         return messages.ServerReadyResponse(ready=not self._application.explain_not_ready())
 
     async def _answer_model_ready(self, request: Any, context: Any) -> Any:
-        model = self._application.models.find(request.name, request.version)
-        return messages.ModelReadyResponse(ready=not model.why_not_ready)
+        why_not = self._application.models.explain_not_ready(request.name, request.version)
+        return messages.ModelReadyResponse(ready=not why_not)
 
     async def _describe_server(self, request: Any, context: Any) -> Any:
         return messages.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
@@ -154,6 +161,25 @@ class _Service:
         models = self._application.models
         found = models.find(request.name, request.version)
         return messages.ModelMetadataResponse(**found.describe(models.list_versions(found.name)))
+
+    async def _describe_config(self, request: Any, context: Any) -> Any:
+        config = make_config(self._application.models.find(request.name, request.version))
+        return json_format.ParseDict({"config": config}, messages.ModelConfigResponse())
+
+    async def _list_statistics(self, request: Any, context: Any) -> Any:
+        return messages.ModelStatisticsResponse(**self._application.list_statistics(request.name, request.version))
+
+    async def _list_index(self, request: Any, context: Any) -> Any:
+        return messages.RepositoryIndexResponse(models=self._application.models.list_index(ready=request.ready))
+
+    async def _load(self, request: Any, context: Any) -> Any:
+        check_no_files(request.parameters)
+        await self._application.load(request.model_name)
+        return messages.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Any, context: Any) -> Any:
+        await self._application.unload(request.model_name)
+        return messages.RepositoryModelUnloadResponse()
 
     async def _infer(self, request: Any, context: Any) -> Any:
         began, status = time.perf_counter(), FAILED

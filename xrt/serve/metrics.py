@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import OptionError
-from xrt.serve.refusal import BUSY, FAILED
+from xrt.serve.refusal import BUSY, FAILED, OK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ACCESS", "CONTENT_TYPE", "Metrics", "ModelMetrics", "RequestLog"]
+__all__ = ["ACCESS", "CONTENT_TYPE", "Metrics", "ModelMetrics", "RequestLog", "Statistics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,6 +58,60 @@ class Metrics:
         return self._prometheus.generate_latest(self._registry)
 
 
+@dataclass(slots=True)
+class Duration:
+    """How often something was done, and for how long."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Note that it was done once more."""
+        self.count += 1
+        self.seconds += seconds
+
+    def describe(self) -> dict[str, int]:
+        """The duration as Triton has it."""
+        return {"count": self.count, "ns": round(1e9 * self.seconds)}
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a model has done, for the statistics extension of the protocol."""
+
+    name: str
+    version: str
+    last: float = 0.0
+    answered: Duration = field(default_factory=Duration)
+    failed: Duration = field(default_factory=Duration)
+    waits: Duration = field(default_factory=Duration)
+    calls: Duration = field(default_factory=Duration)
+    batches: dict[int, Duration] = field(default_factory=dict)
+    """The calls by their number of rows."""
+
+    def describe(self) -> dict[str, Any]:
+        """The statistics as Triton has them; reading and writing tensors is not timed."""
+        nothing = Duration().describe()
+        times = {"compute_input": nothing, "compute_output": nothing}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": round(1e3 * self.last),
+            "inference_count": sum(rows * one.count for rows, one in self.batches.items()),
+            "execution_count": self.calls.count,
+            "inference_stats": {
+                "success": self.answered.describe(),
+                "fail": self.failed.describe(),
+                "queue": self.waits.describe(),
+                "compute_infer": self.calls.describe(),
+                **times,
+            },
+            "batch_stats": [
+                {"batch_size": rows, "compute_infer": one.describe(), **times} for rows, one in sorted(self.batches.items())
+            ],
+        }
+
+
 class ModelMetrics:
     """The metrics of one model: what its scheduler reports to."""
 
@@ -69,6 +124,7 @@ class ModelMetrics:
         self.show_sessions: Callable[[Callable[[], float]], None] = metrics.sessions.labels(*labels).set_function
         self.show_ready: Callable[[Callable[[], float]], None] = metrics.ready.labels(*labels).set_function
         self.show_fallbacks: Callable[[Callable[[], float]], None] = metrics.fallbacks.labels(*labels).set_function
+        self.statistics = Statistics(model, version)
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
@@ -76,10 +132,13 @@ class ModelMetrics:
         self._call(seconds)
         self._joined(requests)
         self._rows(rows)
+        self.statistics.calls.add(seconds)
+        self.statistics.batches.setdefault(rows, Duration()).add(seconds)
 
     def note_wait(self, seconds: float) -> None:
         """Note how long a request was queued."""
         self._wait(seconds)
+        self.statistics.waits.add(seconds)
 
     def note_queue(self, queued: int, running: int) -> None:
         """Note the requests that wait and the calls that run."""
@@ -90,6 +149,8 @@ class ModelMetrics:
         """Note a request that was answered, with HTTP's status."""
         self._count(protocol, status)()
         self._seconds(seconds)
+        (self.statistics.answered if status == OK else self.statistics.failed).add(seconds)
+        self.statistics.last = time.time()
 
 
 class RequestLog:

@@ -34,12 +34,59 @@ SERIALIZED = (
     b'\x03 \x03(\x03R\x05shape\x12_\n\nparameters\x18\x04 \x03(\x0b2?.inference.ModelInferResponse.InferOutputTensor.ParametersEntryR\np'
     b'arameters\x12:\n\x08contents\x18\x05 \x01(\x0b2\x1e.inference.InferTensorContentsR\x08contents\x1aX\n\x0fParametersEntry\x12\x10\n\x03key\x18\x01 \x01('
     b'\tR\x03key\x12/\n\x05value\x18\x02 \x01(\x0b2\x19.inference.InferParameterR\x05value:\x028\x01\x1aX\n\x0fParametersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12/\n\x05'
-    b'value\x18\x02 \x01(\x0b2\x19.inference.InferParameterR\x05value:\x028\x012\xfc\x03\n\x14GRPCInferenceService\x12K\n\nServerLive\x12\x1c.inference'
-    b'.ServerLiveRequest\x1a\x1d.inference.ServerLiveResponse"\x00\x12N\n\x0bServerReady\x12\x1d.inference.ServerReadyRequest\x1a\x1e.'
-    b'inference.ServerReadyResponse"\x00\x12K\n\nModelReady\x12\x1c.inference.ModelReadyRequest\x1a\x1d.inference.ModelReadyRe'
-    b'sponse"\x00\x12W\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference.ServerMetadataResponse"\x00\x12T\n'
-    b'\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadataResponse"\x00\x12K\n\nModelInfer\x12\x1c.'
-    b'inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse"\x00b\x06proto3'
+    b'value\x18\x02 \x01(\x0b2\x19.inference.InferParameterR\x05value:\x028\x01"B\n\x12ModelConfigRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07versi'
+    b'on\x18\x02 \x01(\tR\x07version"E\n\x13ModelConfigResponse\x12.\n\x06config\x18\x01 \x01(\x0b2\x16.inference.ModelConfigR\x06config"*\n\x12ModelTen'
+    b'sorReshape\x12\x14\n\x05shape\x18\x01 \x03(\x03R\x05shape"\x9f\x01\n\nModelInput\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x120\n\tdata_type\x18\x02 \x01(\x0e2\x13.inference.D'
+    b'ataTypeR\x08dataType\x12\x12\n\x04dims\x18\x04 \x03(\x03R\x04dims\x127\n\x07reshape\x18\x05 \x01(\x0b2\x1d.inference.ModelTensorReshapeR\x07reshape"\xa0\x01\n\x0bM'
+    b'odelOutput\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x120\n\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataTypeR\x08dataType\x12\x12\n\x04dims\x18\x03 \x03(\x03R\x04dims'
+    b'\x127\n\x07reshape\x18\x05 \x01(\x0b2\x1d.inference.ModelTensorReshapeR\x07reshape"\xa5\x01\n\x12ModelInstanceGroup\x12\x14\n\x05count\x18\x02 \x01(\x05R\x05cou'
+    b'nt\x126\n\x04kind\x18\x04 \x01(\x0e2".inference.ModelInstanceGroup.KindR\x04kind"A\n\x04Kind\x12\r\n\tKIND_AUTO\x10\x00\x12\x0c\n\x08KIND_GPU\x10\x01\x12\x0c\n\x08K'
+    b'IND_CPU\x10\x02\x12\x0e\n\nKIND_MODEL\x10\x03"\x89\x01\n\x14ModelDynamicBatching\x120\n\x14preferred_batch_size\x18\x01 \x03(\x05R\x12preferredBatchSize'
+    b'\x12?\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04R\x19maxQueueDelayMicroseconds"\xb7\x01\n\x15ModelSequenceBatching\x12C\n\x1emax_s'
+    b'equence_idle_microseconds\x18\x01 \x01(\x04R\x1bmaxSequenceIdleMicroseconds\x12G\n\x06direct\x18\x03 \x01(\x0b2/.inference.ModelSequen'
+    b'ceBatching.StrategyDirectR\x06direct\x1a\x10\n\x0eStrategyDirect"3\n\x0eModelParameter\x12!\n\x0cstring_value\x18\x01 \x01(\tR\x0bstringV'
+    b'alue"\xdd\x04\n\x0bModelConfig\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n\x08platform\x18\x02 \x01(\tR\x08platform\x12$\n\x0emax_batch_size\x18\x04 \x01(\x05R\x0cmaxBat'
+    b'chSize\x12+\n\x05input\x18\x05 \x03(\x0b2\x15.inference.ModelInputR\x05input\x12.\n\x06output\x18\x06 \x03(\x0b2\x16.inference.ModelOutputR\x06output\x12'
+    b'D\n\x0einstance_group\x18\x07 \x03(\x0b2\x1d.inference.ModelInstanceGroupR\rinstanceGroup\x12J\n\x10dynamic_batching\x18\x0b \x01(\x0b2\x1f.in'
+    b'ference.ModelDynamicBatchingR\x0fdynamicBatching\x12M\n\x11sequence_batching\x18\r \x01(\x0b2 .inference.ModelSequenceBa'
+    b'tchingR\x10sequenceBatching\x12F\n\nparameters\x18\x0e \x03(\x0b2&.inference.ModelConfig.ParametersEntryR\nparameters\x12\x18\n\x07'
+    b'backend\x18\x11 \x01(\tR\x07backend\x1aX\n\x0fParametersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12/\n\x05value\x18\x02 \x01(\x0b2\x19.inference.ModelParamete'
+    b'rR\x05value:\x028\x01"F\n\x16ModelStatisticsRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version"V\n\x17ModelStatist'
+    b'icsResponse\x12;\n\x0bmodel_stats\x18\x01 \x03(\x0b2\x1a.inference.ModelStatisticsR\nmodelStats"9\n\x11StatisticDuration\x12\x14\n\x05cou'
+    b'nt\x18\x01 \x01(\x04R\x05count\x12\x0e\n\x02ns\x18\x02 \x01(\x04R\x02ns"\xbf\x02\n\x0fModelStatistics\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12%\n'
+    b"\x0elast_inference\x18\x03 \x01(\x04R\rlastInference\x12'\n\x0finference_count\x18\x04 \x01(\x04R\x0einferenceCount\x12'\n\x0fexecution_count\x18\x05 \x01"
+    b'(\x04R\x0eexecutionCount\x12C\n\x0finference_stats\x18\x06 \x01(\x0b2\x1a.inference.InferStatisticsR\x0einferenceStats\x12@\n\x0bbatch_sta'
+    b'ts\x18\x07 \x03(\x0b2\x1f.inference.InferBatchStatisticsR\nbatchStats"\xfa\x02\n\x0fInferStatistics\x126\n\x07success\x18\x01 \x01(\x0b2\x1c.inferen'
+    b'ce.StatisticDurationR\x07success\x120\n\x04fail\x18\x02 \x01(\x0b2\x1c.inference.StatisticDurationR\x04fail\x122\n\x05queue\x18\x03 \x01(\x0b2\x1c.inf'
+    b'erence.StatisticDurationR\x05queue\x12A\n\rcompute_input\x18\x04 \x01(\x0b2\x1c.inference.StatisticDurationR\x0ccomputeInput\x12A'
+    b'\n\rcompute_infer\x18\x05 \x01(\x0b2\x1c.inference.StatisticDurationR\x0ccomputeInfer\x12C\n\x0ecompute_output\x18\x06 \x01(\x0b2\x1c.inferenc'
+    b'e.StatisticDurationR\rcomputeOutput"\x80\x02\n\x14InferBatchStatistics\x12\x1d\n\nbatch_size\x18\x01 \x01(\x04R\tbatchSize\x12A\n\rcomput'
+    b'e_input\x18\x02 \x01(\x0b2\x1c.inference.StatisticDurationR\x0ccomputeInput\x12A\n\rcompute_infer\x18\x03 \x01(\x0b2\x1c.inference.Statist'
+    b'icDurationR\x0ccomputeInfer\x12C\n\x0ecompute_output\x18\x04 \x01(\x0b2\x1c.inference.StatisticDurationR\rcomputeOutput"\xba\x01\n\x18Mo'
+    b'delRepositoryParameter\x12\x1f\n\nbool_param\x18\x01 \x01(\x08H\x00R\tboolParam\x12!\n\x0bint64_param\x18\x02 \x01(\x03H\x00R\nint64Param\x12#\n\x0cstring'
+    b'_param\x18\x03 \x01(\tH\x00R\x0bstringParam\x12!\n\x0bbytes_param\x18\x04 \x01(\x0cH\x00R\nbytesParamB\x12\n\x10parameter_choice"W\n\x16RepositoryInde'
+    b'xRequest\x12\'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready"\xca\x01\n\x17RepositoryIndexResponse\x12'
+    b'E\n\x06models\x18\x01 \x03(\x0b2-.inference.RepositoryIndexResponse.ModelIndexR\x06models\x1ah\n\nModelIndex\x12\x12\n\x04name\x18\x01 \x01(\tR\x04'
+    b'name\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x14\n\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n\x06reason\x18\x04 \x01(\tR\x06reason"\x9f\x02\n\x1aRepositoryModelLoad'
+    b"Request\x12'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x1d\n\nmodel_name\x18\x02 \x01(\tR\tmodelName\x12U\n\nparameters\x18\x03 \x03(\x0b2"
+    b'5.inference.RepositoryModelLoadRequest.ParametersEntryR\nparameters\x1ab\n\x0fParametersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03'
+    b'key\x129\n\x05value\x18\x02 \x01(\x0b2#.inference.ModelRepositoryParameterR\x05value:\x028\x01"\x1d\n\x1bRepositoryModelLoadResponse"\xa3\x02'
+    b"\n\x1cRepositoryModelUnloadRequest\x12'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x1d\n\nmodel_name\x18\x02 \x01(\tR\tmodelNa"
+    b'me\x12W\n\nparameters\x18\x03 \x03(\x0b27.inference.RepositoryModelUnloadRequest.ParametersEntryR\nparameters\x1ab\n\x0fParam'
+    b'etersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x129\n\x05value\x18\x02 \x01(\x0b2#.inference.ModelRepositoryParameterR\x05value:\x028\x01"\x1f\n\x1dRepos'
+    b'itoryModelUnloadResponse*\xfa\x01\n\x08DataType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT1'
+    b'6\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t'
+    b'\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e2\xda\x07\n\x14GRPCInferenceServi'
+    b'ce\x12K\n\nServerLive\x12\x1c.inference.ServerLiveRequest\x1a\x1d.inference.ServerLiveResponse"\x00\x12N\n\x0bServerReady\x12\x1d.inf'
+    b'erence.ServerReadyRequest\x1a\x1e.inference.ServerReadyResponse"\x00\x12K\n\nModelReady\x12\x1c.inference.ModelReadyRequ'
+    b'est\x1a\x1d.inference.ModelReadyResponse"\x00\x12W\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference'
+    b'.ServerMetadataResponse"\x00\x12T\n\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadat'
+    b'aResponse"\x00\x12K\n\nModelInfer\x12\x1c.inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse"\x00\x12N\n\x0bModelCon'
+    b'fig\x12\x1d.inference.ModelConfigRequest\x1a\x1e.inference.ModelConfigResponse"\x00\x12Z\n\x0fModelStatistics\x12!.inference.'
+    b'ModelStatisticsRequest\x1a".inference.ModelStatisticsResponse"\x00\x12Z\n\x0fRepositoryIndex\x12!.inference.Reposito'
+    b'ryIndexRequest\x1a".inference.RepositoryIndexResponse"\x00\x12f\n\x13RepositoryModelLoad\x12%.inference.RepositoryMo'
+    b'delLoadRequest\x1a&.inference.RepositoryModelLoadResponse"\x00\x12l\n\x15RepositoryModelUnload\x12\'.inference.Reposi'
+    b'toryModelUnloadRequest\x1a(.inference.RepositoryModelUnloadResponse"\x00b\x06proto3'
 )
 
 _POOL = descriptor_pool.DescriptorPool()
@@ -64,3 +111,26 @@ InferParameter = _find("InferParameter")
 InferTensorContents = _find("InferTensorContents")
 ModelInferRequest = _find("ModelInferRequest")
 ModelInferResponse = _find("ModelInferResponse")
+ModelConfigRequest = _find("ModelConfigRequest")
+ModelConfigResponse = _find("ModelConfigResponse")
+ModelTensorReshape = _find("ModelTensorReshape")
+ModelInput = _find("ModelInput")
+ModelOutput = _find("ModelOutput")
+ModelInstanceGroup = _find("ModelInstanceGroup")
+ModelDynamicBatching = _find("ModelDynamicBatching")
+ModelSequenceBatching = _find("ModelSequenceBatching")
+ModelParameter = _find("ModelParameter")
+ModelConfig = _find("ModelConfig")
+ModelStatisticsRequest = _find("ModelStatisticsRequest")
+ModelStatisticsResponse = _find("ModelStatisticsResponse")
+StatisticDuration = _find("StatisticDuration")
+ModelStatistics = _find("ModelStatistics")
+InferStatistics = _find("InferStatistics")
+InferBatchStatistics = _find("InferBatchStatistics")
+ModelRepositoryParameter = _find("ModelRepositoryParameter")
+RepositoryIndexRequest = _find("RepositoryIndexRequest")
+RepositoryIndexResponse = _find("RepositoryIndexResponse")
+RepositoryModelLoadRequest = _find("RepositoryModelLoadRequest")
+RepositoryModelLoadResponse = _find("RepositoryModelLoadResponse")
+RepositoryModelUnloadRequest = _find("RepositoryModelUnloadRequest")
+RepositoryModelUnloadResponse = _find("RepositoryModelUnloadResponse")

@@ -40,13 +40,17 @@ class ServingOptions:
     """Whether a session begins with ``session_start`` alone; a request of another one is refused with status 404. It is for
     several replicas, where a request may come to one that does not have its session."""
 
+    model_control: bool = True
+    """Whether requests may load models again and unload them, as clients of Triton do."""
+
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionError(f"{name} must be an integer of at least {least}; got {value!r}")
-        if not isinstance(self.explicit_sessions, bool):
-            raise OptionError(f"explicit_sessions is True or False; got {self.explicit_sessions!r}")
+        for name in ("explicit_sessions", "model_control"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} is True or False; got {getattr(self, name)!r}")
         for name in ("max_wait", "body_timeout", "session_idle"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):

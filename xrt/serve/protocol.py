@@ -13,7 +13,16 @@ import msgspec
 from xrt.serve.refusal import RequestRefusal
 from xrt.serve.tensors import DATATYPES, Array, check_shape, decode_binary, decode_json, encode_binary, encode_json
 
-__all__ = ["BINARY", "InferRequest", "InferResponse", "encode_document", "read_request", "write_response"]
+__all__ = [
+    "BINARY",
+    "InferRequest",
+    "InferResponse",
+    "check_no_files",
+    "decode_control",
+    "encode_document",
+    "read_request",
+    "write_response",
+]
 
 BINARY = b"inference-header-content-length"
 """The header that gives the bytes of the JSON before the binary tensors."""
@@ -182,6 +191,29 @@ def _read_input(given: _Input, rest: _Tail, limit: int, parse: Callable[[bytes],
     if data:
         raise RequestRefusal(f"input {given.name!r} has both data and the parameter binary_data_size")
     return decode_binary(given.name, given.datatype, shape, rest.take(given.name, size))
+
+
+class ControlRequest(msgspec.Struct):
+    """A request of the extension of model repositories."""
+
+    ready: bool = False
+    parameters: dict[str, Any] = {}
+
+
+def decode_control(body: bytes) -> ControlRequest:
+    """Decode a request of the extension of model repositories, which may be empty; raises RequestRefusal."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=ControlRequest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+
+
+def check_no_files(parameters: Mapping[str, Any]) -> None:
+    """Raise RequestRefusal where a request to load a model brings files or a configuration."""
+    if name := next(iter(parameters), None):
+        raise RequestRefusal(
+            f"parameter {name[:_MAX_SHOWN]!r}: a model is loaded from the files that the operator named, as it was"
+        )
 
 
 # ---------------------------------------------------------------------- responses

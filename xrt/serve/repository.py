@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xrt.engines.contract.registry import why_not_chosen
-from xrt.errors import OptionError
+from xrt.errors import OptionError, XRTError
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
 from xrt.serve.metrics import Metrics
 from xrt.serve.options import ServingOptions
 from xrt.serve.refusal import UNKNOWN, RequestRefusal
-from xrt.serve.served_model import ServedModel
+from xrt.serve.served_model import STARTING, ServedModel
 
 __all__ = ["Repository", "open_module"]
+
+_log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
@@ -41,68 +46,187 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     return load(path, **{**options, "engine": named, "threads": tuned})  # what the instances of its configuration have
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A version of a model that the operator named, in service or not."""
+
+    source: Any
+    """A module, or the path of a bundle or an ONNX file."""
+    served: ServedModel | None = None
+    reason: str = ""
+    """Why it is not served."""
+
+    @property
+    def why_not_ready(self) -> str:
+        """Empty when it is in service."""
+        return self.reason if self.served is None else self.served.why_not_ready
+
+    def describe(self, name: str, version: str) -> dict[str, str]:
+        """The entry in the index of the repository, as Triton has it."""
+        why = self.why_not_ready
+        state = "LOADING" if why == STARTING else "UNAVAILABLE" if why else "READY"
+        return {"name": name, "version": version, "state": state, "reason": why}
+
+
 class Repository:
     """The models that are served. Each has a name and one or more versions; the highest is the default.
 
     ``models`` is a module, a path, or a list of paths, which are named by their files; or a mapping from names to a module, a
-    path, or a mapping from versions to such. Modules that are opened here are closed by `close`.
+    path, or a mapping from versions to such. A model that cannot be served is logged with the reason, and the others are served.
+    Raises OptionError for a name that cannot be one, and what the first model raises where none can be served.
     """
 
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, opening: Mapping[str, Any]) -> None:
-        self._models: dict[str, dict[str, ServedModel]] = {}
-        self._opened: list[XRTModule] = []
-        for name, version, model in _list_models(models):
+        self._options, self._metrics, self._opening = options, metrics, opening
+        self._entries: dict[str, dict[str, _Entry]] = {}
+        self._changing = asyncio.Lock()
+        for name, version, source in _list_models(models):
             for kind, text in (("name", name), ("version", version)):
                 if not _NAME.fullmatch(text):
                     raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {text!r}: give name=path")
-            if version in self._models.setdefault(name, {}):
+            if version in self._entries.setdefault(name, {}):
                 raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: name:2=path")
-            modules = self._open(model, opening)
-            chosen = options.complete(getattr(modules[0], "serving", None))
-            again = partial(self._open_again, model, opening) if isinstance(model, str | os.PathLike) else None
-            self._models[name][version] = ServedModel(
-                name, version, modules, chosen, metrics, is_wanted=options.batch is not None, open_again=again
-            )
-        if not self._models:
+            self._entries[name][version] = _Entry(source)
+        if not self._entries:
             raise OptionError("there is no model to serve; give at least one")
+        errors: list[Exception] = []
+        for name, version, entry in self._list_entries():
+            try:
+                entry.served = self._make(name, version, entry.source)
+            except (XRTError, OSError) as error:
+                errors.append(error)
+                entry.reason = str(error)
+        if not list(self):
+            raise errors[0]
+        for name, version, entry in self._list_entries():
+            if entry.reason:
+                _log.error("model %s, version %s, is not served: %s", name, version, entry.reason)
 
-    def _open(self, model: Any, opening: Mapping[str, Any]) -> list[XRTModule]:
-        if isinstance(model, XRTModule):
-            if type(model) is not XRTModule:
-                raise OptionError(f"a {type(model).__name__} takes tensors of PyTorch; save it and serve its bundle")
-            return [model]
-        if not isinstance(model, str | os.PathLike):
-            raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(model).__name__}")
-        self._opened.append(open_module(model, opening))
-        return self._opened[-1:]
+    def _make(self, name: str, version: str, source: Any) -> ServedModel:
+        if isinstance(source, str | os.PathLike):
+            module, again = open_module(source, self._opening), partial(open_module, source, self._opening)
+        else:
+            module, again = source, None
+        if not isinstance(module, XRTModule):
+            raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(source).__name__}")
+        if type(module) is not XRTModule:
+            raise OptionError(f"a {type(module).__name__} takes tensors of PyTorch; save it and serve its bundle")
+        options, is_wanted = self._options.complete(getattr(module, "serving", None)), self._options.batch is not None
+        try:
+            return ServedModel(name, version, [module], options, self._metrics, is_wanted=is_wanted, open_again=again)
+        except XRTError:
+            if again is not None:
+                module.close()
+            raise
 
-    def _open_again(self, model: Any, opening: Mapping[str, Any]) -> XRTModule:
-        return self._open(model, opening)[0]
+    def _list_entries(self, name: str | None = None) -> list[tuple[str, str, _Entry]]:
+        names = self._entries if name is None else [name]
+        return [(one, version, entry) for one in names for version, entry in self._entries[one].items()]
 
     def __iter__(self) -> Iterator[ServedModel]:
-        for versions in self._models.values():
-            yield from versions.values()
+        for _, _, entry in self._list_entries():
+            if entry.served is not None:
+                yield entry.served
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """Return the model; the highest version where none is named. Raises RequestRefusal."""
-        versions = self._models.get(name)
-        if versions is None:
-            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._models)}", UNKNOWN)
-        chosen = self.list_versions(name)[-1] if version is None or version == "" else version
+        """Return the model; the highest version that is served where none is named. Raises RequestRefusal."""
+        entry = self._find_entry(name, version)
+        if entry.served is None:
+            raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
+        return entry.served
+
+    def explain_not_ready(self, name: str, version: str | None) -> str:
+        """Explain why a model is not in service; empty if it is. Raises RequestRefusal for one that the operator did not name."""
+        return self._find_entry(name, version).why_not_ready
+
+    def _find_entry(self, name: str, version: str | None) -> _Entry:
+        versions = self._find_versions(name)
+        served = self.list_versions(name)
+        chosen = version or (served[-1] if served else next(iter(versions)))
         if chosen not in versions:
             raise RequestRefusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
         return versions[chosen]
 
+    def _find_versions(self, name: str) -> dict[str, _Entry]:
+        if name not in self._entries:
+            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._entries)}", UNKNOWN)
+        return self._entries[name]
+
     def list_versions(self, name: str) -> tuple[str, ...]:
-        """Return the versions of a model: numbers in their order, other texts before them."""
-        return tuple(sorted(self._models[name], key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text)))
+        """List the versions of a model that are served: numbers in their order, other texts before them."""
+        versions = [version for version, entry in self._entries[name].items() if entry.served is not None]
+        return tuple(sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text)))
+
+    def list_names(self) -> dict[str, tuple[str, ...]]:
+        """List the versions of each model that is served."""
+        return {name: versions for name in self._entries if (versions := self.list_versions(name))}
+
+    # ------------------------------------------------------------------ model control
+
+    def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """The index of the repository, as Triton has it; with ``ready`` only what is in service."""
+        found = [entry.describe(name, version) for name, version, entry in self._list_entries()]
+        return [one for one in found if not ready or one["state"] == "READY"]
+
+    async def load(self, name: str) -> None:
+        """Open a model's files again and serve what they hold now; raises RequestRefusal where they cannot be served.
+
+        The old model is in service until the new one has passed its self-test, and stays if that fails. A module that was handed
+        in as an object is put back into service.
+        """
+        self._check_control(name)
+        await self._load(name)
+
+    async def _load(self, name: str) -> None:
+        async with self._changing:
+            for _, version, entry in self._list_entries(name):
+                old = entry.served
+                if old is not None and isinstance(entry.source, XRTModule):
+                    continue
+                try:
+                    made = await asyncio.to_thread(self._make, name, version, entry.source)
+                except (XRTError, OSError) as error:
+                    raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
+                await made.prepare()
+                if made.why_not_ready:
+                    made.close()
+                    raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {made.why_not_ready}")
+                entry.served, entry.reason = made, ""
+                if old is not None:
+                    made.sessions.inherit(old.sessions, "the model was loaded again")
+                    await old.drain()
+                    old.close()
+                    made.show_metrics()
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service, and close it after its requests; raises RequestRefusal for an unknown one."""
+        self._check_control(name)
+        async with self._changing:
+            for _, _, entry in self._list_entries(name):
+                old, entry.served = entry.served, None
+                if old is not None:
+                    entry.reason = "it was unloaded"
+                    await old.drain()
+                    old.close()
+
+    def _check_control(self, name: str) -> None:
+        self._find_versions(name)
+        if not self._options.model_control:
+            raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
+
+    async def reload(self) -> None:
+        """Load all models again; a failure is logged, and the old model stays in service."""
+        for name in self._entries:
+            try:
+                await self._load(name)
+                _log.info("model %s was loaded again", name)
+            except RequestRefusal as refusal:
+                _log.error("%s", refusal)
 
     def close(self) -> None:
         """Take all models out of service, and close the modules that were opened here."""
         for model in self:
             model.close()
-        for module in self._opened:
-            module.close()
 
 
 def _list_models(models: Any) -> Iterator[tuple[str, str, Any]]:

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.serve.options import ServingOptions
 
-__all__ = ["ServedModel"]
+__all__ = ["STARTING", "ServedModel"]
 
 _log = logging.getLogger(__name__)
 
+_NO_MAPS = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""
 STARTING = "it is being prepared"
 
 
@@ -38,8 +39,8 @@ class ServedModel:
     """A model under a name and a version: one module for each instance, or one that all share where its calls compute at once.
 
     It is used on the thread of one event loop; its calls run in threads of its own. ``is_wanted`` says whether the operator
-    asked for the batch of the options; ``open_again`` opens a module for another instance. Raises OptionError for a module that
-    the protocol cannot describe, and for a batch that its shapes do not admit.
+    asked for the batch of the options; ``open_again`` opens a module for another instance, and the modules are closed with the
+    model. Raises OptionError for a module that the protocol cannot describe, and for a batch that its shapes do not admit.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class ServedModel:
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self._arriving = 0
+        self.show_metrics()
+
+    def show_metrics(self) -> None:
+        """Let the gauges show this model."""
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
@@ -281,10 +286,13 @@ class ServedModel:
         await self._scheduler.drain()
 
     def close(self) -> None:
-        """End the threads and forget the sessions; the module stays open."""
+        """End the threads, forget the sessions, and close the modules that were opened for this model."""
         self.why_not_ready = "it is closed"
         self.sessions.close()
         self._scheduler.close()
+        if self._open_again is not None:
+            for module in self._modules:
+                module.close()
 
 
 def _call_module(module: XRTModule, *values: Array) -> tuple[Array, ...]:
@@ -316,7 +324,7 @@ def _name_datatype(model: str, value: Value) -> str:
             raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
         raise OptionError(
             f"{value.name!r} of model {model!r} is {value.type}, which the Open Inference Protocol has no datatype for; "
-            f"it has: {', '.join(DATATYPES)}"
+            f"it has: {', '.join(DATATYPES)}{_NO_MAPS if 'map(' in str(value.type) else ''}"
         )
     return found
 

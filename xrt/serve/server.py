@@ -42,7 +42,7 @@ def run_server(
     on_start: Callable[[Addresses], None] = lambda addresses: None,
     on_ready: Callable[[str], None] = lambda reason: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was accepted, for at most ``drain`` seconds.
+    """Serve until SIGINT or SIGTERM, then answer what was accepted, for at most ``drain`` seconds. SIGHUP loads the models again.
 
     Port 0 is a free port. ``on_start`` gets the addresses, and ``on_ready``, once the models are prepared, the reason why the
     server is not ready, which is empty as a rule. A second signal ends at once. Raises OptionError where uvicorn is missing or a
@@ -103,6 +103,7 @@ class _Server:
         self._application, self._server, self._drain = application, server, drain
         self._on_start, self._on_ready = on_start, on_ready
         self._ending = asyncio.Event()
+        self._reloading: set[asyncio.Future[None]] = set()
 
     async def serve(self, listener: socket.socket, host: str, grpc_port: int | None) -> None:
         """Listen until a signal."""
@@ -112,6 +113,8 @@ class _Server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._end)
                 stack.callback(loop.remove_signal_handler, number)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             if grpc_port is not None:
                 from xrt.serve.grpc_service import start_grpc
 
@@ -123,6 +126,12 @@ class _Server:
             if grpc_server is not None:
                 await grpc_server.stop(self._drain)
             await answering
+
+    def _reload(self) -> None:
+        """Load all models again, one after another; what fails is logged."""
+        task = asyncio.ensure_future(self._application.reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
 
     def _end(self) -> None:
         """End with all answers sent; when called again, without."""

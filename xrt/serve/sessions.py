@@ -142,6 +142,12 @@ class SessionTable:
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)
 
+    def inherit(self, old: SessionTable, why: str) -> None:
+        """Remember the sessions of a table that this one replaces as gone."""
+        self._forgotten = old._forgotten
+        for name in list(old._entries):
+            self._forget(name, why)
+
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""
         if self._timer is None and self._entries and self.idle > 0:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf import json_format, text_format
 
 from xrt.errors import OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
-from xrt.graph import TensorType, Value
+from xrt.graph import TensorType
 from xrt.module import load
+from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.metrics import Metrics
 from xrt.serve.options import ServingOptions
 from xrt.serve.served_model import ServedModel
@@ -21,7 +23,7 @@ from xrt.serve.served_model import ServedModel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["describe_model", "export_triton"]
+__all__ = ["export_triton", "make_config"]
 
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
 """The serving options that Triton has too."""
@@ -57,7 +59,9 @@ def export_triton(
         chosen, is_wanted = asked.complete(getattr(module, "serving", None)), asked.batch is not None
         served = ServedModel(name or source.stem, str(version), [module], chosen, Metrics(), is_wanted=is_wanted)
         served.close()
-        text = describe_model(served, threads=threads or getattr(getattr(module, "serving", None), "threads", None))
+        _check_exportable(served)
+        config = make_config(served, "python", threads=threads or getattr(getattr(module, "serving", None), "threads", None))
+    text = text_format.MessageToString(json_format.ParseDict(config, messages.ModelConfig()))
     model = Path(repository) / served.name
     target = model / str(version)
     if target.exists():
@@ -69,45 +73,46 @@ def export_triton(
     return model
 
 
-def describe_model(served: ServedModel, *, threads: int | None = None) -> str:
-    """Return Triton's configuration of a model, in protobuf's text form; raises OptionError where it cannot be described."""
+def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | None = None) -> dict[str, Any]:
+    """Triton's configuration of a model, as the JSON of its messages."""
     options = served.options
-    lines = [f"name: {_quote(served.name)}", 'backend: "python"', f"max_batch_size: {max(options.sizes, default=0)}"]
-    for kind, values in (("input", served.inputs), ("output", served.outputs)):
-        tensors = served.list_tensors(values)
-        lines += [_describe_tensor(kind, value, one, bool(options.sizes)) for value, one in zip(values, tensors, strict=True)]
-    lines.append(f"instance_group {{ count: {options.instances or 1} kind: KIND_CPU }}")
-    lines += _describe_batches(options)
+    config: dict[str, Any] = {
+        "name": served.name,
+        "platform": "",
+        "backend": backend,
+        "max_batch_size": max(options.sizes, default=0),
+        "input": [_describe_tensor(one, is_joined=bool(options.sizes)) for one in served.list_tensors(served.inputs)],
+        "output": [_describe_tensor(one, is_joined=bool(options.sizes)) for one in served.list_tensors(served.outputs)],
+        "instance_group": [{"count": options.instances or 1, "kind": "KIND_CPU"}],
+    }
+    if options.sizes:
+        delay = round((options.max_wait or 0) * 1e6)
+        config["dynamic_batching"] = {"preferred_batch_size": list(options.sizes), "max_queue_delay_microseconds": delay}
     if served.has_state:
         idle = round(options.session_idle * 1e6)
-        lines.append(f"sequence_batching {{ max_sequence_idle_microseconds: {idle} direct {{ }} }}")
-    settings: Mapping[str, Any] = {"threads": threads, "sizes": list(options.sizes) if options.rounds_up else None}
-    for name, value in settings.items():
-        if value:
-            lines.append(f"parameters {{ key: {_quote(name)} value {{ string_value: {_quote(json.dumps(value))} }} }}")
-    return "\n".join(lines) + "\n"
+        config["sequence_batching"] = {"max_sequence_idle_microseconds": idle, "direct": {}}
+    settings = {"threads": threads, "sizes": list(options.sizes) if options.rounds_up else None}
+    config["parameters"] = {name: {"string_value": json.dumps(value)} for name, value in settings.items() if value}
+    return config
 
 
-def _describe_batches(options: ServingOptions) -> Iterator[str]:
-    if options.sizes:
-        preferred = ", ".join(map(str, options.sizes))
-        delay = round((options.max_wait or 0) * 1e6)
-        yield f"dynamic_batching {{ preferred_batch_size: [ {preferred} ] max_queue_delay_microseconds: {delay} }}"
-
-
-def _describe_tensor(kind: str, value: Value, tensor: Mapping[str, Any], is_joined: bool) -> str:
-    if not isinstance(value.type, TensorType) or value.type.shape is None:
-        raise OptionError(f"the rank of {value.name!r} ({value.type}) is not known, and Triton needs it; declare its shape")
-    if tensor["datatype"] == "BF16":
-        raise OptionError(
-            f"{value.name!r} is BF16, which Triton's Python backend does not give as an array; cast it in the model"
-        )
+def _describe_tensor(tensor: Mapping[str, Any], *, is_joined: bool) -> dict[str, Any]:
     datatype = _TYPES.get(tensor["datatype"], f"TYPE_{tensor['datatype']}")
-    extents: Sequence[int] = tensor["shape"][1:] if is_joined else tensor["shape"]
+    described = {
+        "name": tensor["name"],
+        "data_type": datatype,
+        "dims": list(tensor["shape"][1:] if is_joined else tensor["shape"]),
+    }
     # Triton admits no tensor without extents: its clients send one of one element, and the model gets it reshaped.
-    dims = f"dims: [ {', '.join(map(str, extents))} ]" if extents else "dims: [ 1 ] reshape { shape: [ ] }"
-    return f"{kind} {{ name: {_quote(value.name)} data_type: {datatype} {dims} }}"
+    return described if described["dims"] else {**described, "dims": [1], "reshape": {"shape": []}}
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _check_exportable(served: ServedModel) -> None:
+    values = (*served.inputs, *served.outputs)
+    for value, tensor in zip(values, served.list_tensors(values), strict=True):
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            raise OptionError(f"the rank of {value.name!r} ({value.type}) is not known, and Triton needs it; declare its shape")
+        if tensor["datatype"] == "BF16":
+            raise OptionError(
+                f"{value.name!r} is BF16, which Triton's Python backend does not give as an array; cast it in the model"
+            )
