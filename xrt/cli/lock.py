@@ -21,6 +21,7 @@ from xrt.cli.options import (
     parse_dims,
     parse_seconds,
     set_dims,
+    settle_batch,
 )
 from xrt.cli.precision import add_precision_options, read_precision_keywords
 from xrt.cli.screen import WorkStatus, complain, out
@@ -76,6 +77,7 @@ def command(
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
     function = load_with_options(model)
+    settle_batch(function, given)
     sized = set_dims(function, parse_dims(given["dims"]))
     check_sizes(set_shapes(sized, from_files(files, sized)))
     values = all_inputs(files, sized, seed)
