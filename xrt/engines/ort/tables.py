@@ -317,6 +317,12 @@ ISSUES: tuple[OrtKnownIssue, ...] = (
         ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
     ),
     OrtKnownIssue(
+        ("ReduceMean",),
+        lambda node, scope: 0 in (scope.shape(node, 0) or ()),
+        "gives 0 for the mean of no elements, which is not a number",
+        ("mean_of_nothing of the corpus: 0",),
+    ),
+    OrtKnownIssue(
         ("MatMul",),
         broadcasts_an_empty_product,
         "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
