@@ -133,7 +133,7 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
 def _find_extent(tensor: torch.Tensor) -> int:
     """Return the bytes from the first to behind the last element."""
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(reach + 1) * tensor.itemsize
+    return int((reach + 1) * tensor.itemsize)
 
 
 def _have_common_element(one: Any, other: Any) -> bool:
