@@ -67,6 +67,8 @@ def reduce_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 @reduction("ReduceMean")
 def reduce_mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    if x.size == 0 and x.dtype.kind == "f":  # NumPy warns of the mean of no elements
+        return xp.sum(x, axis=axis, keepdims=keep) * x.dtype.type(xp.nan)
     return xp.mean(x, axis=axis, keepdims=keep)
 
 
