@@ -54,13 +54,6 @@ The options of an engine are the fields of its class. Write them in the spec,
 `Tvm(opt_level=2)`. `xrt engines NAME` lists them for an installed plug-in too.
 """
 
-_EXTRA = {
-    "clustering": "All clustering options as one value; single keywords override its fields.",
-    "execution": "All execution options as one value; single keywords override its fields.",
-    "use_fp16": 'Alias of `precision="fp16"`.',
-}
-"""What the keywords mean whose fields need no docstring."""
-
 
 def make_page() -> str:
     """Return the text of the page."""
@@ -82,7 +75,7 @@ def _keyword_row(keyword: tuple[str, object, type]) -> tuple[str, ...]:
     name, default, owner = keyword
     entry = next((e for e in list_options(owner) if e.name == name), OptionEntry(name, "bool", repr(default), ""))
     kind = ModuleKeywords.__annotations__[name].__forward_arg__
-    return f"`{name}`", f"`{kind}`", f"`{entry.default}`", _EXTRA.get(name) or _markdown(entry.meaning), owner.__name__
+    return f"`{name}`", f"`{kind}`", f"`{entry.default}`", _markdown(entry.meaning), owner.__name__
 
 
 def _markdown(text: str) -> str:

@@ -114,7 +114,7 @@ def test_a_function_is_where_the_message_has_a_model() -> None:
 
 def test_an_absent_field_is_none_and_an_empty_one_is_not() -> None:
     assert read("Launch", b"") == {"name": "", "engine": "", "nodes": (), "function": None}
-    assert read("ClusteringOptions", write("ClusteringOptions", {"sweeps": 0}))["sweeps"] == 0
+    assert read("ClusteringOptions", write("ClusteringOptions", {"maximum_nodes": 0}))["maximum_nodes"] == 0
 
 
 def test_damaged_bytes_are_reported() -> None:

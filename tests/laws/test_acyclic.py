@@ -33,12 +33,12 @@ def quotient(function: Function, plan: Plan) -> nx.DiGraph:
 
 
 @bounded
-@given(data=st.data(), most=st.one_of(st.none(), st.integers(1, 4)), ignore=st.booleans())
-def test_regions_form_no_cycle_and_stand_in_order(data, most, ignore):
+@given(data=st.data(), most=st.one_of(st.none(), st.integers(1, 4)))
+def test_regions_form_no_cycle_and_stand_in_order(data, most):
     function = infer_shapes(data.draw(functions()))
     engines = doubles()
     chosen = data.draw(pins(function, engines))
-    plan = partition(function, engines, ClusteringOptions(maximum_nodes=most, ignore_pipeline=ignore, pins=chosen), strict=True)
+    plan = partition(function, engines, ClusteringOptions(maximum_nodes=most, pins=chosen), strict=True)
     graph = quotient(function, plan)
     assert nx.is_directed_acyclic_graph(graph)
     place = {launch.name: index for index, launch in enumerate(plan.launches)}

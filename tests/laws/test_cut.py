@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, doubles, living, on_toy, outputs_of, pins, same_bits
-from xrt.partition import ClusteringOptions
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.execution import run_regions, split_regions
@@ -40,7 +39,6 @@ def test_every_node_is_in_one_piece(data):
 def test_a_plan_gives_what_the_whole_gives(data, most):
     function = data.draw(living())
     engines = doubles()
-    options = ClusteringOptions(maximum_nodes=most, pins=data.draw(pins(function, engines)))
-    with make_module(function, engines, clustering=options) as module:
+    with make_module(function, engines, maximum_nodes=most, pins=data.draw(pins(function, engines))) as module:
         found = same_bits(outputs_of(module(*make_random_inputs(function, 8)), function), function, 8)
     assert found, found.message

@@ -12,7 +12,7 @@ import pytest
 import xrt
 from tests.module.small_models import Affine, Picky, X, chain, relu
 from xrt.cache import CompileCache
-from xrt.engines import ExecutionOptions, RunOptions
+from xrt.engines import RunOptions
 from xrt.errors import (
     CompileRefused,
     DeviceError,
@@ -95,8 +95,6 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
         ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8, int4; got 'fp8'."),
         ({"precision": "fp16"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
-        ({"use_fp16": True}, OptionError, "engine 'toy' does not honour precision='fp16'"),
-        ({"use_fp16": True, "precision": "bf16"}, OptionError, "use_fp16=True contradicts precision='bf16'; give one of them"),
         (
             {"max_workspace_size": 10},
             OptionError,
@@ -124,8 +122,8 @@ def test_options_have_homes_and_keywords_reach_them() -> None:
     m = xrt.XRTModule(
         relu(),
         engine="toy",
-        execution=ExecutionOptions(threads=1),
-        clustering=xrt.ClusteringOptions(minimum_nodes=2),
+        threads=1,
+        minimum_nodes=2,
         maximum_nodes=5,
     )
     assert (m._settings.clustering.minimum_nodes, m._settings.clustering.maximum_nodes) == (2, 5)

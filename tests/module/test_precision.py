@@ -79,7 +79,7 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
             ),
         ),
         (
-            {"use_int8": True, "engine": "ort"},
+            {"precision": "int8", "engine": "ort"},
             OptionError,
             (
                 "int8 needs the ranges of the model's values: pass calibrate=, a list of batches, or calibration_table=, the "
@@ -92,19 +92,14 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
             "calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'",
         ),
         (
-            {"calibration_table": "missing.json", "use_int8": True},
+            {"calibration_table": "missing.json", "precision": "int8"},
             CalibrationError,
             "cannot read the calibration table 'missing.json': No such file or directory",
         ),
         (
-            {"calibration_table": 3, "use_int8": True},
+            {"calibration_table": 3, "precision": "int8"},
             OptionError,
             "calibration_table is a path or an xrt.CalibrationTable; got 3",
-        ),
-        (
-            {"use_int8": True, "precision": "bf16"},
-            OptionError,
-            "use_int8=True contradicts precision='bf16'; give one of them",
         ),
         (
             {"precision": "Softmax=fp32", "engine": "ort"},
@@ -160,7 +155,7 @@ def test_int8_by_batches_or_by_a_table_of_the_model(engine: str, tmp_path: Path)
     with xrt.XRTModule(MODEL, engine="ort") as module:
         table = module.calibrate(BATCHES[:8])
     table.save(tmp_path / "table.json")
-    by_batches = compute_error(xrt.XRTModule(MODEL, engine, use_int8=True, calibrate=BATCHES[:8]))
+    by_batches = compute_error(xrt.XRTModule(MODEL, engine, precision="int8", calibrate=BATCHES[:8]))
     by_table = compute_error(xrt.XRTModule(MODEL, engine, precision="int8", calibration_table=str(tmp_path / "table.json")))
     assert 0.001 < by_table < 0.2
     assert by_batches == pytest.approx(by_table, rel=0.02)

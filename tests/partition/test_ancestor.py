@@ -25,7 +25,7 @@ def test_unlimited_merges_everything() -> None:
     """-1 was said to be unlimited, and merged nothing; here that is None, and -1 is refused."""
     with pytest.raises(OptionError, match=r"^maximum_nodes must be an integer of at least 1 or None for no limit; got -1$"):
         ClusteringOptions(maximum_nodes=-1)
-    assert len(partition(chain("R" * 40), palette(), ClusteringOptions(maximum_nodes=None, sweeps=None)).launches) == 1
+    assert len(partition(chain("R" * 40), palette(), ClusteringOptions(maximum_nodes=None)).launches) == 1
 
 
 SCRIPT = """
@@ -42,7 +42,6 @@ for i in range(60):
 graph = function(nodes, "v59 v58 v40")
 print(partition(graph, palette()))
 print(partition(graph, palette(), ClusteringOptions(minimum_nodes=3, maximum_nodes=7)))
-print(partition(graph, palette(), ClusteringOptions(ignore_pipeline=False)))
 """
 
 

@@ -22,9 +22,7 @@ HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'na
         ({"minimum_nodes": None}, "minimum_nodes must be an integer of at least 1; got None"),
         ({"maximum_nodes": -1}, "maximum_nodes must be an integer of at least 1 or None for no limit; got -1"),
         ({"maximum_nodes": "3"}, "maximum_nodes must be an integer of at least 1 or None for no limit; got '3'"),
-        ({"sweeps": -1}, "sweeps must be an integer of at least 0 or None for no limit; got -1"),
         ({"minimum_nodes": 5, "maximum_nodes": 4}, "minimum_nodes=5 is more than maximum_nodes=4; no cluster satisfies both"),
-        ({"ignore_pipeline": 1}, "ignore_pipeline must be True or False; got 1"),
         ({"pins": 3}, "pins must be a list of pins or of their text; got 3"),
         ({"pins": [3]}, f"a pin is a Pin or its text; got int 3; {HELP}"),
     ],
@@ -94,9 +92,7 @@ def test_matching_is_matches_for_many(patterns: tuple[str, ...]) -> None:
 
 def test_options_as_text() -> None:
     assert str(ClusteringOptions()) == ""
-    assert str(ClusteringOptions(2, 9, False, None, ("Conv=ort",))) == (
-        "minimum_nodes=2, maximum_nodes=9, ignore_pipeline=False, sweeps=None, pin 'Conv=ort'"
-    )
+    assert str(ClusteringOptions(2, 9, ("Conv=ort",))) == "minimum_nodes=2, maximum_nodes=9, pin 'Conv=ort'"
 
 
 # ------------------------------------------------------------------ pins at work
@@ -193,11 +189,10 @@ def test_large_clusters_are_cut_evenly() -> None:
 def test_siblings_share_a_region() -> None:
     wide = function([node("Red", "x", f"v{i}", name=f"n{i}") for i in range(5)], "v0 v1 v2 v3 v4")
     assert len(partition(wide, palette()).launches) == 1
-    assert len(partition(wide, palette(), ClusteringOptions(ignore_pipeline=False)).launches) == 1
 
 
-def test_ignore_pipeline_decides_whether_a_region_may_wait_for_more() -> None:
-    """The red node d needs a alone; in one region with c it would wait for the blue b."""
+def test_a_region_may_wait_for_more_than_its_first_nodes_need() -> None:
+    """The red node d needs nothing; in one region with c it waits for the blue b."""
     nodes = [
         node("Red", "x", "a", name="a"),
         node("Blue", "a", "b", name="b"),
@@ -207,5 +202,3 @@ def test_ignore_pipeline_decides_whether_a_region_may_wait_for_more() -> None:
     ]
     graph = function(nodes, "e", "x y")
     assert regions(partition(graph, palette())) == {("red", frozenset("a")), ("all", frozenset("b")), ("red", frozenset("cde"))}
-    apart = partition(graph, palette(), ClusteringOptions(ignore_pipeline=False))
-    assert regions(apart) == {("red", frozenset("ad")), ("all", frozenset("b")), ("red", frozenset("ce"))}

@@ -14,7 +14,7 @@ from xrt.partition import ClusteringOptions, partition
 
 GOLDEN = """\
 plan: 5 nodes in 3 regions on red, green, all (not named)
-options: sweeps=0, pin 'Blue!=red'
+options: pin 'Blue!=red'
 xrt_red_0 on red (cuda:1): 3 nodes
   nodes:  a (Red), b (Red), c (Red)
   in:     x: float32[4]
@@ -47,7 +47,7 @@ def golden() -> Any:
         node("Blue", "c", "e", name="e", control=("d",)),
     ]
     graph = function(nodes, "b e", aliases=(("x", "b"),))
-    return partition(graph, palette(), ClusteringOptions(sweeps=0, pins="Blue!=red"), implicit="all")
+    return partition(graph, palette(), ClusteringOptions(pins="Blue!=red"), implicit="all")
 
 
 def test_a_plan_as_text() -> None:

@@ -32,7 +32,7 @@ def sample() -> Function:
 
 def plans() -> list[Plan]:
     toy, ort = create("toy"), create("ort{config.session.intra_op.allow_spinning=0}")
-    options = ClusteringOptions(maximum_nodes=4, sweeps=0, pins=("Conv=ort", "name:n1*!=toy"))
+    options = ClusteringOptions(maximum_nodes=4, pins=("Conv=ort", "name:n1*!=toy"))
     return [
         partition(sample(), [toy]),
         partition(sample(), [ort, toy], ClusteringOptions(maximum_nodes=1, pins=("Mul|If=toy",)), implicit="toy"),
@@ -85,7 +85,7 @@ def test_a_launch_that_is_lost_is_reported() -> None:
 
 
 def test_an_option_that_cannot_be_is_reported() -> None:
-    options = {"minimum_nodes": 5, "maximum_nodes": 2, "ignore_pipeline": True, "sweeps": None, "pins": ()}
+    options = {"minimum_nodes": 5, "maximum_nodes": 2, "pins": ()}
     data = write("Plan", {**message(replace(PLANS[0])), "options": options})
     with pytest.raises(BundleError, match=r"^the Plan is damaged: minimum_nodes=5 is more than maximum_nodes=2"):
         from_bytes(data)

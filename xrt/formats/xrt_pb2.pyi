@@ -54,18 +54,14 @@ class Reason(_message.Message):
     def __init__(self, node: _Optional[str] = ..., op: _Optional[str] = ..., engine: _Optional[str] = ..., text: _Optional[str] = ..., updating_engine: _Optional[str] = ...) -> None: ...
 
 class ClusteringOptions(_message.Message):
-    __slots__ = ("minimum_nodes", "maximum_nodes", "ignore_pipeline", "sweeps", "pins")
+    __slots__ = ("minimum_nodes", "maximum_nodes", "pins")
     MINIMUM_NODES_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_NODES_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_PIPELINE_FIELD_NUMBER: _ClassVar[int]
-    SWEEPS_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     minimum_nodes: int
     maximum_nodes: int
-    ignore_pipeline: bool
-    sweeps: int
     pins: _containers.RepeatedCompositeFieldContainer[Pin]
-    def __init__(self, minimum_nodes: _Optional[int] = ..., maximum_nodes: _Optional[int] = ..., ignore_pipeline: bool = ..., sweeps: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ...) -> None: ...
+    def __init__(self, minimum_nodes: _Optional[int] = ..., maximum_nodes: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ...) -> None: ...
 
 class Pin(_message.Message):
     __slots__ = ("patterns", "engine", "by", "forbid")

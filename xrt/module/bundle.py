@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.cache import CompileCache, make_signature, open_cache
 from xrt.cache.disk.plan_store import StoredPlan
 from xrt.cache.memory import LEAST_BYTES
-from xrt.engines import ExecutionOptions, GraphCompiler
+from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import (
     BundleError,
@@ -96,7 +96,7 @@ def load(
     named = _named(engine, manifest)
     try:
         _check_chosen(file, manifest, named)
-        return _loaded(tier, manifest, {**asked, "execution": _execution(manifest, threads)})
+        return _loaded(tier, manifest, {**asked, **_execution(manifest, threads)})
     except BundleError:
         raise
     except XRTError as error:
@@ -128,7 +128,7 @@ def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, A
         [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
         manifest["device"],
         cache=CompileCache(disk=tier),
-        clustering=_without(read_options(manifest["clustering"] or {"pins": ()}), missing),
+        **_clustering(manifest, missing),
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
         max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
@@ -146,10 +146,17 @@ def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, A
     return module
 
 
-def _execution(manifest: Mapping[str, Any], threads: int | None) -> ExecutionOptions:
-    """Return the execution options of the bundle, with the thread budget of this process."""
-    saved = ExecutionOptions(**manifest["execution"] or {})
-    return replace(saved, threads=next((n for n in (threads, find_granted_threads()) if n is not None), saved.threads))
+def _clustering(manifest: Mapping[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
+    """Return the clustering options of the bundle as keywords."""
+    saved = _without(read_options(manifest["clustering"] or {"pins": ()}), missing)
+    return {field.name: getattr(saved, field.name) for field in fields(saved)}
+
+
+def _execution(manifest: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
+    """Return the execution options of the bundle as keywords, with the thread budget of this process."""
+    saved = manifest["execution"] or {}
+    granted = (threads, find_granted_threads(), saved.get("threads"))
+    return {**saved, "threads": next((count for count in granted if count is not None), None)}
 
 
 def _read_serving(file: BundleFile) -> ServingRecord | None:
@@ -196,11 +203,16 @@ def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+_OF_WORKERS = ("isolate", "isolate_run", "time_limit", "memory_limit")
+
+
 def _at_hand(asked: Mapping[str, Any], missing: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what was asked without isolating engines that are not there; nothing of it where none is left."""
     gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
     left = [name for name in parse_options(asked).isolate if name not in gone]
-    return {**asked, "isolate": left} if left or not asked["isolate"] else {n: asked[n] for n in ("check", "execution")}
+    if left or not asked["isolate"]:
+        return {**asked, "isolate": left}
+    return {name: value for name, value in asked.items() if name not in _OF_WORKERS}
 
 
 def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:

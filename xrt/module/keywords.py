@@ -29,17 +29,11 @@ OWNERS: tuple[type, ...] = (ModuleOptions, ClusteringOptions, ExecutionOptions)
 class ModuleKeywords(TypedDict, total=False):
     """Keyword arguments of `XRTModule` other than ``model``, ``engine``, ``device`` and ``cache``."""
 
-    clustering: ClusteringOptions
     minimum_nodes: int
     maximum_nodes: int | None
-    ignore_pipeline: bool
-    sweeps: int | None
     pins: str | Pin | Sequence[str | Pin]
 
-    execution: ExecutionOptions
     precision: Precision | str | Sequence[str]
-    use_fp16: bool
-    use_int8: bool
     strict_types: bool
     calibration_table: str | os.PathLike[str] | Any | None  # an xrt.CalibrationTable, whose module is not loaded for a hint
     max_error: float | Any | None  # an xrt.ErrorBudget
@@ -72,9 +66,6 @@ def iter_keywords() -> Iterator[tuple[str, Any, type]]:
     """Yield name, default and owning class of each keyword, in the order of `ModuleKeywords`."""
     fields = {field.name: (field, owner) for owner in OWNERS for field in dataclasses.fields(owner)}
     for name in ModuleKeywords.__annotations__:
-        if name in ("use_fp16", "use_int8"):
-            yield name, False, ExecutionOptions
-            continue
         field, owner = fields[name]
         yield name, field.default, owner
 

@@ -100,7 +100,7 @@ class ModuleOptions:
     validate: Any = None
     """Other batches, on which the error is measured; None: the last fifth of those of ``calibrate``."""
     choice: PrecisionChoice = NO_CHOICE
-    """What ``precision``, ``use_int8`` and ``calibration_table`` say of the module."""
+    """What ``precision`` and ``calibration_table`` say of the module."""
     progress: Callable[[int, int], object] | bool | None = None
     """Whether a search or a compile of more than two seconds shows its progress on a terminal or in a notebook: None and True
     do, False does not. A function receives the number of compiled regions and of all regions instead, from the compiling
@@ -125,12 +125,12 @@ class ModuleOptions:
 
 
 _DEFAULT = ModuleOptions()
-_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions) if f.name != "choice"}
+_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions) if f.name not in ("choice", "clustering", "execution")}
 _CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
 _EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
 _OTHER = ("engine", "device", "cache")
 """Parameters of XRTModule that are no options."""
-_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16", "use_int8"})
+_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION})
 
 
 def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
@@ -145,8 +145,8 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     options, choice = read_precision_options(options)
     own = {name: options[name] for name in _OWN if name in options}
     own |= {"choice": choice, "max_error": read_budget(own.get("max_error"))}
-    own["clustering"] = _merged("clustering", ClusteringOptions, options, _CLUSTERING)
-    own["execution"] = _merged("execution", ExecutionOptions, options, _EXECUTION)
+    own["clustering"] = ClusteringOptions(**{name: options[name] for name in _CLUSTERING if name in options})
+    own["execution"] = ExecutionOptions(**{name: options[name] for name in _EXECUTION if name in options})
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = _checked_folder(Path(os.fspath(own["dump_subgraph_dir"])))
     if own.get("lock") is not None:
@@ -181,15 +181,6 @@ def _checked_folder(folder: Path) -> Path:
     if reason := why_not_folder(folder):
         raise OptionError(f"dump_subgraph_dir is {str(folder)!r}, and {reason}")
     return folder
-
-
-def _merged(name: str, kind: type, options: Mapping[str, Any], fields: set[str]) -> Any:
-    given = options.get(name, kind())
-    if not isinstance(given, kind):
-        raise OptionError(f"{name} must be {kind.__name__}(...), or be left out; got {given!r}")
-    base: Any = given
-    changes = {name: options[name] for name in fields if name in options}
-    return dataclasses.replace(base, **changes) if changes else base
 
 
 def _checked_check(value: Any) -> Check:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
 from xrt.errors import OptionError, did_you_mean
 
@@ -55,8 +54,6 @@ class PrecisionChoice:
 
 
 NO_CHOICE = PrecisionChoice()
-WORDS: Mapping[str, Precision] = {"use_fp16": "fp16", "use_int8": "int8"}
-"""Keywords that are other words for a precision."""
 
 
 def parse_precision(given: Any) -> PrecisionChoice:
@@ -97,14 +94,8 @@ def read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], 
     OptionError for options that contradict each other.
     """
     out = dict(options)
-    execution = out.get("execution")
-    if isinstance(execution, ExecutionOptions):  # what it says counts as if it had come by keywords
-        if execution.precision != "fp32":
-            out.setdefault("precision", execution.precision)
-        if execution.calibration_table is not None:
-            out.setdefault("calibration_table", execution.calibration_table)
-        out["execution"] = replace(execution, precision="fp32", calibration_table=None)
-    choice = _add_words(out)
+    given = out.pop("precision", None)
+    choice = parse_precision(given) if given is not None else NO_CHOICE
     table = out.pop("calibration_table", None)
     has_budget = out.get("max_error") is not None
     if table is not None:
@@ -115,17 +106,6 @@ def read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if not choice.is_quantized and choice.names and not choice.exact_nodes:
         out["precision"] = choice.names[0]
     return out, choice
-
-
-def _add_words(out: dict[str, Any]) -> PrecisionChoice:
-    """Return what ``precision``, ``use_fp16`` and ``use_int8`` say together, and take them out of the options."""
-    given = out.pop("precision", None)
-    choice = parse_precision(given) if given is not None else NO_CHOICE
-    words: list[Precision] = [name for word, name in WORDS.items() if out.pop(word, None)]
-    for name in words:
-        if given is not None and name not in choice.names:
-            raise OptionError(f"use_{name}=True contradicts precision={given!r}; give one of them")
-    return replace(choice, names=tuple(dict.fromkeys([*choice.names, *words])))
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:

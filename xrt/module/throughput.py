@@ -41,7 +41,7 @@ CHECKED = 4
 """Requests that are computed together and alone, to see that they are independent."""
 TIMED = 0.15
 """Seconds in which calls of one size are timed."""
-LOWERING = ("max_error", "calibrate", "validate", "precision", "use_fp16", "use_int8", "calibration_table", "strict_types")
+LOWERING = ("max_error", "calibrate", "validate", "precision", "calibration_table", "strict_types")
 """Options of a module that say which plans of lower precision there are."""
 LEAST_SEARCH = 6.0
 """Seconds below which a search for a plan finds little: fewer sizes are searched at then."""
@@ -203,11 +203,6 @@ class ModuleBench:
         options = {**given.options, **own}
         if self._lower is not None:  # which has them all
             options = {name: value for name, value in options.items() if name not in LOWERING}
-        execution = options.pop("execution", None)
-        if execution is not None:
-            from dataclasses import replace
-
-            options["execution"] = replace(execution, threads=threads)
         return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module._cache.disk), **options)
 
     def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:

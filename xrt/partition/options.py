@@ -97,30 +97,22 @@ class ClusteringOptions:
     """Smallest number of nodes of a region: the nodes of a smaller one go to the next engine that supports them, if any."""
     maximum_nodes: int | None = None
     """Largest number of nodes of a region; None for no limit."""
-    ignore_pipeline: bool = True
-    """Whether regions may merge although one of them then starts later. With False, a region waits only for regions that each
-    of its first nodes waits for."""
-    sweeps: int | None = 2
-    """Number of passes that reduce the values between regions; None to continue until nothing improves."""
     pins: tuple[Pin, ...] = ()
     """Pins, or their text. Of the forcing pins that match a node, the last one applies; forbidding pins add up."""
 
     def __post_init__(self) -> None:
         _check_count("minimum_nodes", self.minimum_nodes, 1)
-        for name, least in (("maximum_nodes", 1), ("sweeps", 0)):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), least, " or None for no limit")
+        if self.maximum_nodes is not None:
+            _check_count("maximum_nodes", self.maximum_nodes, 1, " or None for no limit")
         if self.maximum_nodes is not None and self.maximum_nodes < self.minimum_nodes:
             raise OptionError(
                 f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster satisfies both"
             )
-        if not isinstance(self.ignore_pipeline, bool):
-            raise OptionError(f"ignore_pipeline must be True or False; got {self.ignore_pipeline!r}")
         object.__setattr__(self, "pins", tuple(_pin(pin) for pin in _listed(self.pins)))
 
     def __str__(self) -> str:
         default = ClusteringOptions()
-        names = ("minimum_nodes", "maximum_nodes", "ignore_pipeline", "sweeps")
+        names = ("minimum_nodes", "maximum_nodes")
         shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)]
         return ", ".join([*shown, *(f"pin {str(pin)!r}" for pin in self.pins)])
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.graph.device_names import normalize_device
 from xrt.partition.clustering.cut_refinement import minimize_cut
-from xrt.partition.clustering.non_delaying import cluster_without_delay
 from xrt.partition.clustering.scheduling import find_engine_sequence
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.quotient_graph import QuotientGraph
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from xrt.partition.options import ClusteringOptions
 
 __all__ = ["Cluster", "Clustering", "cluster"]
+
+SWEEPS = 2
+"""Passes over the nodes that reduce the values between regions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,8 @@ def _grouped(
 
 
 def _groups(units: QuotientGraph, function: Function, options: ClusteringOptions) -> list[int]:
-    if not options.ignore_pipeline:
-        return cluster_without_delay(units)
     ends = {place for value in function.outputs if (place := function.position(value.name)) is not None}
-    return minimize_cut(units, find_engine_sequence(units), ends, options.sweeps)
+    return minimize_cut(units, find_engine_sequence(units), ends, SWEEPS)
 
 
 def _parts(nodes: list[int], most: int | None) -> list[list[int]]:
