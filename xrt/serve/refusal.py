@@ -7,7 +7,6 @@ __all__ = [
     "CONFLICT",
     "FAILED",
     "GONE",
-    "HEAD_TOO_LARGE",
     "LATE",
     "MALFORMED",
     "OK",
@@ -19,7 +18,6 @@ __all__ = [
 
 OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
-HEAD_TOO_LARGE = 431
 FAILED, BUSY = 500, 503
 
 _GRPC = {

@@ -51,8 +51,6 @@ def run_server(
     try:
         import uvicorn
         import uvloop
-
-        from xrt.serve.http_protocol import make_http_protocol
     except ModuleNotFoundError as error:
         raise OptionError(
             f"a server needs the package {error.name}, which is missing: pip install 'xrt-engine[serve]'"
@@ -60,7 +58,7 @@ def run_server(
     with closing(_listen(host, port)) as listener:
         config = uvicorn.Config(
             application,
-            http=make_http_protocol(application.options.body_timeout),
+            http="httptools",
             ws="none",
             lifespan="on",
             access_log=False,
