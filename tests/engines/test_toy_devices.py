@@ -1,10 +1,8 @@
-"""Toy on devices: kernels over the array module and nothing else, chains as one kernel, sizes on the host."""
+"""Toy on devices: kernels over the array module and nothing else, sizes on the host."""
 
 from __future__ import annotations
 
 import ast
-import ctypes
-import subprocess
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -19,13 +17,9 @@ import xrt.engines.toy.kernels as kernels
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
-from xrt.engines.toy.fusion import Chain, find_chains
-from xrt.engines.toy.kernel_selection import select_kernel
 from xrt.engines.toy.kernels import ops
 from xrt.engines.toy.shape_values import find_shape_values
 from xrt.errors import PlanError
-from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
-from xrt.passes import infer_shapes
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
 from xrt.testing.running import make_module
@@ -139,114 +133,6 @@ def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:
 
 def down(value: Any) -> Any:
     return [down(item) for item in value] if isinstance(value, list) else value.get() if hasattr(value, "get") else value
-
-
-# ---------------------------------------------------------------------- chains
-
-
-def chain_of(*ops_: tuple[str, tuple[str, ...], dict[str, Any]], dtype: DType = DType.FLOAT32) -> tuple[Function, Chain]:
-    """Return a function of elementwise nodes over x and y, and its one chain."""
-    type_ = TensorType(dtype, (4, 33))
-    nodes = tuple(
-        Node(op, reads, (f"v{i}",), read_attributes(attributes), name=f"n{i}") for i, (op, reads, attributes) in enumerate(ops_)
-    )
-    inputs = (Value("x", type_), Value("y", type_))
-    function = infer_shapes(Function(inputs, (Value(f"v{len(nodes) - 1}", type_),), nodes, opsets={"": 20}))
-    chains = find_chains(function, select_kernel("toy", ops, ()), frozenset())
-    (one,) = {id(chain): chain for chain in chains.values()}.values()
-    return function, one
-
-
-EVERY = [
-    ("Abs", 1), ("Ceil", 1), ("Cos", 1), ("Elu", 1), ("Erf", 1), ("Exp", 1), ("Floor", 1), ("HardSigmoid", 1), ("Identity", 1),
-    ("LeakyRelu", 1), ("Neg", 1), ("Reciprocal", 1), ("Relu", 1), ("Round", 1), ("Sigmoid", 1), ("Sin", 1), ("Softplus", 1),
-    ("Softsign", 1), ("Tanh", 1), ("Add", 2), ("Div", 2), ("Max", 2), ("Min", 2), ("Mul", 2), ("Sub", 2), ("Sum", 2),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
-def test_the_source_of_a_chain_computes_what_its_nodes_do(dtype: DType, tmp_path: Path) -> None:
-    """The source is compiled as C++, whose functions CUDA's are named after, and run beside the kernels."""
-    x, y = (numbers(4, 33, seed=seed).astype(dtype.numpy) for seed in (1, 2))
-    x[0, :3], y[0, :3] = [np.nan, np.inf, -0.0], [1, -np.inf, 0.0]
-    chains = {}
-    for op, arity in [*EVERY, ("Log", 0), ("Sqrt", 0), ("Pow", -1)]:
-        given = ("a",) if arity == 1 else ("a", "y") if arity == 2 else ("v0",) if arity == 0 else ("v0", "y")
-        first = ("Neg", ("x",), {}) if arity > 0 else ("Abs", ("x",), {})
-        chains[op] = chain_of(first, (op, tuple("v0" if name == "a" else name for name in given), {}), dtype=dtype)[1]
-    run = compiled(chains, dtype, tmp_path)
-    for op, chain in chains.items():
-        arrays = [{"x": x, "y": y}[name] for name in chain.reads]
-        with np.errstate(all="ignore"):
-            wanted = chain.compute(np, *arrays)
-        np.testing.assert_allclose(run(op, arrays), wanted, rtol=2e-6 if dtype is DType.FLOAT32 else 1e-12, err_msg=op)
-
-
-def compiled(chains: dict[str, Chain], dtype: DType, folder: Path) -> Any:
-    word = {DType.FLOAT32: "float", DType.FLOAT64: "double"}[dtype]
-    lines = ["#include <cmath>", "using namespace std;", 'extern "C" {']
-    for op, chain in chains.items():
-        given = "".join(f"const {word}* p{i}, " for i in range(len(chain.reads)))
-        reads = "".join(f"const {word} x{i} = p{i}[i]; " for i in range(len(chain.reads)))
-        loop = f"for (long i = 0; i < n; ++i) {{ {reads}{word} y; {chain.source()} q[i] = y; }}"
-        lines.append(f"void {op}({given}{word}* q, long n) {{ {loop} }}")
-    (folder / "chains.cc").write_text("\n".join([*lines, "}"]))
-    subprocess.run(
-        ["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", folder / "chains.so", folder / "chains.cc"], check=True
-    )
-    library = ctypes.CDLL(str(folder / "chains.so"))
-
-    def run(op: str, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        out = np.empty(arrays[0].shape, dtype.numpy)
-        library[op](*(ctypes.c_void_p(a.ctypes.data) for a in (*arrays, out)), ctypes.c_long(out.size))
-        return out
-
-    return run
-
-
-def test_fifty_operators_are_one_kernel() -> None:
-    class Long(xrt.Graph):
-        def build(self, x: Any, y: Any) -> Any:
-            for _ in range(25):
-                x = xrt.ops.Relu(xrt.ops.Add(x, y))
-            return x
-
-    x, y = numbers(4, 8), numbers(8, seed=1)
-    with world("late") as found:
-        m = found.module(Long())
-        same(found, m(x, y), xrt.XRTModule(Long(), TOY)(x, y))
-        assert len(found.machine.kernels) == 1 and found.machine.kernels[0].startswith("xrt_chain_")
-
-
-def test_a_value_that_others_read_too_ends_a_chain() -> None:
-    class Net_(xrt.Graph):
-        def build(self, x: Any) -> Any:
-            a = xrt.ops.Exp(xrt.ops.Neg(x))
-            return xrt.ops.Add(xrt.ops.Tanh(a), xrt.ops.Sqrt(a)), a
-
-    x = numbers(4, 8)
-    with world("late") as found:
-        m = found.module(Net_())
-        same(found, m(x), xrt.XRTModule(Net_(), TOY)(x))
-        assert len(found.machine.kernels) == 2
-
-
-def test_other_element_types_are_no_chain() -> None:
-    function, _ = chain_of(("Neg", ("x",), {}), ("Abs", ("v0",), {}))
-    types = {name: TensorType(DType.FLOAT16, (4, 33)) for name in ("v0", "v1")}
-    half = function.replace(inputs=tuple(Value(n, TensorType(DType.FLOAT16, (4, 33))) for n in "xy"), types=types)
-    assert find_chains(half, select_kernel("toy", ops, ()), frozenset()) == {}
-
-
-def test_the_text_of_a_chain() -> None:
-    _, chain = chain_of(("Add", ("x", "y"), {}), ("LeakyRelu", ("v0",), {"alpha": 0.5}), ("Mul", ("v1", "x"), {}))
-    assert chain.source() == (
-        "const float v0 = (x0 + x1);\n"
-        "const float v1 = (v0 < 0 ? 0.5f * v0 : v0);\n"
-        "const float v2 = (v1 * x0);\n"
-        "y = v2;"
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- sizes

@@ -7,28 +7,13 @@ there, so that a simulated device takes the place of a real one without the engi
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Accelerator", "Elementwise"]
-
-
-@dataclass(frozen=True, slots=True)
-class Elementwise:
-    """One function of arrays, element by element: what is to be one kernel."""
-
-    name: str
-    """An identifier, equal for equal functions."""
-    inputs: tuple[np.dtype[Any], ...]
-    output: np.dtype[Any]
-    source: str
-    """The function in CUDA C++, of an element: it reads ``x0``, ``x1``, ... and assigns ``y``."""
-    meaning: Callable[..., Any]
-    """The same in Python, of whole arrays: it takes an array module and the inputs."""
+__all__ = ["Accelerator"]
 
 
 class Accelerator(abc.ABC):
@@ -72,10 +57,6 @@ class Accelerator(abc.ABC):
     @abc.abstractmethod
     def download(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a copy on the host, which waits for the current stream."""
-
-    @abc.abstractmethod
-    def fuse(self, function: Elementwise) -> Callable[..., Any]:
-        """Return one kernel for the function; it takes the device's arrays, which spread to one shape."""
 
     @abc.abstractmethod
     def new_stream(self) -> Any:

@@ -16,7 +16,6 @@ from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toy.fusion import find_chains
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.shape_values import SHAPES, find_shape_values
 from xrt.engines.toy.tape import describe_kernel
@@ -232,7 +231,7 @@ def _failure(engine: str, step: DeviceStep, slots: Sequence[Any], cause: Excepti
 
 @dataclass(slots=True)
 class _Builder:
-    """Lays a Function out: a kernel per node or chain, and a crossing where a value is wanted on the other side."""
+    """Lays a Function out: a kernel per node, and a crossing where a value is wanted on the other side."""
 
     function: Function
     choice: KernelSelection
@@ -246,13 +245,8 @@ class _Builder:
         function = self.function
         sizes = find_shape_values(function)
         inputs = tuple(self._make((value.name, False)) for value in function.inputs)
-        chains = find_chains(function, self.choice, sizes)
         for node in function.nodes:
-            if (chain := chains.get(node.name)) is not None:
-                if chain.last is node:
-                    self._chain(chain.run(self.accelerator), chain.reads, node)
-            else:
-                self._node(node, on_host=all(name in sizes for name in node.defines))
+            self._node(node, on_host=all(name in sizes for name in node.defines))
         outputs = tuple(self._place((value.name, False)) for value in function.outputs)
         constants = tuple(self._constants())
         kept = {*inputs, *outputs, *(slot for slot, _, _ in constants)}
@@ -288,10 +282,6 @@ class _Builder:
         listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
         self.steps.append(DeviceStep(kernel, arguments, results, on_host, node))
-
-    def _chain(self, run: Run, reads: Sequence[str], last: Node) -> None:
-        arguments = tuple(self._place((name, False)) for name in reads)
-        self.steps.append(DeviceStep(run, arguments, (self._make((last.outputs[0], False)),), False, last))
 
     def _kernel(self, node: Node, on_host: bool) -> tuple[Run, tuple[int, ...]]:
         found = self.choice.in_python(replace(node, device="") if on_host else node, self.function)

@@ -15,7 +15,7 @@ from xrt.errors import DeviceError, InputError
 from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, MemoryInfo, PendingCopy, Stream
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Elementwise
+    pass
 
 __all__ = ["CudaDevice"]
 
@@ -74,12 +74,6 @@ class CudaDevice(Device):
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
         return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
-
-    def fuse(self, function: Elementwise) -> Callable[..., Array]:
-        given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
-        made = f"{_c_type(function.output)} y"
-        # Products and sums are rounded one by one, as by the operators' own kernels.
-        return self._cupy.ElementwiseKernel(given, made, function.source, function.name, options=("--fmad=false",))  # type: ignore[no-any-return]  # CuPy has no types
 
     def owns(self, value: object) -> bool:
         return isinstance(value, self._cupy.ndarray) and value.device.id == self.index
@@ -261,11 +255,6 @@ def _installed_nvrtc() -> str:
         return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _c_type(dtype: np.dtype[Any]) -> str:
-    """Return the name by which CuPy's kernels know an element type."""
-    return str(dtype.name)
 
 
 @lru_cache(maxsize=1)

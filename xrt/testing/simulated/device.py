@@ -12,12 +12,12 @@ import numpy as np
 from xrt.errors import DeviceError, InputError
 from xrt.runtime.devices.interface import Device, GraphCapture, MemoryInfo, PendingCopy
 from xrt.runtime.devices.registry import override_devices
-from xrt.testing.simulated.array import SimulatedArray, apply
+from xrt.testing.simulated.array import SimulatedArray
 from xrt.testing.simulated.machine import POISON, Event, Order, SimulatedMachine, SimulatedMemoryError, SimulatedStream, WorkItem
 from xrt.testing.simulated.module import SimulatedModule
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Elementwise
+    pass
 
 __all__ = ["DeviceWorld", "SimulatedDevice", "simulate_devices"]
 
@@ -97,12 +97,6 @@ class SimulatedDevice(Device):
 
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         raise TypeError("a simulated device has no addresses that a library could be handed")
-
-    def fuse(self, function: Elementwise) -> Callable[..., Any]:
-        def compute(*arrays: np.ndarray[Any, Any]) -> Any:
-            return np.asarray(function.meaning(np, *arrays)).astype(function.output)
-
-        return lambda *arrays: apply(function.name, compute, arrays)
 
     def owns(self, value: object) -> bool:
         return isinstance(value, SimulatedArray) and value.device is self
