@@ -187,7 +187,7 @@ def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:
     return total
 
 
-# ------------------------------------------------------------------ ignore_pipeline=False
+# ------------------------------------------------------------------ regions that wait no longer than their first nodes
 
 
 @pytest.mark.slow
