@@ -9,6 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from xrt import __version__
@@ -21,7 +23,7 @@ from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel
 from xrt.serve.triton_repository import make_config
 
-__all__ = ["EXTENSIONS", "SERVER", "Application", "app", "run_if_large"]
+__all__ = ["EXTENSIONS", "SERVER", "Application", "app"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -45,11 +47,6 @@ _log = logging.getLogger(__name__)
 
 CONTROL_BYTES = 1 << 20
 """Bytes of a request that loads or unloads a model."""
-
-
-async def run_if_large(size: int, call: Callable[..., T], *args: Any) -> T:
-    """Run a call, on a thread if it is about that many bytes, so that other requests go on."""
-    return await asyncio.to_thread(call, *args) if size >= LARGE else call(*args)
 
 
 def app(
@@ -101,6 +98,7 @@ class Application:
         self.options = options
         self.metrics = Metrics()
         self.log = RequestLog()
+        self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
         self.models = Repository(models, options, self.metrics, opening)
         self.session_header = session_header.lower()
         self._session_key = self.session_header.encode()
@@ -153,6 +151,16 @@ class Application:
         for model in self.models:
             await model.drain()
         self.models.close()
+        self._converter.shutdown(wait=False)
+
+    async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
+        """Run a call next to the event loop if it is about that many bytes.
+
+        One at a time, so that requests compete with one thread for the interpreter, and the memory of one conversion is used.
+        """
+        if size < LARGE:
+            return call(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._converter, partial(call, *args))
 
     # ------------------------------------------------------------------ ASGI
 
@@ -222,27 +230,31 @@ class Application:
             case ["v2"]:
                 facts = {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
                 return _write({**facts, "models": self.models.list_names()})
-            case ["v2", "models"]:
-                return _write({"models": self.models.list_names()})
-            case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
-                return _write(self.list_statistics("", ""))
-            case ["v2", "models", name, "stats"]:
-                return _write(self.list_statistics(name, ""))
-            case ["v2", "models", name, "versions", version, "stats"]:
-                return _write(self.list_statistics(name, version))
-            case ["v2", "models", name, "config"]:
-                return _write(make_config(self.models.find(name, None)))
-            case ["v2", "models", name, "versions", version, "config"]:
-                return _write(make_config(self.models.find(name, version)))
             case ["v2", "health", "live"]:
                 return _write({"live": True})
             case ["v2", "health", "ready"]:
                 return _write_ready(self.explain_not_ready(), {"live": True})
-            case ["v2", "models", name] | ["v2", "models", name, "ready"]:
-                return self._describe(name, None, is_ready=len(path) > 3)
-            case ["v2", "models", name, "versions", version] | ["v2", "models", name, "versions", version, "ready"]:
-                return self._describe(name, version, is_ready=len(path) > 5)
+            case ["v2", "models"]:
+                return _write({"models": self.models.list_names()})
+            case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
+                return _write(self.list_statistics("", ""))
+            case ["v2", "models", name, "versions", version, *rest]:
+                return self._inform_of_model(name, version, rest)
+            case ["v2", "models", name, *rest]:
+                return self._inform_of_model(name, None, rest)
         raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
+
+    def _inform_of_model(self, name: str, version: str | None, path: list[str]) -> Answer:
+        match path:
+            case []:
+                return _write(self.models.find(name, version).describe(self.models.list_versions(name)))
+            case ["ready"]:
+                return _write_ready(self.models.explain_not_ready(name, version), {"name": name})
+            case ["stats"]:
+                return _write(self.list_statistics(name, version or ""))
+            case ["config"]:
+                return _write(make_config(self.models.find(name, version)))
+        raise RequestRefusal(f"there is no path {'/'.join(['v2', 'models', name, *path])[:200]!r}", UNKNOWN)
 
     def list_statistics(self, name: str, version: str) -> dict[str, Any]:
         """What models have done, as Triton has it: one version, all of a model, or all models."""
@@ -266,11 +278,6 @@ class Application:
         else:
             await self.unload(path[1])
         return _write({})
-
-    def _describe(self, name: str, version: str | None, *, is_ready: bool) -> Answer:
-        if is_ready:
-            return _write_ready(self.models.explain_not_ready(name, version), {"name": name})
-        return _write(self.models.find(name, version).describe(self.models.list_versions(name)))
 
     # ------------------------------------------------------------------ inference
 
@@ -298,9 +305,9 @@ class Application:
 
     async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], body: bytes) -> Answer:
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
-        request = await run_if_large(len(body), read_request, *read)
+        request = await self.run_if_large(len(body), read_request, *read)
         response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
-        length, parts = await run_if_large(response.bytes, write_response, request, response)
+        length, parts = await self.run_if_large(response.bytes, write_response, request, response)
         if length is None:
             return 200, _JSON, parts
         return 200, [_BINARY, (BINARY, str(length).encode())], parts

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
-from xrt.serve.application import EXTENSIONS, SERVER, Application, run_if_large
+from xrt.serve.application import EXTENSIONS, SERVER, Application
 from xrt.serve.protocol import InferRequest, InferResponse, check_no_files
 from xrt.serve.refusal import BUSY, FAILED, LATE, OK, RequestRefusal
 from xrt.serve.tensors import DATATYPES, PIECE, Array, check_shape, decode_binary, encode_binary
@@ -75,13 +75,13 @@ class _Service:
         self._reading = 0
 
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
-        answers = {
+        answers: dict[str, Callable[..., Awaitable[Any]]] = {
             "ServerLive": self._answer_live,
             "ServerReady": self._answer_ready,
             "ModelReady": self._answer_model_ready,
             "ServerMetadata": self._describe_server,
             "ModelMetadata": self._describe_model,
-            "ModelInfer": self._infer,
+            "ModelInfer": self._infer,  # gets the bytes of the request too
             "ModelConfig": self._describe_config,
             "ModelStatistics": self._list_statistics,
             "RepositoryIndex": self._list_index,
@@ -98,7 +98,7 @@ class _Service:
             for name, answer in answers.items()
         }
 
-    def _guard(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guard(self, kind: Any, answer: Callable[..., Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return the handler of a call: it reads the bytes of the request, which gRPC would report with a traceback."""
         name = kind.__name__.removesuffix("Request")
 
@@ -106,8 +106,10 @@ class _Service:
             self._application.start()
             began, refusal = time.perf_counter(), None
             try:
-                with self._admit() if name == "ModelInfer" else nullcontext():
-                    return await answer(await self._read(kind, context), context)
+                if name != "ModelInfer":
+                    return await answer((await self._read(kind, context))[0], context)
+                with self._admit():
+                    return await self._infer(*await self._read(kind, context), context)
             except RequestRefusal as refused:
                 refusal = refused
             except Exception as error:  # noqa: BLE001  # no client gets a traceback
@@ -133,7 +135,8 @@ class _Service:
         finally:
             self._reading -= 1
 
-    async def _read(self, kind: Any, context: Any) -> Any:
+    async def _read(self, kind: Any, context: Any) -> tuple[Any, int]:
+        """Read the request, and its number of bytes."""
         limit = self._application.options.body_timeout
         try:
             async with asyncio.timeout(limit):
@@ -142,7 +145,7 @@ class _Service:
             raise RequestRefusal(f"the message did not arrive within {limit:g} s", LATE) from None
         if not isinstance(data, bytes):
             raise RequestRefusal("the call has no message")
-        return await run_if_large(len(data), _parse, kind, data)
+        return await self._application.run_if_large(len(data), _parse, kind, data), len(data)
 
     async def _answer_live(self, request: Any, context: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
@@ -181,13 +184,14 @@ class _Service:
         await self._application.unload(request.model_name)
         return messages.RepositoryModelUnloadResponse()
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, request: Any, size: int, context: Any) -> Any:
         began, status = time.perf_counter(), FAILED
         model = self._application.models.find(request.model_name, request.model_version)
         try:
-            asked = await run_if_large(request.ByteSize(), read_message, request, self._application.options.max_request_bytes)
+            limit = self._application.options.max_request_bytes
+            asked = await self._application.run_if_large(size, read_message, request, limit)
             response = await model.infer(asked, self._find_session(context))
-            answer = await run_if_large(response.bytes, write_message, asked, response)
+            answer = await self._application.run_if_large(response.bytes, write_message, asked, response)
             status = OK
         except RequestRefusal as refusal:
             status = refusal.status

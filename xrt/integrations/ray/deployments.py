@@ -54,6 +54,7 @@ def deployment(
     _check_names(of_ray, serve.deployment)
     if sessions:
         of_app.setdefault("explicit_sessions", True)
+    of_app.setdefault("model_control", False)  # a request reaches one replica alone
     ServingOptions.make(of_app)  # a mistake is known before a replica starts
     ongoing = max_ongoing_requests or of_app.get("max_queue", USUAL_QUEUE)
     queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
