@@ -117,7 +117,7 @@ def options(draw: st.DrawFn) -> ClusteringOptions:
     """Return options of every sort, pins apart."""
     least = draw(st.integers(1, 3))
     most = draw(st.one_of(st.none(), st.integers(least, 5)))
-    return ClusteringOptions(least, most, draw(st.booleans()), draw(st.sampled_from([None, 0, 1])))
+    return ClusteringOptions(least, most)
 
 
 # ------------------------------------------------------------------ run with terms for values
