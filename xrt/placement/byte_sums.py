@@ -73,4 +73,4 @@ def _make_trial(product: float, convolution: float) -> Function:
     ]
     inputs = Value("a", TensorType(DType.FLOAT32, (4, INNER))), Value("x", TensorType(DType.FLOAT32, (1, CHANNELS, 8, 8)))
     arrays = {name: Constant(np.asarray(array)) for name, array in constants.items()}
-    return Function(inputs, (Value("sums"), Value("steps")), nodes, arrays, {"": 13}, name="byte_sums")
+    return Function(inputs, (Value("sums"), Value("steps")), tuple(nodes), arrays, {"": 13}, name="byte_sums")

@@ -16,7 +16,7 @@ from xrt.testing.generators import ALL_FAMILIES
 from xrt.testing.generators.operators import Recipe, gentle
 from xrt.testing.graph_draft import SIZES, Chooser, DraftValue, GraphDraft, Seeded, list_draft_values
 
-__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_recipe_function", "make_seeded_function"]
+__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_seeded_function"]
 
 Array = np.ndarray[Any, Any]
 
@@ -108,13 +108,6 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     named = form.symbolic and choose.integer(0, 3) == 3
     aliases = _aliases(draft, outputs) if form.aliases else ()
     return draft.function(outputs, named=named, aliases=aliases)
-
-
-def make_recipe_function(recipe: Recipe, choose: Chooser, form: Form = EVERYTHING) -> Function | None:
-    """Return a Function of what the recipe adds once, and nothing else; None where it adds nothing."""
-    draft = _draft(choose, form)
-    recipe(draft)
-    return draft.function(_made(draft)[-1:]) if draft.nodes and _made(draft) else None
 
 
 def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:

@@ -25,7 +25,6 @@ __all__ = [
     "check_flag",
     "check_inter_op_threads",
     "check_providers",
-    "check_tolerance",
 ]
 
 ENGINE_KEYS: Mapping[str, str] = {
@@ -146,12 +145,6 @@ def check_choice(field: str, value: Any, choices: Collection[str]) -> None:
         raise OptionError(
             f"{field} of engine 'ort' must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}"
         )
-
-
-def check_tolerance(field: str, value: Any) -> None:
-    """Raise OptionError for a value that is not a number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise OptionError(f"{field} of engine 'ort' must be a number above 0, such as 1e-4; got {value!r}")
 
 
 def check_flag(field: str, value: Any) -> None:

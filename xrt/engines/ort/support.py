@@ -32,7 +32,7 @@ from xrt.engines.ort.tables import find_known_issue
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
 
-__all__ = ["check_conversion", "has_kernel", "why_not"]
+__all__ = ["check_conversion", "why_not"]
 
 TypeOf: TypeAlias = Callable[[str], Type | None]
 Types: TypeAlias = tuple[str | None, ...]
@@ -74,11 +74,6 @@ def _nested(body: Function, outer: TypeOf) -> TypeOf:
         return body.get_type(name) or outer(name)
 
     return type_of
-
-
-def has_kernel(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> bool:
-    """Whether a kernel of the providers serves the node on its types; without one the library expands it, or casts around it."""
-    return _why_node_has_no_kernel(node, function, _names(node.inputs, type_of), _names(node.outputs, type_of), providers) is None
 
 
 def _why_node_has_no_kernel(

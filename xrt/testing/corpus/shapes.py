@@ -342,7 +342,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
             {"b": "float32[1,3,4]", "s": "float32[1,1,3]"},
             {"y": "int64[n,3]"},
             node("NonMaxSuppression", "b s m t", "y", center_point_box=1),
-            constants={"m": np.array(3), "t": np.float32(0.55)},
+            constants={"m": np.array(3), "t": f32(0.55)},
         ),
         (f32([[[1, 1, 2, 2], [1.5, 1, 2, 2], [5, 1, 2, 2]]]), f32([[[0.9, 0.8, 0.7]]])),
         (i64([[0, 0, 0], [0, 0, 2]]),),
