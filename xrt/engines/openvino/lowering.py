@@ -32,7 +32,7 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
         return None
     if node.op_type == "Pad" and not may_cut_off_more_than_there_is(node, function):
         return None  # its decomposition contains such a Pad
-    return find_learned_definition(node, function) if node.domain == ML else _meaning(as_function(node, function))
+    return find_learned_definition(node, function) if node.domain == ML else _decompose(as_function(node, function))
 
 
 def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) -> Function:
@@ -41,33 +41,33 @@ def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) 
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _meaning(one: Function) -> Function | None:
+def _decompose(one: Function) -> Function | None:
     try:
         (node,) = one.nodes
         own = None if node.domain else _DECOMPOSITIONS.get(node.op_type)
-        meaning = (own and own(OpenVinoWriter.of(one))) or expand(one)
-        if meaning is None or meaning.opset() != one.opset():
+        lowered = (own and own(OpenVinoWriter.of(one))) or expand(one)
+        if lowered is None or lowered.opset() != one.opset():
             return None
-        folded = passes.fold_constants(passes.infer_shapes(meaning), evaluate)
+        folded = passes.fold_constants(passes.infer_shapes(lowered), evaluate)
     except ModelError:
         return None
     return _with_constants_passed_on(passes.drop_dead_nodes(passes.infer_shapes(folded)))
 
 
-def _with_constants_passed_on(meaning: Function) -> Function:
-    """Return the meaning with an Identity for each result all of which was computed, so that its type counts as a node's does."""
-    computed = [value.name for value in meaning.outputs if value.name in meaning.constants]
+def _with_constants_passed_on(lowered: Function) -> Function:
+    """Add an Identity for each result that was folded to a constant, so that its type is checked as that of a node."""
+    computed = [value.name for value in lowered.outputs if value.name in lowered.constants]
     if not computed:
-        return meaning
+        return lowered
     names = {name: f"{name}/constant" for name in computed}
-    nodes = tuple(rename_part(node, lambda name: names.get(name, name)) for node in meaning.nodes)
+    nodes = tuple(rename_part(node, lambda name: names.get(name, name)) for node in lowered.nodes)
     passed = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
-    constants = {names.get(name, name): constant for name, constant in meaning.constants.items()}
-    return meaning.replace(nodes=(*nodes, *passed), constants=constants)
+    constants = {names.get(name, name): constant for name, constant in lowered.constants.items()}
+    return lowered.replace(nodes=(*nodes, *passed), constants=constants)
 
 
 class OpenVinoWriter(NodeWriter):
-    """Writes the nodes that say the node of a Function that has no other."""
+    """Writes the decomposition of the only node of a Function."""
 
     __slots__ = ()
 
@@ -105,38 +105,40 @@ class OpenVinoWriter(NodeWriter):
         return self.function.replace(nodes=(*written, *nodes), constants=self.constants, types={})
 
 
-def decompose_pad(pen: OpenVinoWriter) -> Function | None:
+def decompose_pad(writer: OpenVinoWriter) -> Function | None:
     """Write a Pad as one that adds, and a Slice; None where a rank is not known, or what is cut off may be read."""
-    x, pads = pen.get_input_type(0), pen.get_input_type(1)
+    x, pads = writer.get_input_type(0), writer.get_input_type(1)
     count = pads.shape[0] if pads is not None and pads.shape else None
-    is_constant = pen.node.attr("mode", "constant") in ("constant", b"constant")
+    is_constant = writer.node.attr("mode", "constant") in ("constant", b"constant")
     if x is None or x.shape is None or not isinstance(count, int) or not is_constant:
         return None
-    zero = pen.literal(0, np.int64)
-    more, cut = (pen.op(kind, pen.inputs[1], zero) for kind in ("Max", "Min"))
-    padded = pen.op("Pad", pen.inputs[0], more, *pen.inputs[2:], attributes=pen.node.attributes)
-    axes = pen.get_input(3) or pen.literal(range(len(x.shape)), np.int64)
-    first, middle, last = (pen.literal([place], np.int64) for place in (0, count // 2, count))
-    begins = pen.op("Neg", pen.op("Slice", cut, first, middle))
-    sizes = pen.op("Gather", pen.op("Shape", padded), axes)
-    ends = pen.op("Max", pen.op("Add", sizes, pen.op("Slice", cut, middle, last)), zero)
-    return pen.results(pen.op("Slice", padded, begins, ends, axes))
+    zero = writer.literal(0, np.int64)
+    more, cut = (writer.op(kind, writer.inputs[1], zero) for kind in ("Max", "Min"))
+    padded = writer.op("Pad", writer.inputs[0], more, *writer.inputs[2:], attributes=writer.node.attributes)
+    axes = writer.get_input(3) or writer.literal(range(len(x.shape)), np.int64)
+    first, middle, last = (writer.literal([place], np.int64) for place in (0, count // 2, count))
+    begins = writer.op("Neg", writer.op("Slice", cut, first, middle))
+    sizes = writer.op("Gather", writer.op("Shape", padded), axes)
+    ends = writer.op("Max", writer.op("Add", sizes, writer.op("Slice", cut, middle, last)), zero)
+    return writer.results(writer.op("Slice", padded, begins, ends, axes))
 
 
-def decompose_tensor_scatter(pen: OpenVinoWriter) -> Function | None:
+def decompose_tensor_scatter(writer: OpenVinoWriter) -> Function | None:
     """Write the update of a cache; None where a shape is not fixed, or the places run around the end."""
-    cache, update = pen.get_input_type(0), pen.get_input_type(1)
+    cache, update = writer.get_input_type(0), writer.get_input_type(1)
     if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
         return None
-    if pen.node.attr("mode", "linear") not in ("linear", b"linear"):
+    if writer.node.attr("mode", "linear") not in ("linear", b"linear"):
         return None
-    rank, along = len(update.shape), pen.node.attr("axis", -2) % len(update.shape)
+    rank, along = len(update.shape), writer.node.attr("axis", -2) % len(update.shape)
     steps = np.arange(update.shape[along], dtype=np.int32).reshape([-1 if axis == along else 1 for axis in range(rank)])
-    places = pen.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # it is static
-    if pen.get_input(2):
-        starts = pen.op("Reshape", pen.cast(pen.get_input(2), DType.INT32), pen.literal([-1] + [1] * (rank - 1), np.int64))
-        places = pen.op("Add", starts, places)
-    return pen.results(pen.op("ScatterElements", pen.get_input(0), places, pen.get_input(1), axis=along))
+    places = writer.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # it is static
+    if writer.get_input(2):
+        starts = writer.op(
+            "Reshape", writer.cast(writer.get_input(2), DType.INT32), writer.literal([-1] + [1] * (rank - 1), np.int64)
+        )
+        places = writer.op("Add", starts, places)
+    return writer.results(writer.op("ScatterElements", writer.get_input(0), places, writer.get_input(1), axis=along))
 
 
 _DECOMPOSITIONS: Mapping[str, Callable[[OpenVinoWriter], Function | None]] = {
