@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
+import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +17,11 @@ import pytest
 import xrt
 from tests.module.small_models import recurrent
 from xrt import ops
+from xrt.cache import CompileCache
+from xrt.engines import RunOptions
 from xrt.errors import InputError, ModelError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.testing.fault_injection import FaultyEngine
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 X = np.array([[1, 2, 3]], "float32")
 F32 = DType.FLOAT32
@@ -249,35 +254,25 @@ BUSY = (
 )
 
 
-def test_two_calls_at_once_are_refused() -> None:
+def test_a_session_in_use_refuses_other_uses() -> None:
     session = xrt.XRTModule(sums(), engine="toy").new_session()
-    inside, leave = threading.Event(), threading.Event()
-    of, module = session._of, session._of.module
-
-    def wait(*values: Any) -> Any:
-        inside.set()
-        assert leave.wait(60)
-        return module(*values)
-
-    object.__setattr__(of, "module", wait)
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(session, X)
-        assert inside.wait(60)
-        uses = {
-            "called": lambda: session(X),
-            "read": lambda: session.state["total"],
-            "reset": session.reset,
-            "forked": session.fork,
-            "saved": lambda: session.save("s"),
-            "restored": lambda: session.restore("s"),
-            "written to": lambda: session.state.update(total=X),
-        }
+    session(X)
+    uses = {
+        "called": lambda: session(X),
+        "read": lambda: session.state["total"],
+        "reset": session.reset,
+        "forked": session.fork,
+        "saved": lambda: session.save("s"),
+        "restored": lambda: session.restore("s"),
+        "written to": lambda: session.state.update(total=X),
+    }
+    with session.borrow() as state:
         for what, use in uses.items():
             with pytest.raises(InputError) as caught:
                 use()
             assert str(caught.value) == BUSY.format(what)
-        leave.set()
-        np.testing.assert_array_equal(call.result(), X)
+        np.testing.assert_array_equal(state["total"], X)
+    np.testing.assert_array_equal(session(X), 2 * X)
 
 
 @pytest.mark.slow
@@ -307,7 +302,7 @@ def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None
     with pytest.raises(RunFailed) as failed:
         session(X)
     assert failed.value.updated == ("h",)
-    lost = "the state 'h' may have been written in part by a call that failed"
+    lost = "the state 'h' may have been written in part by a call that failed or was interrupted"
     with pytest.raises(InputError) as caught:
         session(X)
     assert str(caught.value) == f"{lost}; call session.reset(), session.restore(path), or set the state"
@@ -317,6 +312,102 @@ def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None
     session.state["h"] = 3 * X
     np.testing.assert_allclose(session(X), np.exp(4 * X), rtol=1e-6)
     np.testing.assert_allclose(other(X), np.exp(2 * X), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class InterruptedEngine(RecordingEngine):
+    """Runs Exp after it has done what the test puts into `before_run`."""
+
+    name: ClassVar[str] = "interrupted"
+    takes: str = "Exp"
+    before_run: list[Callable[[], object]] = field(default_factory=list, compare=False, repr=False)
+
+    def compile(self, function: Function, context: Any) -> Any:
+        executable = super().compile(function, context)
+        run = executable.run
+
+        def run_after(inputs: Any, options: Any = RunOptions()) -> Any:
+            while self.before_run:
+                self.before_run.pop()()
+            return run(inputs, options)
+
+        executable.run = run_after  # type: ignore[method-assign]
+        return executable
+
+
+def interruptible() -> tuple[InterruptedEngine, xrt.Session]:
+    """A session with two states. The engine runs between the updates in place of the two."""
+    engine, type_ = InterruptedEngine(), TensorType(F32, (1, 3))
+    nodes = (
+        Node("Add", ("a", "x"), ("a_next",)),
+        Node("Exp", ("a_next",), ("e",)),
+        Node("Add", ("b", "e"), ("b_next",)),
+    )
+    ends = [tuple(Value(name, type_) for name in names) for names in (("x", "a", "b"), ("e", "a_next", "b_next"))]
+    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("a", "a_next"), ("b", "b_next")))
+    return engine, xrt.XRTModule(function, engine=[engine, "toy"], strict=True, cache=CompileCache()).new_session()
+
+
+def press(times: int = 1) -> None:
+    for _ in range(times):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_lets_a_step_end() -> None:
+    engine, session = interruptible()
+    session(X)
+    engine.before_run.append(press)
+    with pytest.raises(KeyboardInterrupt):
+        session(X)
+    np.testing.assert_array_equal(session.state["a"], 2 * X)
+    np.testing.assert_allclose(session.state["b"], np.exp(X) + np.exp(2 * X), rtol=1e-6)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path) -> None:
+    engine, session = interruptible()
+    session(X)
+    session.save(tmp_path / "s")
+    engine.before_run.append(partial(press, 2))
+    with pytest.raises(KeyboardInterrupt):
+        session(X)
+    lost = "the state 'a', 'b' may have been written in part by a call that failed or was interrupted"
+    uses = {
+        "call session.reset(), session.restore(path), or set the state": lambda: session(X),
+        "there is nothing to read": lambda: dict(session.state),
+        "there is nothing to save": lambda: session.save(tmp_path / "other"),
+    }
+    for advice, use in uses.items():
+        with pytest.raises(InputError) as caught:
+            use()
+        assert str(caught.value) == f"{lost}; {advice}"
+    session.state["a"] = X
+    with pytest.raises(InputError, match=r"^the state 'b' may have been written in part"):
+        session(X)
+    session.restore(tmp_path / "s")
+    session(X)
+    np.testing.assert_array_equal(session.state["a"], 2 * X)
+
+
+def test_a_compile_that_is_interrupted_loses_nothing() -> None:
+    class Interrupted(InterruptedEngine):
+        def compile(self, function: Function, context: Any) -> Any:
+            if not self.journal.count("compile"):
+                self.journal.note("compile")
+                press()
+            return super().compile(function, context)
+
+    type_ = TensorType(F32, (1, 3))
+    ends = (Value("x", type_), Value("h", type_)), (Value("h_next", type_),)
+    nodes = (Node("Add", ("h", "x"), ("sum",)), Node("Exp", ("sum",), ("h_next",)))
+    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))
+    session = xrt.XRTModule(function, engine=[Interrupted(), "toy"], strict=True, cache=CompileCache()).new_session()
+    session.state["h"] = X
+    with pytest.raises(KeyboardInterrupt):
+        session(X)
+    np.testing.assert_array_equal(session.state["h"], X)
+    session(X)
+    np.testing.assert_allclose(session.state["h"], np.exp(2 * X), rtol=1e-6)
 
 
 @pytest.mark.slow

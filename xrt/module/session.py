@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.errors import InputError, RunFailed
+from xrt.errors import InputError, RunFailed, XRTError
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -48,6 +50,29 @@ class _Held:
         return copied
 
 
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Delay the first Ctrl-C to the end of the block, so that it loses no state. A second one interrupts the block."""
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    delayed: list[int] = []
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        delayed.append(number)
+        if len(delayed) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, delay)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(delayed) == 1:
+            handler(signal.SIGINT, None)
+
+
 class Session:
     """One state over the weights and executables of a module: `XRTModule.new_session` makes it.
 
@@ -55,6 +80,9 @@ class Session:
     as a tuple, and None where there is none. State is made by the first call, or when it is read. Its sizes are those of the
     model, of the call's inputs, and ``sizes``; an extent that grows is 0 at first. Sessions of one module may be called at once
     from several threads, one session may not.
+
+    Ctrl-C in a call that writes the state in place takes effect when the call ends. A second one interrupts the call; its state
+    is then lost, and the next use says so.
     """
 
     def __init__(self, module: StatefulModule, sizes: Mapping[str, int]) -> None:
@@ -62,7 +90,9 @@ class Session:
         self._sizes = dict(sizes)
         self._of: StatefulFunction | None = module._find_declared()
         self._held: dict[str, _Held] = {}
-        self._lost = ""
+        self._lost: frozenset[str] = frozenset()
+        """The states that a call may have written in part, since it failed or was interrupted."""
+        self._compiled: StatefulFunction | None = None
         self._busy = threading.Lock()
         if self._of is not None:
             self._of.check_sizes(self._sizes)
@@ -73,14 +103,13 @@ class Session:
         """Make one step: read the state, compute, keep the next state.
 
         ``options`` are those of a call of the module, without buffers. Raises what a call of the module does, and InputError for
-        a call while another one is under way, or where the state is lost because an earlier call failed while it was written in
-        place.
+        a call while another one is under way, or where the state is lost because an earlier call failed, or was interrupted,
+        while the state was written in place.
         """
         if options is not None and options.out is not None:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
-        with self._entered("called"):
-            if self._lost:
-                raise InputError(f"{self._lost}; call session.reset(), session.restore(path), or set the state")
+        with self._turn("called"):
+            self._check_kept("call session.reset(), session.restore(path), or set the state")
             self._of = of = self._module._find_stateful(args, named)
             given = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
             return self._step(of, given, options)
@@ -93,31 +122,49 @@ class Session:
             held |= {name: _Held(array, self) for name, array in of.enlarge(arrays, given).items()}
         self._held = held = {name: one.own(self) if name in of.fixed else one for name, one in held.items()}
         values = [held[v.name].array if v.name in held else given[v.name] for v in of.function.inputs]
-        try:
-            results = of.module(*values) if options is None else of.module(*values, options=options)
-        except RunFailed as error:
-            if lost := [name for name in of.fixed if error.updated is None or name in error.updated]:
-                self._lost = f"the state {', '.join(map(repr, sorted(lost)))} may have been written in part by a call that failed"
-            raise
-        results = (results,) if len(of.function.outputs) == 1 else results
-        for name, place in of.next_values.items():
-            if results[place] is not held[name].array:
-                held[name] = _Held(results[place], self)
+        if self._compiled is not of:  # an interrupted compile or search loses nothing
+            of.module.compile(*values)
+            self._compiled = of
+
+        with _interrupted_afterwards() if of.fixed else nullcontext():
+            # Whatever leaves the call may leave some of the arrays written and others not. Until the next state is complete,
+            # all that is written in place counts as lost.
+            self._lost = of.fixed
+            try:
+                results = of.module(*values) if options is None else of.module(*values, options=options)
+            except RunFailed as error:
+                self._lost = frozenset(name for name in of.fixed if error.updated is None or name in error.updated)
+                raise
+            except XRTError:  # it did not run
+                self._lost = frozenset()
+                raise
+            results = (results,) if len(of.function.outputs) == 1 else results
+            following = {
+                name: held[name] if results[place] is held[name].array else _Held(results[place], self)
+                for name, place in of.next_values.items()
+            }
+            self._held, self._lost = {**held, **following}, frozenset()
         returned = tuple(results[place] for place in of.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
-    @contextmanager
-    def _entered(self, what: str) -> Iterator[None]:
-        """Hold the session; raises InputError where another thread does."""
-        if not self._busy.acquire(blocking=False):
+    def _turn(self, what: str) -> threading.Lock:
+        """Return the lock to hold for one use; raises InputError if the session is in use.
+
+        The lock is to be entered by a ``with`` statement, which an interrupt cannot leave locked.
+        """
+        if self._busy.locked():
             raise InputError(
                 f"the session is {what} while a call of it is under way; a session makes one call at a time: "
                 "give each thread a session, by m.new_session() or session.fork()"
             )
-        try:
-            yield
-        finally:
-            self._busy.release()
+        return self._busy
+
+    def _check_kept(self, advice: str) -> None:
+        if self._lost:
+            names = ", ".join(map(repr, sorted(self._lost)))
+            raise InputError(
+                f"the state {names} may have been written in part by a call that failed or was interrupted; {advice}"
+            )
 
     # ------------------------------------------------------------------ state
 
@@ -129,20 +176,19 @@ class Session:
     @contextmanager
     def borrow(self) -> Iterator[Mapping[str, Array]]:
         """Give the arrays of the state themselves, to be read: until the block ends no call can write to them."""
-        with self._entered("read"):
+        with self._turn("read"):
             of = self._known()
-            if self._lost:
-                raise InputError(f"{self._lost}; there is nothing to read")
+            self._check_kept("there is nothing to read")
             yield {name: self._make(of, name).array for name in of.states}
 
     def reset(self) -> None:
         """Forget the state; the next call begins with a new one."""
-        with self._entered("reset"):
-            self._held, self._lost = {}, ""
+        with self._turn("reset"):
+            self._held, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
         """Return a session that goes on from this state on its own. An array is copied when one of the two writes to it."""
-        with self._entered("forked"):
+        with self._turn("forked"):
             other = object.__new__(type(self))
             other.__dict__.update(self.__dict__, _busy=threading.Lock(), _held=dict(self._held))
             for held in self._held.values():
@@ -153,21 +199,21 @@ class Session:
         """Write the state to a file, for `restore`; raises InputError where that cannot be."""
         from xrt.formats.session_file import write_session
 
-        with self._entered("saved"):
+        with self._turn("saved"):
             of = self._known()
-            if self._lost:
-                raise InputError(f"{self._lost}; there is nothing to save")
+            self._check_kept("there is nothing to save")
             write_session(path, of.function.fingerprint, {name: self._make(of, name).array for name in of.states})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a file that `save` wrote; raises InputError for another file, and for a state of another model."""
         from xrt.formats.session_file import read_session
 
-        with self._entered("restored"):
+        with self._turn("restored"):
             of, (model, arrays) = self._known(), read_session(path)
             if model != of.function.fingerprint:
                 raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
-            self._held, self._lost = {name: _Held(of.take(name, value), self) for name, value in arrays.items()}, ""
+            held = {name: _Held(of.take(name, value), self) for name, value in arrays.items()}
+            self._held, self._lost = held, frozenset()
 
     def _known(self) -> StatefulFunction:
         if self._of is None:
@@ -193,14 +239,17 @@ class SessionState(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Array:
         session = self._session
-        with session._entered("read"):
-            return session._make(session._known(), name).array.copy()
+        with session._turn("read"):
+            of = session._known()
+            if name in session._lost:
+                session._check_kept("there is nothing to read")
+            return session._make(of, name).array.copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
         session = self._session
-        with session._entered("written to"):
+        with session._turn("written to"):
             session._held[name] = _Held(session._known().take(name, value), session)
-            session._lost = ""
+            session._lost -= {name}
 
     def __delitem__(self, name: str) -> None:
         raise InputError(f"state {name!r} cannot be removed; session.reset() forgets all state")
