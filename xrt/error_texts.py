@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Iterable
@@ -34,7 +35,8 @@ def warn(message: str, category: type[UserWarning]) -> None:
     """
     level = 1
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    passed_over = (_PACKAGE, functools.__file__)  # the latter for a cached_property of the package
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(passed_over):
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level)

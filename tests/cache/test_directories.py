@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from tests.cache.test_disk import X, run
 from xrt.cache import CompileCache, Store, open_cache, open_disk_tier
 from xrt.cache.disk import DEFAULT_LIMIT, find_cache_directory
 from xrt.cache.disk.config import parse_size
+from xrt.engines.contract.discovery import probe_all
 from xrt.errors import CacheWarning, OptionError
 from xrt.formats import onnx
 from xrt.graph import Constant
-from xrt.module import XRTModule
+from xrt.module import XRTModule, load
 
 
 @pytest.fixture
@@ -37,12 +39,47 @@ def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- directories and disks
 
 
-def test_a_directory_that_cannot_be_made_costs_one_warning(engine: Saving, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("file/cache", "it cannot be opened (Not a directory)"),
+        ("file", "it cannot be opened (Not a directory)"),
+        ("x" * 300, "it cannot be opened (File name too long)"),
+        ("loop/cache", "it cannot be opened (Too many levels of symbolic links)"),
+        ("loop", "'{}' is a link"),
+    ],
+)
+def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp_path: Path, where: str, reason: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(CacheWarning, match="could not serve") as caught:
-        run(engine, tmp_path / "file" / "cache")
+    (tmp_path / "loop").symlink_to("loop")
+    directory = tmp_path / where
+    with pytest.warns(CacheWarning) as caught:
+        run(engine, directory)
+        run(engine, directory)
+    assert [str(one.message).partition(". It must")[0] for one in caught] == [
+        f"the compile cache in '{directory}' is not used: {reason.format(directory)}"
+    ] * 2  # a module each
+    assert engine.count("compile") == 12
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() == 0, reason="root enters every folder")
+def test_a_directory_below_one_without_permission_costs_one_warning(engine: Saving, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    with pytest.warns(CacheWarning, match=r"is not used: it cannot be opened \(Permission denied\)") as caught:
+        run(engine, closed / "cache")
     assert len(caught) == 1
     assert engine.count("compile") == 6
+
+
+def test_no_temporary_folder_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles are saved and loaded, and engines probed, where no folder for temporary files can be written to."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with XRTModule(chain(2), engine="ort", cache=CompileCache()) as made:
+        made.save(tmp_path / "m.xrt")
+    with load(tmp_path / "m.xrt", cache=CompileCache(), strict=True) as loaded:  # strict: nothing is compiled again
+        np.testing.assert_array_equal(loaded(X), X + 1)
+    assert [status.state for status in probe_all(["ort"])] == ["ready"]
 
 
 @pytest.mark.parametrize("worthwhile", [0.0, float("inf")], ids=["answers-kept", "entries-alone"])

@@ -127,9 +127,9 @@ def test_a_directory_that_others_may_write_to_is_not_used(
     assert reason in str(caught[0].message)
     if where != "xrt-cache-1":
         assert str(caught[0].message) == (
-            f"the compile cache in '{directory}' is not used: {reason}. What is kept there is run as native code, so it must be "
-            f"yours alone (chown, chmod 700); or name another directory in XRT_CACHE_DIR. The run goes on and compiles what it "
-            f"needs; this is said once"
+            f"the compile cache in '{directory}' is not used: {reason}. It must be a directory that only you can write to "
+            f"(chown, chmod 700), since its files are run as native code; or name another one in XRT_CACHE_DIR. The run goes on "
+            f"and compiles what it needs; this is said once"
         )
 
 

@@ -199,8 +199,12 @@ def load_model(path: str | os.PathLike[str]) -> Function:
 @contextmanager
 def make_working_directory() -> Iterator[Path]:
     """Make a folder for an engine to save or load by way of files, and remove it in the end."""
-    with tempfile.TemporaryDirectory(prefix="xrt-") as folder:
-        yield Path(folder)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="xrt-")
+    except OSError:  # a system whose disks are read-only: Linux has memory in the form of a folder
+        folder = tempfile.TemporaryDirectory(prefix="xrt-", dir="/dev/shm")
+    with folder as path:
+        yield Path(path)
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:

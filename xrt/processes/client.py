@@ -5,10 +5,10 @@ Requests and answers are messages of `ipc`; the worker's side is `server`.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -101,7 +101,7 @@ class WorkerProcess:
         What the process writes is kept for `WorkerDied`, or goes to this process's standard error.
         """
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        output = tempfile.TemporaryFile("w+", errors="replace") if keeps_output else None  # noqa: SIM115  # _end closes it
+        output = os.fdopen(os.memfd_create("xrt-output"), "w+", errors="replace") if keeps_output else None
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with its:
             terms: dict[str, Any] = {"environment": environment, "inherited": [its.fileno()]}

@@ -35,7 +35,7 @@ class CheckedFileStore:
         """Whether the file, as it is now, was checked. ``stamp`` is None for one that has changed just now."""
         file = self._file(path, suffix)
         try:
-            if stamp is None or not file.exists() or not self._store.is_trusted():
+            if stamp is None or not self._store.is_trusted() or not file.exists():
                 return False
             self._store.check(file)
             if file.stat().st_size > MOST_BYTES:

@@ -53,7 +53,6 @@ class CostStore:
     def __init__(self, directory: Path | Store) -> None:
         """Nothing is touched before the first use."""
         self._store = directory if isinstance(directory, Store) else Store(directory)
-        self._warned = False
 
     @classmethod
     def for_cache(cls, cache: CompileCache) -> CostStore | None:
@@ -158,7 +157,7 @@ class CostStore:
         """Return a file's bytes; None where there is none, or it cannot be one of ours."""
         try:
             with suppress(FileNotFoundError):
-                if not path.exists() or not self._store.is_trusted():
+                if not self._store.is_trusted() or not path.exists():
                     return None
                 self._store.check(path)
                 state = path.stat()
@@ -183,8 +182,7 @@ class CostStore:
         """Log that a file could not serve, and warn the first time, in one line."""
         what = " ".join(what.split())[:LONGEST]
         _log.info("the cost store: %s", what)
-        first, self._warned = not self._warned, True
-        if first:
+        if self._store.is_first_trouble():
             warn(
                 f"the store of costs could not serve: {what}. What it should have held is measured again; this is said once",
                 CacheWarning,

@@ -45,17 +45,20 @@ def open_private(path: str, flags: int) -> int:
 
 
 def why_not_trusted(directory: Path) -> str | None:
-    """Return why the directory cannot be trusted, whether it exists yet or not; None where it can."""
+    """Explain why the directory cannot be trusted, whether it exists yet or not; None where it can.
+
+    Raises OSError where that cannot be found out.
+    """
     if not _KNOWS_OWNERS:
         return None
     if directory.is_symlink() and (reason := _why_not_owned(directory, directory.lstat())):
         return reason
     real = Path(os.path.realpath(directory))
-    with suppress(FileNotFoundError, NotADirectoryError):  # made later, in the folders that are looked at below
+    with suppress(FileNotFoundError):  # made later, in the folders that are looked at below
         if reason := why_not_private(real):
             return reason
     for folder in _above(real):
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError):
             if reason := _why_not_safe_above(folder):
                 return reason
     return None

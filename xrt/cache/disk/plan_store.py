@@ -140,7 +140,7 @@ class PlanStore:
         Raises CacheError for a file that is damaged, OSError for one that cannot be read.
         """
         file = self._file(signature)
-        if not file.exists() or not self._store.is_trusted():
+        if not self._store.is_trusted() or not file.exists():
             return None
         self._store.check(file)
         try:

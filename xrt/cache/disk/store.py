@@ -14,6 +14,7 @@ to this user alone. Files that another user can have written are not read; no li
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -75,24 +76,28 @@ class Store:
     # ------------------------------------------------------------------ whose it is
 
     def why_not_trusted(self) -> str | None:
-        """Return why the directory is not used: another user can write to it; None if none can."""
+        """Explain why the directory is not used: it cannot be opened, or another user can write to it. None if it is used."""
         if not self._is_known:
-            self._reason = why_not_trusted(self.directory)
+            self._reason = _why_not_usable(self.directory)
             self._is_known = self._reason is not None or self.directory.is_dir()
         return self._reason
 
     def is_trusted(self) -> bool:
-        """Whether the directory may be used; a CacheWarning says the first time that it may not."""
+        """Whether the directory may be used; warns the first time that it may not."""
         reason = self.why_not_trusted()
-        if reason is not None and not self._warned:
-            self._warned = True
+        if reason is not None and self.is_first_trouble():
             warn(
-                f"the compile cache in {str(self.directory)!r} is not used: {reason}. What is kept there is run as native code, "
-                f"so it must be yours alone (chown, chmod 700); or name another directory in XRT_CACHE_DIR. The run goes on and "
-                f"compiles what it needs; this is said once",
+                f"the compile cache in {str(self.directory)!r} is not used: {reason}. It must be a directory that only "
+                f"you can write to (chown, chmod 700), since its files are run as native code; or name another one in "
+                f"XRT_CACHE_DIR. The run goes on and compiles what it needs; this is said once",
                 CacheWarning,
             )
         return reason is None
+
+    def is_first_trouble(self) -> bool:
+        """Whether this is the first trouble with the directory, so that each directory causes one warning."""
+        first, self._warned = not self._warned, True
+        return first
 
     def check(self, path: Path) -> None:
         """Raise CacheError for a file in the directory, or a folder on the way to it, that another user can have written.
@@ -268,6 +273,16 @@ class Store:
                 folder.unlink(missing_ok=True)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _why_not_usable(directory: Path) -> str | None:
+    try:
+        reason = why_not_trusted(directory)
+        if reason is None and directory.exists() and not directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except (OSError, ValueError) as error:  # a folder without permission, a loop of links, too long a name; ValueError: a NUL
+        return f"it cannot be opened ({getattr(error, 'strerror', None) or error})"
+    return reason
 
 
 def _remove(folder: Path) -> None:

@@ -46,10 +46,10 @@ class SupportStore:
         self, function: Function, engines: Sequence[GraphCompiler], homes: Sequence[str], context: CompileContext
     ) -> SupportMatrix | None:
         """Return what the engines, in that order and on those devices, have answered; None where that is not known."""
-        if not self._holds_any():
+        if not self._store.is_trusted() or not self._holds_any():
             return None
         path = self._path(function, engines, homes, context)
-        if path is None or not self._store.is_trusted() or not path.is_file():
+        if path is None or not path.is_file():
             return None
         with suppress(FileNotFoundError):  # another process removed it meanwhile
             self._store.check(path)

@@ -72,7 +72,6 @@ class DiskTier:
         self._lock = threading.Lock()
         self._statistics = DiskStatistics()
         self._room = -1  # not known before the first look
-        self._warned = False
 
     @cached_property
     def plans(self) -> PlanStore:
@@ -242,9 +241,7 @@ class DiskTier:
         """Log it, and warn the first time."""
         self._count("troubles")
         _log.info("the disk cache in %s: %s", self.store.directory, what)
-        with self._lock:
-            first, self._warned = not self._warned, True
-        if first:
+        if self.store.is_first_trouble():
             warn(
                 f"the compile cache in {str(self.store.directory)!r} could not serve: {what}. The run goes on and compiles what "
                 f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without",

@@ -80,7 +80,7 @@ class WeightHashStore:
 
         file = self._file(path)
         try:
-            if not file.exists() or not self._store.is_trusted():
+            if not self._store.is_trusted() or not file.exists():
                 return {}
             self._store.check(file)
             values = read("WeightsMemo", bytes(Container.open(file, KIND).section(_SECTION)))
