@@ -343,7 +343,7 @@ def interruptible() -> tuple[InterruptedEngine, xrt.Session]:
         Node("Exp", ("a_next",), ("e",)),
         Node("Add", ("b", "e"), ("b_next",)),
     )
-    ends = [tuple(Value(name, type_) for name in names) for names in (("x", "a", "b"), ("e", "a_next", "b_next"))]
+    ends = tuple(Value(n, type_) for n in ("x", "a", "b")), tuple(Value(n, type_) for n in ("e", "a_next", "b_next"))
     function = Function(*ends, nodes, opsets={"": 20}, aliases=(("a", "a_next"), ("b", "b_next")))
     return engine, xrt.XRTModule(function, engine=[engine, "toy"], strict=True, cache=CompileCache()).new_session()
 
@@ -372,7 +372,7 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         session(X)
     lost = "the state 'a', 'b' may have been written in part by a call that failed or was interrupted"
-    uses = {
+    uses: dict[str, Callable[[], object]] = {
         "call session.reset(), session.restore(path), or set the state": lambda: session(X),
         "there is nothing to read": lambda: dict(session.state),
         "there is nothing to save": lambda: session.save(tmp_path / "other"),
