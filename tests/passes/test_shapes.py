@@ -51,6 +51,38 @@ def test_an_extent_of_such_a_name_that_the_model_declares_stays() -> None:
     assert types(infer_shapes(function)) == {"a": "float32[unk__0,3]", "b": "int64[2,?]", "y": "float32[unk__0,3]"}
 
 
+@pytest.mark.parametrize("opset", [12, 17, 22])
+def test_no_window_of_a_pool_begins_in_the_padding_behind(opset: int) -> None:
+    head = f'<ir_version: 10, opset_import: ["": {opset}]>'
+    function = read(
+        """(float[N,1,5,4] x, bool p) => (float y, float z, float w) {
+        a = MaxPool<kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1>(x)
+        y = AveragePool<kernel_shape = [2, 2], strides = [3, 2], ceil_mode = 1>(a)
+        z = If(p) <then_branch = t () => (float b) {
+            b = MaxPool<kernel_shape = [1, 1], strides = [3, 2], ceil_mode = 1>(x) }, else_branch = e () => (float b) {
+            b = Neg(a) }>
+        w = MaxPool<kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(x) }""",
+        head,
+    )
+    inferred = infer_shapes(without_outputs(function))
+    assert types(inferred) == {
+        "a": "float32[N,1,3,3]",
+        "y": "float32[N,1,1,2]",
+        "z": "float32[N,1,?,?]",
+        "w": "float32[N,1,3,2]",
+    }
+    assert [str(body.outputs[0].type) for body in inferred.nodes[2].bodies] == ["float32[N,1,3,3]", "float32[N,1,2,2]"]
+    assert infer_shapes(inferred) is inferred
+
+
+def test_a_pool_over_unknown_extents_has_unknown_extents() -> None:
+    function = read(
+        "(float[N,1,H,5] x) => (float y) { y = MaxPool<kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1], "
+        "ceil_mode = 1>(x) }"
+    )
+    assert types(infer_shapes(without_outputs(function)))["y"] == "float32[N,1,?,3]"
+
+
 # ---------------------------------------------------------------------------------------------- declared and inferred
 
 

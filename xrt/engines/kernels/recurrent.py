@@ -86,6 +86,8 @@ class _Layer:
             gates = self.primitives.matmul(x, widen(w[d]).T)
             gates = gates if bias is None else gates + widen(bias[d])
             states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
+            if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
+                states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
             results.append(self.primitives.walk(gates, states, ends, backwards, advance_of(d)))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrt.errors import CompileRefused
-from xrt.graph import Function, Node, Value
+from xrt.graph import DType, Function, Node, TensorType, Value
 
 __all__ = ["CompiledBody", "NodeInfo", "close_over", "list_last_uses"]
 
@@ -48,14 +48,29 @@ class CompiledBody:
     """A body Function ready to run: the branch of an If, the body of a Loop."""
 
     function: Function
+    """The closed body: its inputs, then the values that it captures."""
     compute: Callable[[Sequence[Any]], list[Any]]
-    """Takes the closed Function's inputs: its own, then what it captures."""
     picks: tuple[int, ...]
     """Which of the node's captures the body reads, in the body's order."""
 
     def __call__(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
         """Return the body's outputs from its inputs and from all that the node captures."""
         return self.compute([*inputs, *(captured[i] for i in self.picks)])
+
+    def find_unstacked_type(self, output: int, inputs: Sequence[Any], captured: Sequence[Any]) -> tuple[DType, list[int]]:
+        """Element type and shape of an output that no turn has computed.
+
+        Extents that the body declares by name are those of such inputs, of which a left-out one is None; an extent that no
+        input has is 0. Raises ValueError where the body does not declare a tensor.
+        """
+        declared = self.function.outputs[output].type
+        if not isinstance(declared, TensorType):
+            raise ValueError(f"output {output} of body {self.function.name!r} was never computed, and its type is not declared")
+        sizes: dict[Any, int] = {}
+        for value, given in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.picks)], strict=True):
+            if isinstance(value.type, TensorType) and hasattr(given, "shape"):
+                sizes.update(zip(value.type.shape or (), given.shape, strict=False))
+        return declared.dtype, [dim if isinstance(dim, int) else sizes.get(dim, 0) for dim in declared.shape or ()]
 
     @classmethod
     def compile(
@@ -65,7 +80,8 @@ class CompiledBody:
         function = context.node.attr(attribute)
         captures = context.node.captures
         picks = tuple(captures.index(name) for name in function.captures)
-        return cls(function, compiler(close_over(function, context.function)), picks)
+        closed = close_over(function, context.function)
+        return cls(closed, compiler(closed), picks)
 
 
 def close_over(body: Function, outer: Function) -> Function:

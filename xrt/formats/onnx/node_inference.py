@@ -8,6 +8,7 @@ from onnx import OperatorSetIdProto, TypeProto, defs, shape_inference
 from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.inference import POOLS, spell_out_pool
 from xrt.formats.onnx.tensors import write_tensor
 from xrt.formats.onnx.types import read_type, write_type
 from xrt.formats.onnx.writing import node_message
@@ -30,6 +31,8 @@ def node_types(
     schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
+    if node.op_type in POOLS and not node.domain:
+        node = spell_out_pool(node, types.get(node.inputs[0]))
     kind = _kind_of(node, types, constants, opsets)
     known = None if kind is None else _known.get(kind)
     if known is None:

@@ -63,6 +63,14 @@ _SCAN = body(
     node("Mul", "total scale", "out"),
 )
 
+_ROW = body(
+    {"i": "int64[]", "cond": "bool[]", "a": "float32[d]"},
+    {"cond_out": "bool[]", "next": "float32[d]", "row": "float32[d]"},
+    node("Identity", "cond", "cond_out"),
+    node("Neg", "a", "next"),
+    node("Abs", "a", "row"),
+)
+
 M = f32([[1, 2], [3, 4]])
 
 _RANGE_STEP = body(
@@ -221,6 +229,19 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     _loop("loop_stacks", "what each turn gives is stacked along a new first axis, also when it has axes of its own", 3, "yes"),
     _loop("loop_without_condition", "no condition means go on; the reference of onnx takes it for stop", 2, "-"),
     _loop("loop_of_no_turns", "no turn: the carried value comes out as it went in, and nothing is stacked", 0, "yes"),
+    CorpusEntry(
+        "loop_of_no_turns_over_open_extents",
+        "no turn: what is stacked has the extents that a turn would give, though the model names them only",
+        graph(
+            {"n": "int64[]", "x": "float32[d]", "z": "float32[k,d]"},
+            {"y": "float32[?,d]"},
+            node("Loop", "n yes x", "h r", body=_ROW),
+            node("Concat", "r z", "y", axis=0),
+            constants={"yes": TRUE},
+        ),
+        (i64(0), X, np.ones((2, 3), np.float32)),
+        (np.ones((2, 3), np.float32),),
+    ),
     CorpusEntry(
         "loop_stops_by_its_condition",
         "no trip count: the body itself says when to stop",

@@ -35,6 +35,13 @@ ENTRIES: tuple[CorpusEntry, ...] = (
     _norm("unit_length_of_halves", "LpNormalization", "x", _f16(300, 400), _f16(0.6, 0.8)),
     _norm("pool_of_lengths_of_halves", "LpPool", "x", _f16(300, 400)[None], _f16(500)[None], kernel_shape=[2]),
     CorpusEntry(
+        "sum_of_many_halves",
+        "1,500 times 15, added in float16, is 6 % off",
+        graph({"x": "float16[1,1500]"}, {"y": "float16[1,1]"}, node("ReduceSum", "x axis", "y"), constants={"axis": i64([1])}),
+        (np.full((1, 1500), 15, np.float16),),
+        (_f16(22500),),
+    ),
+    CorpusEntry(
         "equal_elements_normalized",
         "a row of one number has the deviation 0, to which the definition adds 1e-9; without it, the result is NaN",
         graph({"x": "float32[1,2,1,3]"}, {"y": "float32[1,2,1,3]"}, node("MeanVarianceNormalization", "x", "y", axes=[0, 2, 3])),

@@ -10,7 +10,6 @@ import torch
 
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.engines.torch.table import Run, Tensor, ops
-from xrt.graph import TensorType
 
 if TYPE_CHECKING:
     from xrt.engines.toolkit.node_info import CompiledBody
@@ -42,20 +41,18 @@ def loop(at: TorchKernelContext) -> Run:
             carried, proceed = results[:carried_count], bool(flag)
             for column, value in zip(scanned, results[carried_count:], strict=True):
                 column.append(value)
-        return *carried, *(_stack(column, body, 1 + carried_count + i) for i, column in enumerate(scanned))
+        turn = [None, None, *carried]
+        return *carried, *(_stack(column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
 
     return run
 
 
-def _stack(values: Sequence[Tensor], body: CompiledBody, output: int) -> Tensor:
-    """Return the values of a scanned output along a new first axis; without any, an empty tensor of the declared type."""
+def _stack(values: Sequence[Tensor], body: CompiledBody, output: int, turn: Sequence[Any], captured: Sequence[Any]) -> Tensor:
+    """Stack the values of a scanned output. Without any, the result is empty and has the shape that a turn would give."""
     if values:
         return torch.stack(list(values))
-    declared = body.function.outputs[output].type
-    if not isinstance(declared, TensorType):
-        raise ValueError(f"output {output} of body {body.function.name!r} was never computed, and its type is not declared")
-    extents = [n if isinstance(n, int) else 0 for n in declared.shape or ()]
-    return torch.empty((0, *extents), dtype=get_torch_dtype(declared.dtype))
+    dtype, extents = body.find_unstacked_type(output, turn, captured)
+    return torch.empty((0, *extents), dtype=get_torch_dtype(dtype))
 
 
 def _scan(
@@ -89,7 +86,8 @@ def scan(at: TorchKernelContext) -> Run:
         states, captured = values[:n_states], values[n_states + m :]
         scanned = [_front(x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(body, states, scanned, captured, k)
-        stacks = [_stack(column, body, n_states + i) for i, column in enumerate(results[n_states:])]
+        turn = [*states, *(x.new_empty(x.shape[1:]) for x in scanned)]
+        stacks = [_stack(column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         outputs = ((s.flip(0) if b else s).movedim(0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
         return *results[:n_states], *outputs
 
@@ -107,7 +105,8 @@ def scan_batched(at: TorchKernelContext) -> Run:
     def one(states: Sequence[Tensor], scanned: Sequence[Tensor], length: int, captured: Sequence[Any]) -> list[Tensor]:
         parts = [_front(x[:length], 0, b) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(body, states, parts, captured, k)
-        stacks = [_stack(column, body, n_states + i) for i, column in enumerate(results[n_states:])]
+        turn = [*states, *(x.new_empty(x.shape[1:]) for x in parts)]
+        stacks = [_stack(column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         missing = len(scanned[0]) - length
         return [*results[:n_states], *(torch.cat([s, s.new_zeros((missing, *s.shape[1:]))]) for s in stacks)]
 

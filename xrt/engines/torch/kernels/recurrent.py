@@ -103,6 +103,8 @@ class _Layer:
             gates = torch.matmul(x, widen(w[d]).T)
             gates = gates if bias is None else gates + bias[d]
             states = tuple(self._state(s, d, (x.shape[1], hidden), x) for s in initial)
+            if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
+                states = tuple(torch.where((lengths > 0)[:, None], s, 0) for s in states)
             history, last = _walk(gates, states, lengths, backwards, advance_of(d))
             histories.append(history)
             lasts.append(last)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node, TensorType
+from xrt.graph import Node
 
 if TYPE_CHECKING:
     from xrt.engines.toolkit.node_info import CompiledBody
@@ -45,21 +45,21 @@ def loop(node: Node, env: KernelContext) -> Run:
             carried, proceed = results[:carried_count], bool(flag.reshape(()))
             for column, value in zip(scanned, results[carried_count:], strict=True):
                 column.append(value)
-        stacks = (_stacked(env.xp, column, body, 1 + carried_count + i) for i, column in enumerate(scanned))
+        turn = [None, None, *carried]
+        stacks = (_stacked(env.xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
         return *carried, *stacks
 
     return run
 
 
-def _stacked(xp: Any, values: Sequence[Array], body: CompiledBody, output: int) -> Array:
-    """Return the values of a scanned output along a new first axis; without any, an empty tensor of the declared type."""
+def _stacked(
+    xp: Any, values: Sequence[Array], body: CompiledBody, output: int, turn: Sequence[Any], captured: Sequence[Any]
+) -> Array:
+    """Stack the values of a scanned output. Without any, the result is empty and has the shape that a turn would give."""
     if values:
         return xp.stack(values)
-    declared = body.function.outputs[output].type
-    if not isinstance(declared, TensorType):
-        raise ValueError(f"output {output} of body {body.function.name!r} was never computed, and its type is not declared")
-    extents = [n if isinstance(n, int) else 0 for n in declared.shape or ()]
-    return xp.empty((0, *extents), dtype=declared.dtype.numpy)
+    dtype, extents = body.find_unstacked_type(output, turn, captured)
+    return xp.empty((0, *extents), dtype=dtype.numpy)
 
 
 def _scan(
@@ -93,7 +93,8 @@ def scan(node: Node, env: KernelContext) -> Run:
         states, captured = values[:n_states], values[n_states + m :]
         scanned = [_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(xp, body, states, scanned, captured, k)
-        stacks = [_stacked(xp, column, body, n_states + i) for i, column in enumerate(results[n_states:])]
+        turn = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
+        stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         outputs = (xp.moveaxis(s[::-1] if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
         return *results[:n_states], *outputs
 
@@ -111,7 +112,8 @@ def scan_batched(node: Node, env: KernelContext) -> Run:
     def one(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
         parts = [_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(xp, body, states, parts, captured, k)
-        stacks = [_stacked(xp, column, body, n_states + i) for i, column in enumerate(results[n_states:])]
+        turn = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
+        stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         missing = len(scanned[0]) - length
         return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), s.dtype)]) for s in stacks)]
 

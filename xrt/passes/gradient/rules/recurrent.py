@@ -187,6 +187,8 @@ def _scan(at: RuleContext, cell: _Cell, advance: Advance, inputs: Tensor, first:
 
     rows: list[Tensor] = [inputs]
     if lengths is not None:
+        is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), integers(1))
+        first = [emit("Where", is_empty, number(0, state), state) for state in first]  # their last states are 0
         size = emit("Reshape", extent(inputs, 0), integers())
         rows.append(emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64)))
     found: Any = apply(

@@ -26,11 +26,11 @@ void place(WindowAxis &axis, const std::string &auto_pad, bool round_up) {
   if (auto_pad == "VALID") axis.begin = axis.end = 0;
   axis.declared_end = axis.end;
   const int64_t space = axis.extent + axis.begin + axis.end - span;
-  if (space < 0) throw std::invalid_argument("the window does not fit into the padded tensor");
-  axis.positions = space / axis.stride + 1;
+  axis.positions = (space < 0 ? space - axis.stride + 1 : space) / axis.stride + 1;  // rounded down
   // One more, unless the last window would start in the padding at the end.
   const bool more = round_up && auto_pad != "VALID" && space % axis.stride;
   if (more && axis.positions * axis.stride < axis.extent + axis.begin) ++axis.positions;
+  if (axis.positions < 1) throw std::invalid_argument("the window does not fit into the padded tensor");
   axis.end = std::max(axis.end, (axis.positions - 1) * axis.stride + span - axis.extent - axis.begin);
 }
 
