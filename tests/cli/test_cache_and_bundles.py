@@ -12,7 +12,7 @@ import xrt
 from xrt.cache import Store, default_cache
 from xrt.cli import main
 from xrt.formats import onnx
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 
 @pytest.fixture
@@ -177,6 +177,25 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["compile", "verify"])
+def test_a_model_that_cannot_run_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    type_ = TensorType(DType.FLOAT32, (2, 3))
+    function = Function(
+        (Value("x", type_),),
+        (Value("y"),),
+        (Node("Gather", ("x", "beyond"), ("y",)),),
+        {"beyond": Constant(np.array([7]))},
+        opsets={"": 18},
+    )
+    onnx.save(function, tmp_path / "m.onnx")
+    target = tmp_path / "model.xrt"
+    code, _, err = call(
+        capsys, command, str(tmp_path / "m.onnx"), "-e", "ort", *(("-o", str(target)) if command == "compile" else ())
+    )
+    assert code == 2 and "failed while it ran" in err and "idx=7" in err
+    assert not target.exists()
+
+
 def test_the_sizes_that_were_compiled_for_are_reported(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.xrt")
     assert (

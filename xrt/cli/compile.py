@@ -40,7 +40,7 @@ __all__ = ["command"]
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 @click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
 def command(model: str, target: str | None, add: bool, **given: Any) -> None:
-    """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
+    """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
     symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
@@ -80,14 +80,19 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
 
 
 def _compile(module: XRTModule, examples: Sequence[Mapping[str, Any]]) -> bool:
-    """Compile once for every size, where the engines can, else for each of the examples; tell which it was."""
+    """Compile once for every size, where the engines can, else for each of the examples; return which it was.
+
+    The model runs on the first example, so that no bundle is written of one that cannot run.
+    """
     try:
         module.compile()
+        is_open = True
     except InputError:
         for values in examples:
             module.compile(**values)
-        return False
-    return True
+        is_open = False
+    module(**examples[0])
+    return is_open
 
 
 def _names(function: Function) -> list[str]:

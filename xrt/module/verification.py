@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,10 @@ class Verifiable:
     """The open calibrations."""
 
     def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
-        """Compare every region with the reference engine on such inputs, and with ``inner`` every value inside.
+        """Run the model on such inputs, and compare every region with the reference engine, with ``inner`` every value inside.
 
         Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
-        InputError for inputs that do not fit, EngineError if a region does not compile or run.
+        InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
         """
         from xrt.placement.reference import evaluate
         from xrt.runtime import to_host
@@ -38,6 +39,7 @@ class Verifiable:
         from xrt.verify.progress import ignore_progress
 
         values = self._check_inputs(args, named)
+        self(*copy.deepcopy(args), **copy.deepcopy(named))  # copies: a model may update its inputs
         build, given = self._specialize(values), to_host(values)
         engines, plan = build.engines, build.plan
         terms = build.full_function(), plan, engines.by_spec, given, evaluate, engines.context
@@ -85,4 +87,7 @@ class Verifiable:
         raise NotImplementedError
 
     def _specialize(self, values: Any) -> Specialization:
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError

@@ -76,7 +76,7 @@ def _is_rounded_pool(node: Node) -> bool:
 
 
 def _spell_out_pools(function: Function, known: InferredTypes, outer: Mapping[str, Type] = NOTHING) -> Function:
-    nodes, types = [], ChainMap(dict(known.types), outer)
+    nodes, types = [], ChainMap(dict(known.types), dict(outer))
     for node in function.nodes:
         if node.bodies:
             bodies = iter(known.bodies[node.name])
