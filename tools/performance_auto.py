@@ -96,11 +96,11 @@ def auto_verdicts(figures: Figures) -> Iterator[Verdict]:
     if figures["to_ort"]:
         mean = figures["to_ort"]
         what = f"gain over `ort` alone, geometric mean of {mean['models']} models"
-        yield Verdict(what, f"over {MEAN:g} x", f"{spread(mean)} x", mean["median"] > MEAN, headline=True)
+        yield Verdict(what, f"over {MEAN:g} x", f"{spread(mean)} x", mean["median"] > MEAN)
     for row in judged:
         if row["model"] == FIRST:
             what = "softmax, 50 elementwise operators, softmax: gain over the best single engine"
-            yield Verdict(what, "above 1, interval excludes 1", f"{spread(row['gain'])} x", row["gain"]["low"] > 1, headline=True)
+            yield Verdict(what, "above 1, interval excludes 1", f"{spread(row['gain'])} x", row["gain"]["low"] > 1)
     yield great_gains(judged)
     for row in figures["small"]:
         yield near_the_best(row)
@@ -117,7 +117,7 @@ def every_model(models: list[Figures], judged: list[Figures]) -> Verdict:
     figure = f"the lowest: {spread(least['gain'])} x ({least['model']})" if least else "none was judged"
     figure += f"; under it: {', '.join(lost)}" if lost else ""
     figure += f"; no figure: {', '.join(missing)}" if missing else ""
-    return Verdict(what, target, figure, bool(judged) and not lost and not missing, headline=True)
+    return Verdict(what, target, figure, bool(judged) and not lost and not missing)
 
 
 def great_gains(judged: list[Figures]) -> Verdict:

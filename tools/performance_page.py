@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tools.conformance_page import table
 from tools.cuda_page import cuda_section, read_results
@@ -97,27 +98,37 @@ def verdict_row(verdict: Verdict) -> tuple[str, str, str, str]:
 # ---------------------------------------------------------------------- README
 
 
+NETWORKS = {"bert": "BERT", "gpt2": "GPT-2", "convnext": "ConvNeXt", "resnet50": "ResNet-50", "vit": "ViT", "lstm": "LSTM"}
+LOWERED = {"bert": "bert", "gpt2": "gpt", "convnext": "convnext"}
+"""The networks whose time within an error budget is in the record, by their names there."""
+ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+
+
 def numbers(record: Record) -> str:
-    """Return README's table: the headlines, and the command that measures each."""
-    rows = [
-        (*verdict_row(verdict), f"`{command(benchmark, record.entries[benchmark.name].arguments)}`")
-        for benchmark in BENCHMARKS
-        for verdict in judged(benchmark, record)
-        if verdict.headline
-    ]
-    shown = table(("what", "target", "figure", "reached", "measured by"), rows) + "\n" if rows else ""
-    return f"{shown}{counted(record)}"
+    """Return README's table: six networks, what others take, and the commands that measure it."""
+    if not {"pytorch", "precision"} <= record.entries.keys():
+        return "Not measured yet: `make bench`.\n"
+    calls = record.entries["pytorch"].figures["calls"]["as installed"]
+    lowered = record.entries["precision"].figures["live"]
+    rows = [_network_row(name, calls[name]["seconds"], lowered) for name in NETWORKS if name in calls]
+    head = ("ms a call", "PyTorch eager", "Inductor", "ONNX Runtime", "best engine", "XRT", "XRT, error up to 1 %")
+    ways = [f"`{command(b, record.entries[b.name].arguments)}`" for b in BENCHMARKS if b.name in ("pytorch", "precision")]
+    threads = record.entries["pytorch"].figures["threads"]
+    return (
+        f"{table(head, rows)}\n"
+        f"{threads} threads of an {record.machine['processor']}, random weights, by {ways[0]}. The last column\n"
+        f"is the speedup over the best engine in float32, by {ways[1]}: 1.00 x where no\n"
+        "lower precision keeps the budget. [The record](docs/performance.md) has intervals and missed targets.\n"
+    )
 
 
-def counted(record: Record) -> str:
-    found = [verdict.reached for benchmark in BENCHMARKS for verdict in judged(benchmark, record)]
-    text = f"In the last run of `make bench`, {sum(found)} of {len(found)} targets were reached"
-    quick = [b.name for b in BENCHMARKS if record.is_quick(b)]
-    return f"{text}{'; of ' + listed(quick) + ' there is a quick run only, which is not judged' if quick else ''}.\n"
-
-
-def listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def _network_row(name: str, seconds: Mapping[str, float], lowered: Mapping[str, Any]) -> tuple[str, ...]:
+    best = min(ENGINES, key=lambda engine: seconds[engine])
+    rows = lowered.get(LOWERED.get(name, ""), {}).get("rows", ())
+    gain = next((f"{row['gain']['median']:.2f} x" for row in rows if row["candidate"] == "auto 1%"), "not measured")
+    taken = {way: f"{1e3 * value:.3g}" for way, value in seconds.items()}
+    others = taken["eager"], taken["inductor"], taken["onnxruntime"], f"{taken[best]} ({ENGINES[best]})"
+    return NETWORKS[name], *others, f"**{taken['xrt']}**", gain
 
 
 def with_numbers(text: str, record: Record) -> str:

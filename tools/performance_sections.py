@@ -20,8 +20,6 @@ class Verdict:
     target: str
     figure: str
     reached: bool
-    headline: bool = False
-    """Whether README has it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +40,12 @@ def spread(found: Mapping[str, float], digits: int = 3) -> str:
     return f"{found['median']:.{digits}f} ({found['low']:.{digits}f} to {found['high']:.{digits}f})"
 
 
-def at_most(what: str, limit: float, ratio: Mapping[str, float], *, headline: bool = False) -> Verdict:
-    return Verdict(what, f"at most {limit:g} x", f"{spread(ratio)} x", ratio["median"] <= limit, headline)
+def at_most(what: str, limit: float, ratio: Mapping[str, float]) -> Verdict:
+    return Verdict(what, f"at most {limit:g} x", f"{spread(ratio)} x", ratio["median"] <= limit)
 
 
-def at_least(what: str, limit: float, ratio: Mapping[str, float], *, headline: bool = False) -> Verdict:
-    return Verdict(what, f"at least {limit:g} x", f"{spread(ratio, 2)} x", ratio["median"] >= limit, headline)
+def at_least(what: str, limit: float, ratio: Mapping[str, float]) -> Verdict:
+    return Verdict(what, f"at least {limit:g} x", f"{spread(ratio, 2)} x", ratio["median"] >= limit)
 
 
 # ---------------------------------------------------------------------- the cost of a call
@@ -82,7 +80,7 @@ def sizes_of(row: Figures) -> list[tuple[str, Any]]:
 def dispatch_verdicts(figures: Figures) -> Iterator[Verdict]:
     for row in figures["tiny"]:
         if row["engine"] == "ort":
-            yield at_most("a call of `ort` on a 2x3 Relu, to `session.run`", 1.0, row["module"]["ratio"], headline=True)
+            yield at_most("a call of `ort` on a 2x3 Relu, to `session.run`", 1.0, row["module"]["ratio"])
     for row in figures["threaded"]:
         for size, found in sizes_of(row) if row["engine"] != "toy" else ():
             yield at_least(f"throughput of eight threads, `{row['engine']}`, {size}, to the engine's", 1.0, found["ratio"])
@@ -151,7 +149,7 @@ def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
     for row in figures["cuts"]:
         if row["regions"] == 8:
             what = f"8 regions of `ort`, a model of {row['whole_ms']:.0f} ms, to the regions alone"
-            yield at_most(what, 1.05, row["to_regions_alone"], headline=True)
+            yield at_most(what, 1.05, row["to_regions_alone"])
     for row in figures["alternations"]:
         yield at_most(f"`{row['what']}` in turns, {row['regions']} regions, to the same alone", 1.05, row["to_regions_alone"])
     if figures.get("pairs"):
@@ -243,7 +241,7 @@ def peak_verdict(what: str, mine: Figures, alone: Figures, *, apart: bool) -> Ve
         return Verdict(what, target, f"failed: {failed[0][:100]}", reached=False)
     most, limit = max(run["peak"] - run["packed"] * apart for run in runs), 1.1 * alone["peak"] + 50e6
     figure = f"{most / 1e6:,.0f} MB, limit {limit / 1e6:,.0f}, alone {peak(alone)}"
-    return Verdict(what, target, figure, most <= limit, headline="`ort`, one region, weights in external" in what)
+    return Verdict(what, target, figure, most <= limit)
 
 
 # ---------------------------------------------------------------------- partitioning
@@ -274,9 +272,8 @@ def partition_verdicts(figures: Figures) -> Iterator[Verdict]:
     for nodes, limit in ((10_000, 0.25), (100_000, 3.0)):
         for row in figures["partition"]:
             if row["nodes"] == nodes:
-                is_worst = row is max((r for r in figures["partition"] if r["nodes"] == nodes), key=lambda r: r["median_s"])
                 what, figure = f"{nodes:,} nodes, {row['graph']}, partitioned", f"{row['median_s']:.3f} s"
-                yield Verdict(what, f"under {limit:g} s", figure, row["median_s"] < limit, is_worst)
+                yield Verdict(what, f"under {limit:g} s", figure, row["median_s"] < limit)
 
 
 # ---------------------------------------------------------------------- growth
@@ -326,7 +323,7 @@ def native_verdicts(figures: Figures) -> Iterator[Verdict]:
     for row in figures["models"]:
         if row["model"] == "chain":
             what = "50 elementwise operators on 1024x1024: native `toy`"
-            yield at_least(f"{what}, gain over NumPy's", 8, row["numpy_over_native"], headline=True)
+            yield at_least(f"{what}, gain over NumPy's", 8, row["numpy_over_native"])
             yield at_least(f"{what}, gain over `ort`", 1, row["ort_over_native"])
 
 
@@ -368,7 +365,7 @@ def warm_verdicts(figures: Figures) -> Iterator[Verdict]:
         if mine:
             what, found = f"warm start of `{engine}`, median over its models ({len(mine)})", statistics.median(mine)
             figure = f"{found:.3f} x (the compile alone {statistics.median(compiles[engine]):.3f} x)"
-            yield Verdict(what, "under 0.5 x", figure, found < 0.5, headline=engine == "ort")
+            yield Verdict(what, "under 0.5 x", figure, found < 0.5)
     engine, model, worst = max(starts, key=lambda start: start[2])
     yield Verdict(f"warm start, the worst: {model} on `{engine}`", "never over 1.05 x", f"{worst:.3f} x", worst <= 1.05)
 
@@ -385,6 +382,4 @@ def imports_verdicts(figures: Figures) -> Iterator[Verdict]:
     for row in figures["imports"]:
         if row["what"] == "xrt":
             found = row["over_numpy"]
-            yield Verdict(
-                "`import xrt` over `import numpy`", "0.1 s", f"{spread(found)} s", found["median"] <= 0.1, headline=True
-            )
+            yield Verdict("`import xrt` over `import numpy`", "0.1 s", f"{spread(found)} s", found["median"] <= 0.1)
