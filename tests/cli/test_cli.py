@@ -262,7 +262,7 @@ def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
-    assert row[1] == "failed"
+    assert row[3] == "failed"
     told = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
     assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
 

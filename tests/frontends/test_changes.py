@@ -161,7 +161,7 @@ def test_captures_are_bounded() -> None:
     module(x, 1)
     with pytest.warns(SignatureWarning, match="max_specialization_bytes"):
         module(x, 3)
-    assert "captured 2 times" in repr(module)
+    assert "2 captures" in repr(module)
     kept = module.function
     module(x, 1)
     assert module.function is not kept
@@ -181,7 +181,7 @@ def test_numbers_are_distinguished_by_their_bits() -> None:
     assert module(x, -0.0).tolist() == [-1]
     for _ in range(2):
         module(x, math.nan)
-    assert "captured 3 times" in repr(module)
+    assert "3 captures" in repr(module)
 
 
 @pytest.mark.slow

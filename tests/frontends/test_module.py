@@ -146,7 +146,7 @@ def test_the_plan_is_that_of_the_last_call() -> None:
     assert "ort" in str(module.explain())
     assert bool(module.verify(x))
     assert module.opaque == {}
-    assert repr(module) == "<XRTModule of Block, captured 1 times>"
+    assert repr(module) == "<XRTModule of Block, 1 capture>"
 
 
 def test_a_bundle_takes_the_tensors_by_name(tmp_path: Any) -> None:

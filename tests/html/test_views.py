@@ -103,7 +103,7 @@ def test_a_function_without_nodes_has_no_drawing() -> None:
 
 def test_a_plan_has_its_regions_and_its_reasons() -> None:
     found = read(make_plan(4))
-    assert "Plan: 4 nodes in 4 regions" in found.text and "xla (not named)" in found.text
+    assert "Plan: 4 nodes in 4 regions" in found.text and "xla (fallback)" in found.text
     assert "n0, n1, n2, n3 4 ort no kernel" in found.text
     assert all(f"r{number}" in found.text for number in range(4))
     assert sum(given.get("class") == "box" for _, given in found.elements) == 4 + 2
@@ -148,7 +148,7 @@ def test_a_profile_has_its_shares_and_xrts_own_work() -> None:
 def test_a_search_has_its_candidates_and_the_times_of_its_plan() -> None:
     text = read(make_result()).text
     assert "Placed by measurement: ort + xla" in text
-    assert "ort + xla won 2 1 ms 0.50 (0.40 to 0.60)" in text and "failed" in text and "the baseline" in text
+    assert "ort + xla chosen 2 1 ms 0.50 (0.40 to 0.60)" in text and "failed" in text and "the best single engine" in text
     assert "Times of the regions" in text and "400 µs" in text
     other = replace(make_result(), plan=make_plan(5))
     assert "Times of the regions" not in read(other).text, "they are of another plan"

@@ -50,7 +50,7 @@ def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> 
         assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
         told = str(m.explain()).splitlines()
         assert f"placed by measurement: {SLOW_COS.spec} + {SLOW_EXP.spec}" in told
-        assert any(line.startswith("  won: ") for line in told)
+        assert any(line.startswith("  chosen: ") for line in told)
         assert f"  1 node not on {SLOW_EXP.spec}: placed by measurement" in told
         first = m.plan
     with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
@@ -206,7 +206,7 @@ def test_an_engine_of_the_list_that_is_not_there_is_left_out(state: str, tmp_pat
     told = unavailable(monkeypatch, "ort", state)
     with pytest.warns(PlacementWarning) as caught, automatic(tmp_path, "ort", "toy") as m:
         assert m.engines == ("toy",)
-        assert f"engine 'ort' is left out: {told}" in str(m.explain()).splitlines()
+        assert f"engine 'ort' is left out: {told}" in m.explain().left_out
     assert [str(one.message) for one in caught] == [f"engine 'ort' is left out: {told}"]
     with pytest.raises(EngineUnavailable, match=f"^{told}$"):
         automatic(tmp_path, "ort", "toy", strict=True)

@@ -36,7 +36,8 @@ def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> Non
     assert [Path(w.filename).name for w in caught] == ["test_module_lists.py"], "a warning points at the caller's line"
     (message,) = [str(w.message) for w in caught]
     assert message == (
-        "1 node runs on 'toy', which was not named: 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "
+        "1 node runs on the reference engine 'toy', as no engine of the list supports it: 'node1': "
+        "Neg is not among Relu. m.explain() lists it; name 'toy' "
         "in the list to accept it, or pass strict=True to refuse it"
     )
     assert "node1" in str(m.explain())
@@ -50,7 +51,8 @@ def test_the_warning_counts_what_was_refused_too() -> None:
     refused, counted = (str(one.message) for one in caught)
     assert refused == "picky cannot compile node2; node 'node2' placed on another engine"
     assert counted == (
-        "2 nodes run on 'toy', which was not named, such as 'node1': Neg is not among Relu|Exp. m.explain() lists them; "
+        "2 nodes run on the reference engine 'toy', as no engine of the list supports them, such as "
+        "'node1': Neg is not among Relu|Exp. m.explain() lists them; "
         "name 'toy' in the list to accept it, or pass strict=True to refuse it"
     )
 
@@ -107,7 +109,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
 )
 def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
-        xrt.XRTModule(relu(), **options)
+        xrt.XRTModule(relu(), **{"engine": "toy", **options})
     assert text in str(caught.value)
 
 

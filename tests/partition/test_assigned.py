@@ -88,7 +88,7 @@ def test_reasons_say_who_placed_the_node() -> None:
 
 def test_the_implicit_engine_is_reported() -> None:
     plan = plan_from_assignment(chain("R"), palette(), {"n0": "red"}, implicit="all")
-    assert "all (not named)" in str(plan)
+    assert "all (fallback)" in str(plan)
 
 
 def asked(homes: dict[str, str], **more: Any) -> Plan:

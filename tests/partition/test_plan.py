@@ -13,7 +13,7 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.partition import ClusteringOptions, partition
 
 GOLDEN = """\
-plan: 5 nodes in 3 regions on red, green, all (not named)
+plan: 5 nodes in 3 regions on red, green, all (fallback)
 options: pin 'Blue!=red'
 xrt_red_0 on red (cuda:1): 3 nodes
   nodes:  a (Red), b (Red), c (Red)

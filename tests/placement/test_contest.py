@@ -186,8 +186,8 @@ def test_what_is_reported_of_a_race() -> None:
     assert told.splitlines() == [
         "placed by measurement: toy + toy{native=off}",
         "  7 measurements of regions, 10 rounds, 3.2 of 20 s",
-        "  won: toy + toy{native=off}, 9 ms, 0.900 (0.900 to 0.900) of the baseline",
-        "  lost: toy, 10 ms, the baseline",
+        "  chosen: toy + toy{native=off}, 9 ms, 0.900 (0.900 to 0.900) of the best single engine",
+        "  slower: toy, 10 ms, the best single engine",
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_decision_with_a_long_note_can_be_read() -> None:
 
 @pytest.mark.full
 def test_a_contender_of_which_less_is_known_prints_too() -> None:
-    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("won: toy")
+    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("chosen: toy")
 
 
 @pytest.mark.slow

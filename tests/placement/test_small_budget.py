@@ -83,7 +83,7 @@ def ticking() -> Callable[[], float]:
 def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
     shown: list[str] = []
     found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, clock=ticking(), progress=lambda x: shown.append(x.stage))
-    assert shown[:3] == ["asking the engines", "running toy", "racing 1 plans, round 1"]
+    assert shown[:3] == ["asking the engines", "running toy", "timing 1 plan in turn, round 1"]
     assert found.how == "measured"
 
 
@@ -151,7 +151,7 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
     found = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
     assert found.race.winner is not None
     assert found.race.winner.title == "toy"
-    said = f"the whole was not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
+    said = f"not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
     assert said in str(found)
 
 
@@ -192,7 +192,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> Non
     assert found.unmeasured == {
         "stuck{where=why_not}": "it had answered 0 of 2 questions about the nodes before the budget ended"
     }
-    assert f"  the whole was not measured on stuck{{where=why_not}}: {found.unmeasured['stuck{where=why_not}']}" in str(found)
+    assert f"  not measured on stuck{{where=why_not}}: {found.unmeasured['stuck{where=why_not}']}" in str(found)
 
 
 @pytest.mark.full
@@ -288,7 +288,7 @@ def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
     won, other = raced(1).contenders
     assert (won.verdict, other.verdict) == ("won", "tie")
     assert (other.low, other.high, other.ratio_low, other.ratio_high, other.ratio) == (None, None, None, None, 1.03)
-    assert str(other) == f"tie: {SLOW_EXP.spec}, 1030 ms, 1.030 of the baseline, in too few rounds for an interval"
+    assert str(other) == f"tie: {SLOW_EXP.spec}, 1030 ms, 1.030 of the best single engine, in too few rounds for an interval"
     sure = raced(6).contenders[1]
     assert (sure.verdict, sure.ratio_low, sure.low) == ("lost", 1.03, median_interval([1.03] * 6)[1])
 

@@ -137,7 +137,7 @@ def test_the_warning_for_an_engine_that_was_not_named_depends_on_no_text() -> No
         plan = trained.module.plan
     assert format_implicit_fallback(plan, "toy", ()) == ""
     alike = replace(plan, reasons=tuple(replace(reason, updating_engine="") for reason in plan.reasons))
-    assert "which was not named, such as" in format_implicit_fallback(alike, "toy", ())
+    assert "as no engine of the list supports them, such as" in format_implicit_fallback(alike, "toy", ())
 
 
 def test_a_pin_keeps_the_update_where_it_is() -> None:

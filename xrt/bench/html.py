@@ -21,12 +21,15 @@ SOUND = ("fastest", "tie", "slower", "too noisy")
 TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}
 DETAILED = 2
 """Regions from which on a plan is worth a drawing and a table."""
-_NUMBERS = ("a call", "× the fastest", "alone", "first call", "import", "compile", "peak memory", "before compiling")
-COLUMNS = {
-    **dict.fromkeys(("candidate", "verdict"), ""),
-    **dict.fromkeys(_NUMBERS, "number"),
+FIGURES = {
+    "candidate": "",
+    "verdict": "",
+    **dict.fromkeys(("a call", "× the fastest", "off the reference by", "relative"), "number"),
+}
+COSTS = {
+    "candidate": "",
+    **dict.fromkeys(("alone", "first call", "import", "compile", "peak memory", "before compiling"), "number"),
     "precision": "",
-    **dict.fromkeys(("off the reference by", "relative"), "number"),
 }
 
 
@@ -53,7 +56,13 @@ def _describe(report: BenchReport) -> dict[str, Any]:
         **report.versions,
         **{name.replace("_", " "): f"{value:g}" for name, value in report.settings.items()},
     }
-    return {"report": report, "groups": [_describe_group(group) for group in report.groups], "facts": facts, "columns": COLUMNS}
+    return {
+        "report": report,
+        "groups": [_describe_group(group) for group in report.groups],
+        "facts": facts,
+        "figures": FIGURES,
+        "costs": COSTS,
+    }
 
 
 def _describe_group(group: Group) -> dict[str, Any]:
@@ -67,6 +76,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
         "bars": make_bars([_make_bar(row) for row in sound]),
         "rounds": max((len(row.rounds) for row in sound), default=0),
         "figures": [_list_figures(row) for row in group.rows],
+        "costs": [_list_costs(row) for row in group.rows if row.start and row.median_seconds is not None],
         "troubles": [
             (row.candidate, TROUBLES.get(row.verdict, "could not be judged in full"), row.reason)
             for row in group.rows
@@ -124,14 +134,18 @@ def _make_bar(row: ReportRow) -> Bar:
 
 def _list_figures(row: ReportRow) -> tuple[Any, ...]:
     head = str(row.candidate), {"text": row.verdict, "verdict": row.verdict.replace(" ", "-")}
-    start, agreement = row.start, row.agreement
-    if start is None or row.median_seconds is None:
-        return *head, *[""] * (len(COLUMNS) - 2)
+    agreement = row.agreement
+    if row.start is None or row.median_seconds is None:
+        return *head, *[""] * (len(FIGURES) - 2)
     off = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
+    return *head, format_seconds_interval(row.median_seconds, row.interval), format_ratio_interval(row.ratio), *off
+
+
+def _list_costs(row: ReportRow) -> tuple[Any, ...]:
+    start = row.start
+    assert start is not None
     return (
-        *head,
-        format_seconds_interval(row.median_seconds, row.interval),
-        format_ratio_interval(row.ratio),
+        str(row.candidate),
         f"{seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
         seconds(start.first_seconds),
         seconds(start.import_seconds),
@@ -139,7 +153,6 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
         size(start.peak_bytes),
         size(start.loaded_bytes),
         row.candidate.precision,
-        *off,
     )
 
 

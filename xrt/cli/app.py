@@ -15,27 +15,30 @@ from xrt.errors import XRTError, did_you_mean
 
 __all__ = ["main"]
 
-_COMMANDS = (
-    "engines",
-    "inspect",
-    "run",
-    "compile",
-    "batch",
-    "explain",
-    "tune",
-    "lock",
-    "check",
-    "quantize",
-    "serve",
-    "export-triton",
-    "verify",
-    "bisect",
-    "cache",
-    "bench",
-    "conformance",
-    "fuzz",
-    "doctor",
-)
+_DAILY = {
+    "run": "Run a model once, on files or random inputs",
+    "bench": "Compare the speed of engines",
+    "tune": "Find the fastest engine or mixture",
+    "compile": "Write a bundle that starts without compiling",
+    "serve": "Serve models over HTTP and gRPC",
+    "batch": "Run a model over files of rows",
+    "quantize": "Write a model in int8 or int4",
+    "explain": "Show which engine runs what, and why",
+    "inspect": "Show inputs, outputs and operators",
+    "verify": "Compare results with the reference engine",
+    "lock": "Write a measured placement to a file",
+    "check": "Check a lock: still as fast, still correct?",
+    "engines": "List the engines and their options",
+    "cache": "List and clean the compiled regions on disk",
+    "export-triton": "Write a model repository for Triton",
+    "doctor": "Show versions and settings for a bug report",
+}
+_WORKSHOP = {
+    "conformance": "Run the conformance tests of an engine",
+    "fuzz": "Compare engines on generated graphs",
+    "bisect": "Find the smallest part that an engine gets wrong",
+}
+_COMMANDS = (*_DAILY, *_WORKSHOP)
 
 
 class Commands(click.Group):
@@ -51,6 +54,11 @@ class Commands(click.Group):
             )
         command: click.Command = importlib.import_module(f"xrt.cli.{name.replace('-', '_')}").command
         return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in (("Commands", _DAILY), ("For authors of engines", _WORKSHOP)):
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

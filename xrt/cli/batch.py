@@ -119,4 +119,5 @@ def _show(bar: Any, task: Any, report: JobReport) -> None:
 def _print(report: JobReport, target: str) -> None:
     there = f", {report.present} were there" if report.present else ""
     errors = f"; {report.errors} rows have errors" if report.errors else ""
-    out.print(f"{target}: {report.written} of {report.rows} rows written in {report.parts} parts{there}{errors}", markup=False)
+    parts = f"{report.parts} part{'s' * (report.parts != 1)}"
+    out.print(f"{target}: {report.written} of {report.rows} rows written in {parts}{there}{errors}", markup=False)

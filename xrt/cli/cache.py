@@ -19,7 +19,7 @@ from xrt.cache.disk.plan_store import PlanStore
 from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
 from xrt.cache.disk.weight_hashes import WeightHashStore
 from xrt.cli.options import load_with_sizes, module_keywords, module_options
-from xrt.cli.screen import human_bytes, out, show_table
+from xrt.cli.screen import EDGES, GAP, human_bytes, out, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
@@ -54,7 +54,18 @@ def list_command(store: Store, as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
         return
-    show_table(("entry", "engine", "size", "last used", "inputs", "note"), [_row(entry) for entry in entries], numbers=("size",))
+    rows = [_row(entry) for entry in entries]
+    if out.is_terminal:  # one line for each: what is wrong with it, or else its inputs, as far as there is room
+        brief = [
+            (key[:8], engine.partition(" ")[2] or engine, size, used[5:], note or inputs)
+            for key, engine, size, used, inputs, note in rows
+        ]
+        widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in brief), strict=True)]
+        room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
+        cut = [(*row[:4], _cut(row[4], room)) for row in brief]
+        show_table(("entry", "engine", "size", "last used", "inputs"), cut, numbers=("size",))
+    else:
+        show_table(("entry", "engine", "size", "last used", "inputs", "note"), rows, numbers=("size",))
     total = sum(entry.size for entry in entries)
     out.print(f"{len(entries)} entries, {human_bytes(total)}, in {store.directory}", markup=False)
     _tell_unused(store)
@@ -71,11 +82,11 @@ def _tell_unused(store: Store) -> bool:
 def _row(entry: CacheListing) -> tuple[str, ...]:
     used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
     note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
-    return entry.key[:12], entry.engine, human_bytes(entry.size), used, _short(entry.entry), _short(note)
+    return entry.key[:12], entry.engine, human_bytes(entry.size), used, _cut(entry.entry, _SHOWN), _cut(note, _SHOWN)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @command.command("verify")
@@ -180,7 +191,9 @@ def _describe_miss(miss: Miss | None) -> list[str]:
     if miss.nearest is None:
         return ["  the cache is empty"]
     lines = [f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
-    return lines + [f"    {name}: {_short(mine)}; the entry has {_short(theirs)}" for name, mine, theirs in miss.differences]
+    return lines + [
+        f"    {name}: {_cut(mine, _SHOWN)}; the entry has {_cut(theirs, _SHOWN)}" for name, mine, theirs in miss.differences
+    ]
 
 
 def _as_data(signature: Any, missed: list[Miss]) -> dict[str, Any]:

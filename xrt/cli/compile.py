@@ -39,7 +39,8 @@ __all__ = ["command"]
 @isolation_options
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 @click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
-def command(model: str, target: str | None, add: bool, **given: Any) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
+def command(model: str, target: str | None, add: bool, verbose: bool, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
@@ -72,7 +73,7 @@ def command(model: str, target: str | None, add: bool, **given: Any) -> None:
     with XRTModule(function, **keywords, max_specialization_bytes=NO_LIMIT) as module, status:
         is_open = _compile(module, examples)
         module.save(path, add=add)
-        explanation = str(module.explain())
+        explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     out.print(explanation, markup=False)
     for line in _describe_sizes(fixed, _names(function), sizes, is_open=is_open):
         out.print(line, markup=False, soft_wrap=True)

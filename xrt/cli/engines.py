@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 
 import click
@@ -21,7 +22,8 @@ _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 @click.command("engines")
 @click.argument("engine", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(engine: str | None, as_json: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Show all versions, and what each engine is and lacks")
+def command(engine: str | None, as_json: bool, verbose: bool) -> None:
     """List the engines: ready, missing (with the pip line) or broken (with the cause).
 
     With ENGINE, the name of one: list its options, which are written as ENGINE{option=value}.
@@ -36,8 +38,25 @@ def command(engine: str | None, as_json: bool) -> None:
             json.dumps([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
         )
         return
-    rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
-    show_table(("engine", "state", "version", "what"), rows)
+    if verbose or not out.is_terminal:
+        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
+        show_table(("engine", "state", "version", "what"), rows)
+        return
+    brief = [(s.name, Text(s.state, style=_STYLES[s.state]), _number(s.version), _brief(s)) for s in states]
+    show_table(("engine", "state", "version", "computes on"), brief)
+
+
+def _number(version: str) -> str:
+    """Return the first version number of a text such as ``onnxruntime 1.31.1 (...)``."""
+    found = re.search(r"\d+(?:\.\w+)+", version or "")
+    return found[0] if found else ""
+
+
+def _brief(status: EngineStatus) -> str:
+    if status.state != "ready":
+        return status.pip or status.cause
+    devices = status.available or ", ".join(status.devices)
+    return f"{devices}; also in {status.precisions}" if status.precisions else devices
 
 
 def _show_options(engine: str, as_json: bool) -> None:

@@ -26,7 +26,7 @@ from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.module.html import render_explanation_page
 from xrt.placement.engine_list import is_auto
-from xrt.placement.report import format_seconds
+from xrt.placement.report import describe_prediction, format_seconds
 
 if TYPE_CHECKING:
     from xrt.placement import CostReport
@@ -42,8 +42,9 @@ __all__ = ["command"]
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with the plan as pictures")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
 def command(
-    model: str, files: tuple[str, ...], seed: int, with_memory: bool, html: str | None, as_json: bool, **given: Any
+    model: str, files: tuple[str, ...], seed: int, with_memory: bool, html: str | None, as_json: bool, verbose: bool, **given: Any
 ) -> None:
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
@@ -71,7 +72,7 @@ def command(
     if as_json:
         out.print_json(json.dumps(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {})))
         return
-    out.print(str(replace(explanation, account=None)), markup=False)
+    out.print(replace(explanation, account=None).describe(deviations=verbose, left_out=verbose), markup=False)
     if explanation.account is not None:
         _show(explanation.account)
     if with_memory:
@@ -81,9 +82,7 @@ def command(
 def _show(account: CostReport) -> None:
     """Print what the parts of a chosen plan cost, as tables."""
     if account.parts:
-        out.print(
-            f"predicted {format_seconds(account.predicted)} for a call; it took {format_seconds(account.measured)}", markup=False
-        )
+        out.print(describe_prediction(account), markup=False)
         rows = [
             (x.name, x.engine, x.nodes, format_seconds(x.predicted), x.source, format_seconds(x.measured)) for x in account.parts
         ]

@@ -31,14 +31,14 @@ from xrt.cli.options import (
     set_dims,
 )
 from xrt.cli.precision import add_precision_options, read_precision_keywords, show_pareto
-from xrt.cli.screen import err, out, show_table
+from xrt.cli.screen import TimedRow, err, out, show_table, show_times
 from xrt.cli.throughput import add_throughput_options, check_objective, tune_for_throughput
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.placement.precision_report import describe_precision
-from xrt.placement.result import format_count
+from xrt.placement.result import VERDICTS, format_count
 from xrt.placement.sizes import format_sizes, parse_sizes
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = ["INTERRUPTED", "command", "format_result"]
 
-COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
-NUMBERS = ("regions", "ms", "x baseline")
+DETAILS = ("regions", "to the best engine", "note")
+COLUMNS = ("plan", "ms", "ratio", "verdict", *DETAILS)
+"""Of a pipe; a terminal shows the details with -v."""
+NUMBERS = ("regions", "to the best engine")
 INTERRUPTED = 130
 COARSE = 2.0
 """Seconds by which the times of files may be too early, as a file system rounds them."""
@@ -74,6 +76,7 @@ PAUSE = 1.0
 @click.option("--pareto", is_flag=True, help="Show error against time of the plans that were measured")
 @add_throughput_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("-v", "--verbose", is_flag=True, help="Also show intervals, regions, notes and what was not measured, and why")
 def command(  # noqa: C901, PLR0912
     model: str,
     files: tuple[str, ...],
@@ -82,6 +85,7 @@ def command(  # noqa: C901, PLR0912
     sizes: tuple[str, ...],
     pareto: bool,
     as_json: bool,
+    verbose: bool,
     **given: Any,
 ) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
@@ -117,21 +121,23 @@ def command(  # noqa: C901, PLR0912
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
     with XRTModule(function, **keywords, **lower, budget=budget) as module:
-        for one in examples:
-            with format_result(budget) as report:
+        for number, one in enumerate(examples, 1):
+            part = f"size {number} of {len(examples)}, " if len(examples) > 1 else ""
+            with format_result(budget, part) as report:
                 tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
             found.append(tuned)
             facts.append({"model": model, "threads": module.threads, **({"sizes": one} if one else {}), **tuned.to_dict()})
             if one and not as_json:
                 out.print(f"for {format_sizes(one)}:", markup=False)
             if not as_json:
-                _show(tuned, module.threads)
+                _show(tuned, module.threads, verbose=verbose)
             if pareto and not as_json and tuned.precision is not None:
                 show_pareto(tuned.precision)
             if tuned.how == "interrupted":
                 break
     if given["page"] is not None:
-        _write_page(found[-1], model, Path(given["page"]))
+        sized = (format_sizes(one) if one else "" for one in examples)
+        _write_page(dict(zip(sized, found, strict=False)), model, Path(given["page"]))
     if as_json:
         out.print_json(json.dumps(facts if chosen else facts[0]))
     elif any(tuned.how == "measured" for tuned in found):
@@ -140,10 +146,10 @@ def command(  # noqa: C901, PLR0912
     return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
 
 
-def _write_page(tuned: TuningResult, model: str, file: Path) -> None:
+def _write_page(results: Mapping[str, TuningResult], model: str, file: Path) -> None:
     from xrt.placement.html import render_tuning_page  # for those alone who ask
 
-    page = render_tuning_page(tuned, model).encode()
+    page = render_tuning_page(results, model).encode()
     replace_file(file, lambda stream: stream.write(page))
 
 
@@ -206,21 +212,22 @@ def _spell_call(model: str, keywords: dict[str, Any]) -> str:
 
 
 @contextmanager
-def format_result(budget: float) -> Iterator[ProgressCallback]:
-    """Show how far it is: a bar on a terminal, and a line now and then elsewhere."""
+def format_result(budget: float, part: str = "") -> Iterator[ProgressCallback]:
+    """Show how far it is, after the part of the work: a bar on a terminal, and a line now and then elsewhere."""
     if not err.is_terminal:
-        yield _Lines()
+        yield _Lines(part)
         return
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=budget)
-        yield lambda progress: bar.update(task, completed=min(progress.elapsed, budget), description=_line(progress))
+        yield lambda progress: bar.update(task, completed=min(progress.elapsed, budget), description=f"{part}{_line(progress)}")
 
 
 class _Lines:
     """Writes a line when there is another best, and otherwise not too often."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str) -> None:
+        self._part = part
         self._last = -PAUSE
         self._best = ""
 
@@ -228,7 +235,7 @@ class _Lines:
         now = time.monotonic()
         if progress.best != self._best or now - self._last >= PAUSE:
             self._last, self._best = now, progress.best
-            click.echo(_line(progress), err=True)
+            click.echo(f"{self._part}{_line(progress)}", err=True)
 
 
 def _line(progress: Progress) -> str:
@@ -238,32 +245,42 @@ def _line(progress: Progress) -> str:
 # ---------------------------------------------------------------------- in the end
 
 
-def _show(tuned: TuningResult, threads: int) -> None:
+def _show(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
     head, *_ = str(tuned).splitlines()
-    known = f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}"
-    spent = f"{tuned.spent:.1f} of {tuned.budget:g} s: {known}"
-    if tuned.race.contenders:
-        show_table(
-            COLUMNS,
-            [_cells(one, is_baseline=place == tuned.race.baseline) for place, one in enumerate(tuned.race.contenders)],
-            numbers=NUMBERS,
-            whole=("verdict",),
-        )
-    out.print(f"{head} ({threads} thread{'s' * (threads != 1)})\n{spent}", markup=False)
-    for remark in tuned.remarks:
+    rows, details = _list_rows(tuned), [_details(one) for one in tuned.race.contenders]
+    if rows and out.is_terminal:
+        show_times("plan", rows)
+        if verbose:
+            show_table(("plan", *DETAILS), [(row.name, *more) for row, more in zip(rows, details, strict=True)], numbers=NUMBERS)
+    elif rows:
+        times = [(row.name, "" if row.seconds is None else f"{1e3 * row.seconds:.4g}", row.ratio, row.verdict) for row in rows]
+        show_table(COLUMNS, [(*row, *more) for row, more in zip(times, details, strict=True)])
+    out.print(f"{head} ({threads} thread{'s' * (threads != 1)}), in {tuned.spent:.1f} of {tuned.budget:g} s", markup=False)
+    if verbose:
+        known = f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}"
+        out.print(known, markup=False)
+    for remark in tuned.remarks if verbose else tuned.short_remarks:
         out.print(remark, markup=False)
     for line in describe_precision(tuned.precision) if tuned.precision is not None else ():
         out.print(line, markup=False)
 
 
-def _ratio(one: CandidateResult) -> str:
-    """Return the ratio with its interval, where the rounds were enough for one."""
-    if one.ratio is None:
-        return ""
-    known = one.ratio_low is not None and one.ratio_high is not None
-    return f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if known else f"{one.ratio:.3f}"
+def _list_rows(tuned: TuningResult) -> list[TimedRow]:
+    """Return the plans with their times and the ratios of these to the chosen plan's.
+
+    A plan that left early ran in other rounds than those that stayed, maybe on a busier machine: its time is the ratio to the
+    baseline, in the rounds that both took part in, times what the baseline took in the end.
+    """
+    race = tuned.race
+    baseline = None if race.baseline is None else race.contenders[race.baseline].seconds
+    known = [one.seconds if baseline is None or one.ratio is None else baseline * one.ratio for one in race.contenders]
+    chosen = next((taken for one, taken in zip(race.contenders, known, strict=True) if one.verdict == "won"), None)
+    return [
+        TimedRow(one.title, taken, "" if taken is None or not chosen else f"{taken / chosen:.2f}", VERDICTS[one.verdict])
+        for one, taken in zip(race.contenders, known, strict=True)
+    ]
 
 
-def _cells(one: CandidateResult, *, is_baseline: bool) -> tuple[str, ...]:
-    seconds = "" if one.seconds is None else f"{1e3 * one.seconds:.4g}"
-    return one.verdict, one.title, str(len(one.plan.launches)), seconds, "baseline" if is_baseline else _ratio(one), one.note
+def _details(one: CandidateResult) -> tuple[str, str, str]:
+    known = one.ratio is not None and one.ratio_low is not None and one.ratio_high is not None
+    return str(len(one.plan.launches)), f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if known else "", one.note

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "RegionReport", "explain"]
 
+SPECIAL = "deviates on special values:"
+"""How a remark about NaN, infinities and the like begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
@@ -57,7 +60,7 @@ class Explanation:
     idle_pins: tuple[str, ...] = ()
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
     placement: tuple[str, ...] = ()
-    """How the plan was chosen, where it was by measurement, and which engines were left out."""
+    """How the plan was chosen, where it was by measurement."""
     account: CostReport | None = None
     """What the chosen plan costs, part by part, and what would unlock the graph; None where it was not measured."""
     device: str = "cpu"
@@ -75,6 +78,8 @@ class Explanation:
 
     precision: PrecisionRecord | None = None
     """What the plan is computed in within an error budget, and by how much it differs; None where no budget was given."""
+    left_out: tuple[str, ...] = ()
+    """The engines that ``engine="auto"`` does not choose from here, each with the reason."""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     """What is explained, for its pictures; no part of the data or of the text."""
 
@@ -93,6 +98,13 @@ class Explanation:
         return render_explanation(self)
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, *, deviations: bool = True, left_out: bool = False) -> str:
+        """Return the text: with what engines do on special values, and with the engines that ``"auto"`` left out, if asked."""
+        if not deviations:
+            plain = (replace(r, remarks=tuple(x for x in r.remarks if not x.startswith(SPECIAL))) for r in self.regions)
+            return replace(self, regions=tuple(plain)).describe(left_out=left_out)
         threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
         where = f"; device {self.device}" if self.device != "cpu" else ""
         lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}{where}"]
@@ -121,11 +133,12 @@ class Explanation:
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
         lines += self.placement
+        lines += self.left_out if left_out else ()
         lines += str(self.account or "").splitlines()
         return "\n".join([*lines, *([self.checks] if self.checks else [])])
 
     def _engine(self, spec: str) -> str:
-        return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
+        return f"{spec} (fallback)" if spec == self.implicit else spec
 
 
 def _lines_of_nodes(groups: Sequence[ReasonGroup]) -> Iterator[str]:
@@ -170,6 +183,7 @@ def explain(
     graph: str = "",
     updates: Sequence[object] = (),
     precision: PrecisionRecord | None = None,
+    left_out: Sequence[str] = (),
 ) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
@@ -194,6 +208,7 @@ def explain(
         checks,
         tuple(map(str, updates)),
         precision,
+        tuple(left_out),
         plan,
     )
 
@@ -219,7 +234,7 @@ def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
         for kind, operators in list_deviations(engine.implementation, function)
     ]
     if found:
-        yield f"deviates on special values: {'; '.join(found)}"
+        yield f"{SPECIAL} {'; '.join(found)}"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:

@@ -136,9 +136,10 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
     if first is None:
         return ""
     why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")
-    run, named = ("nodes run", ", such as") if len(taken) != 1 else ("node runs", ":")
+    run, it, named = ("nodes run", "them", ", such as") if len(taken) != 1 else ("node runs", "it", ":")
     return (
-        f"{len(taken)} {run} on {implicit!r}, which was not named{named} {first!r}{why}. m.explain() lists them; "
+        f"{len(taken)} {run} on the reference engine {implicit!r}, as no engine of the list supports {it}{named} {first!r}{why}. "
+        f"m.explain() lists {it}; "
         f"name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
     )
 

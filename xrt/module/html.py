@@ -25,7 +25,7 @@ def render_explanation_page(found: Explanation, model: str) -> str:
 
 
 def _describe(found: Explanation) -> dict[str, Any]:
-    engines = [f"{spec} (not named; takes what no other does)" if spec == found.implicit else spec for spec in found.engines]
+    engines = [f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines]
     facts = {
         "engines": ", ".join(engines),
         "threads": f"{format_count(found.threads, 'thread')} for all together",

@@ -140,6 +140,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         from xrt.module.explain import explain
 
         build = self._current()
+        left_out = self._engines.left_out if self._engines.is_auto else ()
         unchecked = self._checks.remarks({x.name: x.function for x in build.plan.launches})
         return explain(
             build.plan,
@@ -148,7 +149,8 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             remarks=[build.remarks, unchecked],
             placement=[
                 *str(build.tuned or "").splitlines(),
-                *self._engines.left_out,
+                *([] if self._engines.is_auto else self._engines.left_out),
+                *(line for line in left_out if not line.startswith("engine ")),
                 *self._bucket_remarks,
                 *([f"one program for each set of sizes: {self._why_sizes}"] if self._why_sizes else []),
             ],
@@ -157,6 +159,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             graph=build.graph_remark,
             updates=build.updates,
             precision=build.tuned.precision if build.tuned else None,
+            left_out=left_out,
         )
 
     def profile(self) -> Profile:

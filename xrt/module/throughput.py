@@ -268,7 +268,7 @@ class ModuleBench:
 
     def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
         taken: list[tuple[float, int, TuningResult]] = []
-        note = f"for calls of {size} the quickest of the plans that were found at other sizes"
+        note = f"for calls of {size} the fastest of the plans that were found at other sizes"
         for number, base in enumerate(bases.values()):
             build = module._specialize(values, place=partial(module._automatic.like, base, note=note))
             assert build.tuned is not None

@@ -23,7 +23,7 @@ __all__ = ["color_engines", "describe_plan", "list_regions", "render_plan"]
 def render_plan(plan: Plan) -> str:
     """Return the cell of a Plan."""
     nodes = sum(len(launch.nodes) for launch in plan.launches)
-    engines = [f"{spec} (not named)" if spec == plan.implicit else spec for spec in plan.engines]
+    engines = [f"{spec} (fallback)" if spec == plan.implicit else spec for spec in plan.engines]
     facts = {
         "engines": ", ".join(engines),
         "device": plan.device if plan.device != "cpu" else None,

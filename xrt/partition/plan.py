@@ -160,7 +160,7 @@ class Plan:
 
 def _lines(plan: Plan) -> Iterator[str]:
     nodes = sum(len(launch.nodes) for launch in plan.launches)
-    engines = ", ".join(f"{e} (not named)" if e == plan.implicit else e for e in plan.engines)
+    engines = ", ".join(f"{e} (fallback)" if e == plan.implicit else e for e in plan.engines)
     where = f"; device {plan.device}" if plan.device != "cpu" else ""
     yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):

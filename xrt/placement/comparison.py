@@ -19,7 +19,7 @@ from xrt.placement.profiling.activations import find_first_random_node
 from xrt.placement.profiling.correctness import check_against_reference
 from xrt.placement.profiling.profiler import ProfiledRegion, is_refuted
 from xrt.placement.profiling.runners import WorkerRunner
-from xrt.placement.result import CandidateResult, describe_plan
+from xrt.placement.result import CandidateResult, describe_plan, format_count
 from xrt.placement.selection import RankedPlan, select_winner
 from xrt.placement.session_state import LEAST, SearchState
 from xrt.placement.time_limit import OutOfTime, begin, within_or_stopped
@@ -254,4 +254,4 @@ class Racing(SearchState):
     def _watch(self, turn: int, best: TimedCandidate) -> None:
         self.rounds = turn
         plan = next(runner.ready.plan for runner in self.runners if runner.entrant is best)
-        self._tell(f"racing {len(self.runners)} plans, round {turn}", (describe_plan(plan), best.median))
+        self._tell(f"timing {format_count(len(self.runners), 'plan')} in turn, round {turn}", (describe_plan(plan), best.median))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xrt.html.charts import Bar, make_bars
@@ -13,11 +13,10 @@ from xrt.measure.statistics import Interval, RatioInterval
 from xrt.partition.html import describe_plan
 from xrt.placement.precision_html import describe_errors
 from xrt.placement.report import CostReport, describe_missing_support
-from xrt.placement.result import CandidateResult, TuningResult
+from xrt.placement.result import VERDICTS, CandidateResult, TuningResult
 
 __all__ = ["describe_costs", "render_tuning_page", "render_tuning_result"]
 
-KINDS = {"won": "best", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
 SHOWN = 12
 """Rows of a table of costs."""
 
@@ -27,9 +26,14 @@ def render_tuning_result(tuned: TuningResult) -> str:
     return render_cell("tuning_result.html", title=_make_title(tuned), **_describe(tuned))
 
 
-def render_tuning_page(tuned: TuningResult, model: str) -> str:
-    """Return the text of a page about a search for a model, which is called so."""
-    return render_page("tuning_result.html", f"{model}: {_make_title(tuned)}", **_describe(tuned))
+def render_tuning_page(results: Mapping[str, TuningResult], model: str) -> str:
+    """Return the text of a page about searches for a model, by its sizes; of one search they may be empty."""
+    found = [
+        {**_describe(tuned), "title": f"{sizes}: {_make_title(tuned)}" if sizes else _make_title(tuned)}
+        for sizes, tuned in results.items()
+    ]
+    title = f"{model}: {found[0]['title']}" if len(found) == 1 else f"{model}: placed by measurement at {len(found)} sizes"
+    return render_page("tuning_results.html", title, results=found)
 
 
 def _make_title(tuned: TuningResult) -> str:
@@ -49,14 +53,14 @@ def _describe(tuned: TuningResult) -> dict[str, Any]:
 
 def _make_bar(one: CandidateResult) -> Bar:
     interval = None if one.low is None or one.high is None else Interval(one.low, one.high)
-    return Bar(one.title, KINDS[one.verdict], one.verdict, one.seconds or 0.0, interval, one.note)
+    return Bar(one.title, VERDICTS[one.verdict], VERDICTS[one.verdict], one.seconds or 0.0, interval, one.note)
 
 
 def _describe_candidate(one: CandidateResult, tuned: TuningResult) -> tuple[object, ...]:
     baseline = tuned.race.baseline
     is_baseline = baseline is not None and tuned.race.contenders[baseline] is one
-    note = "; ".join(filter(None, ("the baseline" if is_baseline else "", one.note)))
-    verdict = {"text": one.verdict, "verdict": KINDS[one.verdict]}
+    note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", one.note)))
+    verdict = {"text": VERDICTS[one.verdict], "verdict": VERDICTS[one.verdict]}
     taken = "" if one.seconds is None else seconds(one.seconds)
     return one.title, verdict, len(one.plan.launches), taken, _format_ratio(one), note
 
@@ -79,7 +83,8 @@ def describe_costs(account: CostReport | None) -> dict[str, Any]:
     """Return what the parts of a chosen plan cost as tables, as predicted and as measured, and what would save time."""
     if account is None:
         return {"costs": [], "savings": []}
-    head = f"Predicted {_known(account.predicted)} for a call; it took {_known(account.measured)}"
+    took = "" if account.measured is None else f"; it took {seconds(account.measured)}"
+    head = f"Predicted {_known(account.predicted)} for a call{took}"
     parts = [(x.name, x.engine, x.nodes, _known(x.predicted), x.source, _known(x.measured)) for x in account.parts]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
     boundaries = [(x.value, x.source, x.target, _known(x.seconds)) for x in account.boundaries]

@@ -63,7 +63,7 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.kept:
         named = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
-        parts.append(f"{plan.kept} nodes in fp32 ({named})")
+        parts.append(f"{plan.kept} node{'s' * (plan.kept != 1)} in fp32 ({named})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         parts.append(_describe_error_of(plan, measure))
     return ", ".join([*parts, *([plan.note] if plan.note else [])])

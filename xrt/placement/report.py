@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.placement.cost_model.prediction import BoundaryCost, RegionPrediction
     from xrt.placement.result import TuningResult
 
-__all__ = ["CostReport", "RegionCost", "format_seconds", "make_report"]
+__all__ = ["CostReport", "RegionCost", "describe_prediction", "format_seconds", "make_report"]
 
 SHOWN = 8
 """Rows of one kind that the text has; `to_dict` has all."""
@@ -133,12 +133,18 @@ def format_seconds(seconds: float | None) -> str:
 
 def _lines(account: CostReport) -> Iterator[str]:
     if account.predicted is not None:
-        yield f"predicted {format_seconds(account.predicted)} for a call; it took {format_seconds(account.measured)}:"
+        yield f"{describe_prediction(account)}:"
     yield from _some([f"  {part}" for part in account.parts], "regions")
     yield from _some([f"  {boundary}" for boundary in account.boundaries], "boundaries")
     if account.unlocks:
         yield "what would unlock the graph, by the prediction:"
     yield from _some([f"  {describe_missing_support(one)}" for one in account.unlocks], "operators")
+
+
+def describe_prediction(account: CostReport) -> str:
+    """Return what a call was predicted to take, and what it took where that was measured."""
+    took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
+    return f"predicted {format_seconds(account.predicted)} for a call{took}"
 
 
 def describe_missing_support(one: MissingSupport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.graph import FrozenDict
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from xrt.partition import Plan, Reason
 
 __all__ = [
+    "VERDICTS",
     "CandidateComparison",
     "CandidateResult",
     "Origin",
@@ -39,6 +41,11 @@ MOST_SEARCHES = 3
 
 NOT_MEASURED = "not measured: "
 """How the reason of a node begins that is not on an engine of which nothing is known."""
+
+VERDICTS = {"won": "chosen", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
+"""The words that are shown for the outcomes, which files spell in their own way."""
+
+LATE = "not measured in time:"
 
 MANY = 5
 """Regions up to which a plan is called by the engines of all of them."""
@@ -90,15 +97,15 @@ class CandidateResult:
 
 def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool) -> str:
     """Return the result of a candidate, as `CandidateResult.describe` does."""
-    parts = [f"{one.verdict}: {title}"]
+    parts = [f"{VERDICTS[one.verdict]}: {title}"]
     if one.seconds is not None:
         parts.append(_time(one.seconds))
     if is_baseline:
-        parts.append("the baseline")
+        parts.append("the best single engine")
     elif None not in (one.ratio, one.ratio_low, one.ratio_high):
-        parts.append(f"{one.ratio:.3f} ({one.ratio_low:.3f} to {one.ratio_high:.3f}) of the baseline")
+        parts.append(f"{one.ratio:.3f} ({one.ratio_low:.3f} to {one.ratio_high:.3f}) of the best single engine")
     elif one.ratio is not None:
-        parts.append(f"{one.ratio:.3f} of the baseline, in too few rounds for an interval")
+        parts.append(f"{one.ratio:.3f} of the best single engine, in too few rounds for an interval")
     return ", ".join([*parts, *([one.note] if one.note else [])])
 
 
@@ -151,9 +158,16 @@ class TuningResult:
     """The engines of lower precision that the plan has."""
 
     @property
+    def short_remarks(self) -> tuple[str, ...]:
+        """Whether it is final, and which engines were not measured in time."""
+        return tuple(one for one in self.remarks if one.startswith(("provisional", LATE)))
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks besides the comparison: whether it is final, which engines were not measured and why, and notes."""
-        missing = [f"the whole was not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items()]
+        late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
+        missing = [f"{LATE} {', '.join(late)}"] if late else []
+        missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
         return (*([_next(self)] if self.is_provisional else []), *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -254,7 +268,8 @@ def describe_plan(plan: Plan) -> str:
     if not specs:
         return "nothing to run"
     if len(specs) <= MANY and len(kinds) > 1:
-        return " + ".join(specs)
+        runs = [(kind, len(list(alike))) for kind, alike in groupby(specs)]
+        return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in runs)
     return " + ".join(kind if specs.count(kind) == 1 else f"{kind} ({specs.count(kind)} regions)" for kind in kinds)
 
 

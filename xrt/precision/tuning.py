@@ -16,7 +16,7 @@ from xrt.placement.interleaved import TimedCandidate, run_interleaved
 from xrt.placement.precision_report import format_error
 from xrt.placement.prepared_plans import PreparedPlan
 from xrt.placement.profiling.activations import find_first_random_node
-from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult
+from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult, format_count
 from xrt.placement.selection import RankedPlan, select_winner
 from xrt.precision.attempts import Attempt
 from xrt.precision.choice import choose_fastest, list_contenders
@@ -117,7 +117,7 @@ class _Lowering:
             assert one.program is not None  # each is in the budget
             entrant = TimedCandidate(one.program.make_timed_call(values), is_simple=one.precision == "fp32")
             runners.append(RankedPlan(PreparedPlan(one.plan, one.program, entrant.call), entrant))
-        self._tell(f"racing {len(runners)} plans")
+        self._tell(f"timing {format_count(len(runners), 'plan')} in turn")
         needed = BOUNDS.rules.seconds(one.first_calls for one in attempts)
         until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
         rounds = run_interleaved([one.entrant for one in runners], until=until, rules=BOUNDS.rules, clock=self.clock)

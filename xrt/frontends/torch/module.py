@@ -39,6 +39,7 @@ from xrt.module.options import make_engine_list, parse_options
 from xrt.module.specialization_cache import warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.tuning import TERMS, Objective
+from xrt.placement.result import format_count
 from xrt.verify.progress import ignore_progress
 
 if TYPE_CHECKING:
@@ -446,4 +447,4 @@ class TorchModule(XRTModule):
         return TorchModule(self.model, **self._arguments)
 
     def __repr__(self) -> str:
-        return f"<XRTModule of {type(self.model).__name__}, captured {sum(map(len, self._captures.values()))} times>"
+        return f"<XRTModule of {type(self.model).__name__}, {format_count(sum(map(len, self._captures.values())), 'capture')}>"

@@ -62,14 +62,14 @@ class Calibration:
         """Return the table with what is not known yet of those engines, as far as time allows."""
         for spec in specs:
             if spec not in table.launches and self.clock() < until:
-                self.report(f"launching nothing on {spec}")
+                self.report(f"measuring what a launch costs on {spec}")
                 given = self.engines[spec], self.ways[spec], self.contexts[spec], LEAST, self.limit
                 with suppress(EngineError, OutOfDeviceMemory):
                     if (seconds := measure_launch_overhead(*given)) is not None:
                         table = table.with_launch(spec, seconds)
         for source, target in permutations([spec for spec in specs if spec in table.launches], 2):
             if (source, target) not in table.boundaries and self.clock() < until:
-                self.report(f"from {source} to {target}")
+                self.report(f"measuring what a boundary costs from {source} to {target}")
                 if (found := self._crossing(source, target)) is not None:
                     table = table.with_boundary(source, target, *found)
         return table

@@ -200,10 +200,9 @@ class Inquiry:
             return "it was not asked before the budget ended"
         if asked.way is None:
             return "it was not imported before the budget ended"
-        count, of = len(asked.answers), len(self._firsts)
-        if count == of:
+        if len(asked.answers) == len(self._firsts):
             return "it had not started before the budget ended"
-        return f"it had answered {count} of {of} questions about the nodes before the budget ended"
+        return "the budget ended while it was asked which nodes it supports"
 
     # ------------------------------------------------------------------ the end
 
