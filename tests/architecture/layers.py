@@ -101,7 +101,7 @@ FILES = (
     "formats",
     "cli",
     "bench",
-    "integrations.batch.folder",
+    "integrations.batch.job",
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",

@@ -20,8 +20,8 @@ from tests.integrations.models import LOOKUP, SCALE, TEXT, write_classifier, wri
 from xrt.cli.app import cli
 from xrt.errors import BatchJobError, EngineError, InputError, OptionError
 from xrt.integrations.batch import BatchJob, run_job
-from xrt.integrations.batch.folder import JobFolder
-from xrt.integrations.batch.fragments import RowFile, list_chunks, list_row_files
+from xrt.integrations.batch.job import JobFolder
+from xrt.integrations.batch.tables import RowFile, list_chunks, list_row_files
 
 
 def _run(*arguments: str) -> tuple[int, str]:

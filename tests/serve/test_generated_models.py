@@ -16,7 +16,7 @@ from xrt.errors import OptionError, XRTError
 from xrt.graph import Function
 from xrt.graph.sample_inputs import sample_inputs as sample
 from xrt.serve import app
-from xrt.serve.tensors import DATATYPES, NAMES, decode_binary, decode_json, encode_binary
+from xrt.serve.protocol import DATATYPES, NAMES, decode_binary, decode_json, encode_binary
 from xrt.testing.strategies import functions
 
 

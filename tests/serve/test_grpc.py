@@ -21,7 +21,7 @@ from xrt.graph import DType
 from xrt.serve import app, start_grpc
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.grpc_service import SERVICE
-from xrt.serve.tensors import DATATYPES
+from xrt.serve.protocol import DATATYPES
 
 PROTO = TOP / "proto" / "open_inference.proto"
 

@@ -18,7 +18,7 @@ import xrt
 from tests.serve.serving import HANGS, Reply, infer, run, serve, tensor
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.serve import app
-from xrt.serve.batches import explain_mixed_rows
+from xrt.serve.scheduler import explain_mixed_rows
 
 CLIENTS = 32
 

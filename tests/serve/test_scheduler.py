@@ -21,9 +21,8 @@ from xrt.formats import onnx
 from xrt.formats.serving_record import ServingRecord
 from xrt.graph import DType, Function, TensorType
 from xrt.serve import app
-from xrt.serve.batches import run_batch
-from xrt.serve.refusal import RequestRefusal
-from xrt.serve.scheduler import Scheduler
+from xrt.serve.protocol import RequestRefusal
+from xrt.serve.scheduler import Scheduler, run_batch
 
 
 @dataclass

@@ -16,7 +16,7 @@ from tests.serve.schema import DOCUMENT, FORMS, check_reply, find_form, is_reque
 from tests.serve.serving import ask, double, identity, infer, run, tensor
 from xrt.graph import DType
 from xrt.serve import app
-from xrt.serve.tensors import DATATYPES
+from xrt.serve.protocol import DATATYPES
 
 X = np.array([[1, 2, 3]], np.float32)
 INPUT = {"name": "x", "shape": [1], "datatype": "FP32"}

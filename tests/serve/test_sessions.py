@@ -15,8 +15,7 @@ import xrt
 from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
-from xrt.serve.protocol import InferRequest
-from xrt.serve.refusal import RequestRefusal
+from xrt.serve.protocol import InferRequest, RequestRefusal
 from xrt.serve.sessions import SessionRequest, SessionTable, read_session
 
 

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from xrt.serve.protocol import encode_document
-from xrt.serve.refusal import RequestRefusal
-from xrt.serve.tensors import DATATYPES, decode_binary, decode_json, encode_binary, encode_json
+from xrt.serve.protocol import DATATYPES, RequestRefusal, decode_binary, decode_json, encode_binary, encode_document, encode_json
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 TEXTS = st.text(max_size=5)

@@ -91,7 +91,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """
     from xrt.serve.application import Application
-    from xrt.serve.options import ServingOptions
+    from xrt.serve.served_model import ServingOptions
     from xrt.serve.server import run_server
 
     _set_up_logs(given)
@@ -119,7 +119,7 @@ def _set_up_logs(given: dict[str, Any]) -> None:
 
 
 def _list_options(given: dict[str, Any]) -> dict[str, Any]:
-    from xrt.serve.options import ServingOptions
+    from xrt.serve.served_model import ServingOptions
 
     names = {"max_request": "max_request_bytes"}
     own = {name for name in given if names.get(name, name) in ServingOptions.names()}

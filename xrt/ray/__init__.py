@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.integrations.ray.grant import count_granted_threads
+from xrt.integrations.ray.predictor import count_granted_threads
 from xrt.lazy_names import load_lazily
 from xrt.runtime import set_budget_source
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from xrt.serve.application import Application as Application
     from xrt.serve.application import app as app
     from xrt.serve.grpc_service import start_grpc as start_grpc
-    from xrt.serve.options import ServingOptions as ServingOptions
+    from xrt.serve.served_model import ServingOptions as ServingOptions
     from xrt.serve.server import run_server as run_server
     from xrt.serve.triton_repository import export_triton as export_triton
 
 _MODULES = {
     "Application": "xrt.serve.application",
-    "ServingOptions": "xrt.serve.options",
+    "ServingOptions": "xrt.serve.served_model",
     "app": "xrt.serve.application",
     "export_triton": "xrt.serve.triton_repository",
     "run_server": "xrt.serve.server",

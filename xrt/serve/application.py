@@ -16,11 +16,23 @@ from typing import Any, TypeAlias, TypeVar
 from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog
-from xrt.serve.options import ServingOptions
-from xrt.serve.protocol import BINARY, check_no_files, decode_control, encode_document, read_request, write_response
-from xrt.serve.refusal import FAILED, LATE, MALFORMED, TOO_LARGE, UNKNOWN, WRONG_METHOD, RequestRefusal
+from xrt.serve.protocol import (
+    BINARY,
+    FAILED,
+    LATE,
+    MALFORMED,
+    TOO_LARGE,
+    UNKNOWN,
+    WRONG_METHOD,
+    RequestRefusal,
+    check_no_files,
+    decode_control,
+    encode_document,
+    read_request,
+    write_response,
+)
 from xrt.serve.repository import Repository
-from xrt.serve.served_model import ServedModel
+from xrt.serve.served_model import ServedModel, ServingOptions
 from xrt.serve.triton_repository import make_config
 
 __all__ = ["EXTENSIONS", "SERVER", "Application", "app"]

@@ -17,9 +17,22 @@ from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.application import EXTENSIONS, SERVER, Application
-from xrt.serve.protocol import InferRequest, InferResponse, check_no_files
-from xrt.serve.refusal import BUSY, FAILED, LATE, OK, RequestRefusal
-from xrt.serve.tensors import DATATYPES, PIECE, Array, check_shape, decode_binary, encode_binary
+from xrt.serve.protocol import (
+    BUSY,
+    DATATYPES,
+    FAILED,
+    LATE,
+    OK,
+    PIECE,
+    Array,
+    InferRequest,
+    InferResponse,
+    RequestRefusal,
+    check_no_files,
+    check_shape,
+    decode_binary,
+    encode_binary,
+)
 from xrt.serve.triton_repository import make_config
 
 if TYPE_CHECKING:

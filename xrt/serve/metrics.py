@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import OptionError
-from xrt.serve.refusal import BUSY, FAILED, OK
+from xrt.serve.protocol import BUSY, FAILED, OK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

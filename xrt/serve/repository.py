@@ -17,9 +17,8 @@ from xrt.errors import OptionError, XRTError
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
 from xrt.serve.metrics import Metrics
-from xrt.serve.options import ServingOptions
-from xrt.serve.refusal import UNKNOWN, RequestRefusal
-from xrt.serve.served_model import STARTING, ServedModel
+from xrt.serve.protocol import UNKNOWN, RequestRefusal
+from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
 
 __all__ = ["Repository", "open_module"]
 

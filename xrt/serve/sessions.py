@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from xrt.serve.refusal import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, RequestRefusal
+from xrt.serve.protocol import BUSY, CONFLICT, GONE, MALFORMED, UNKNOWN, RequestRefusal
 
 __all__ = ["SessionRequest", "SessionTable", "read_session"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.serve.batches import count_joinable_rows, run_batch
+from xrt.serve.scheduler import count_joinable_rows, run_batch
 
 __all__ = ["TritonPythonModel"]
 

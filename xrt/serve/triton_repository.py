@@ -17,8 +17,7 @@ from xrt.graph import TensorType
 from xrt.module import load
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.metrics import Metrics
-from xrt.serve.options import ServingOptions
-from xrt.serve.served_model import ServedModel
+from xrt.serve.served_model import ServedModel, ServingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

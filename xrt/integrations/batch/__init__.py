@@ -13,7 +13,7 @@ from xrt.lazy_names import load_lazily
 if TYPE_CHECKING:
     from xrt.integrations.batch.job import BatchJob as BatchJob
     from xrt.integrations.batch.job import JobReport as JobReport
-    from xrt.integrations.batch.local import run_job as run_job
+    from xrt.integrations.batch.job import run_job as run_job
     from xrt.integrations.batch.model import RowModel as RowModel
     from xrt.integrations.batch.model import open_model as open_model
 
@@ -22,7 +22,7 @@ _MODULES = {
     "JobReport": "xrt.integrations.batch.job",
     "RowModel": "xrt.integrations.batch.model",
     "open_model": "xrt.integrations.batch.model",
-    "run_job": "xrt.integrations.batch.local",
+    "run_job": "xrt.integrations.batch.job",
 }
 
 __all__ = [*_MODULES]

@@ -1,20 +1,24 @@
-"""A batch job as a value, and the work of one part: the same on one machine and on a cluster."""
+"""A batch job on one machine: its value, the work of one part, the folder of its results, and the threads that fill it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from xrt.errors import EngineError, InputError
-from xrt.formats.output import replace_file
-from xrt.integrations.batch.fragments import Chunk, read_chunk
-from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model
-from xrt.integrations.batch.results import ERROR
+from filelock import FileLock, Timeout
 
-__all__ = ["BatchJob", "ChunkReport", "JobReport", "count_part_errors", "run_chunk"]
+from xrt.errors import BatchJobError, EngineError, InputError
+from xrt.formats.output import remove_dead_temporaries, replace_file
+from xrt.integrations.batch.model import ERROR, OnError, RowModel, choose_batch, open_model
+from xrt.integrations.batch.tables import Chunk, RowFile, list_chunks, list_row_files, read_chunk
+from xrt.runtime import available_cores
 
+__all__ = ["BatchJob", "ChunkReport", "JobFolder", "JobProgress", "JobReport", "count_part_errors", "run_chunk", "run_job"]
 
 ERRORS = "xrt_errors"
 """Key of a part's number of rows without outputs, in the metadata of its schema."""
@@ -114,3 +118,131 @@ def _list_reasons(errors: Mapping[int, str], count: int) -> Any:
     import pyarrow as pa
 
     return pa.array([errors.get(row) for row in range(count)], pa.string())
+
+
+MANIFEST = "_xrt_batch.json"
+"""Readers of tables skip a name that begins so."""
+FORMAT = 2
+_AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
+
+
+class JobFolder:
+    """The folder of a job's results, locked by the process that fills it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._lock = FileLock(self.path / ".lock")
+
+    def claim(self, job: BatchJob, rows: Sequence[str]) -> tuple[list[Chunk], JobReport]:
+        """Lock the folder, and return the chunks that have no part, with what the job is.
+
+        Raises BatchJobError where another process fills it, and where it has results of other arguments.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise BatchJobError(f"{self.path} is being filled by another process; wait for it, or use another folder") from None
+        try:
+            return self._compare(job, list_row_files(rows))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process fill the folder."""
+        self._lock.release()
+
+    def _compare(self, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
+        chunks = list_chunks(files, job.part_rows)
+        wanted = _describe(job, files, chunks)
+        manifest = self.path / MANIFEST
+        parts = {part.name: part for part in self.path.glob("part-*.parquet")}
+        if not parts:  # what another job began, and wrote nothing, holds no result
+            replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
+        elif not manifest.exists():
+            raise BatchJobError(f"{self.path} has parts, and no {MANIFEST} says of which job; use another folder")
+        else:
+            _check_equal(self.path, _read_manifest(manifest), wanted)
+        remove_dead_temporaries(self.path)
+        errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
+        missing = [chunk for chunk in chunks if errors.get(chunk) is None]
+        total = sum(file.rows for file in files)
+        present = total - sum(chunk.stop - chunk.start for chunk in missing)
+        return missing, JobReport(rows=total, present=present, written=0, errors=sum(filter(None, errors.values())), parts=0)
+
+
+def _read_manifest(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BatchJobError(f"{path} is damaged ({error}); {_AFTER_DAMAGE}") from error
+    if not isinstance(found, dict):
+        raise BatchJobError(f"{path} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
+    return found
+
+
+def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:
+    status = Path(job.model).stat()
+    model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
+    settled = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
+    found = {"format": FORMAT, "model": model, **settled, "rows": [asdict(file) for file in files], "parts": len(chunks)}
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # as it will be read
+
+
+def _check_equal(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in now:
+        if was.get(name) != now[name]:
+            raise BatchJobError(
+                f"{folder} has results of another job: {name} was {_short(was.get(name))} and is {_short(now[name])}; "
+                "continue it with the same arguments and files, or use another folder"
+            )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+JobProgress: TypeAlias = Callable[[JobReport], object]
+"""Called with what has been done so far, after each part."""
+
+
+def run_job(
+    job: BatchJob,
+    rows: Sequence[str],
+    folder: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    progress: JobProgress = lambda report: None,
+) -> JobReport:
+    """Write the parts of a job that its folder does not have yet; ``workers``, one for each core, share the cores.
+
+    Raises BatchJobError for a folder of another job, InputError and EngineError where a row cannot be run. Parts that were
+    written by then stay.
+    """
+    place = JobFolder(folder)
+    missing, report = place.claim(job, rows)
+    try:
+        if not missing:
+            return report
+        count = min(workers or available_cores(), len(missing))
+        model = job.open_model(max(1, available_cores() // count))
+        with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:
+            chunks = iter(missing)
+            running: set[Future[ChunkReport]] = set()
+            try:
+                while True:
+                    while len(running) < count and (chunk := next(chunks, None)) is not None:
+                        running.add(pool.submit(run_chunk, job, model, os.fspath(place.path), chunk))
+                    if not running:
+                        return report
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        report = report.add(one.result())
+                        progress(report)
+            finally:
+                for one in running:
+                    one.cancel()
+    finally:
+        place.close()

@@ -13,11 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from xrt.errors import BatchJobError, XRTError
-from xrt.integrations.batch.folder import JobFolder
-from xrt.integrations.batch.fragments import Chunk
-from xrt.integrations.batch.job import BatchJob, ChunkReport, JobReport, run_chunk
+from xrt.integrations.batch.job import BatchJob, ChunkReport, JobFolder, JobReport, run_chunk
 from xrt.integrations.batch.model import RowModel, stamp_model
-from xrt.integrations.ray.grant import count_granted_threads, import_ray
+from xrt.integrations.batch.tables import Chunk
+from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 
 __all__ = ["run_cluster_job"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xrt.errors import OptionError
-from xrt.integrations.ray.grant import count_granted_threads, import_ray
+from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 
 __all__ = ["deployment"]
 
@@ -47,7 +47,7 @@ def deployment(
     import_ray()
     from ray import serve
 
-    from xrt.serve.options import ServingOptions
+    from xrt.serve.served_model import ServingOptions
 
     of_app = {key: value for key, value in options.items() if key in ServingOptions.names()}
     of_ray = {key: value for key, value in options.items() if key not in of_app}
@@ -78,7 +78,7 @@ def _check_names(given: Mapping[str, Any], taken: Any) -> None:
     import inspect
 
     from xrt.errors import did_you_mean
-    from xrt.serve.options import ServingOptions
+    from xrt.serve.served_model import ServingOptions
 
     known = [name for name in inspect.signature(taken).parameters if not name.startswith("_")]
     for name in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -12,9 +13,32 @@ import numpy as np
 from xrt.errors import OptionError
 from xrt.graph.memory_map import Stamp
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model, stamp_model
-from xrt.integrations.ray.grant import count_granted_threads
 
-__all__ = ["Predictor", "predict"]
+__all__ = ["Predictor", "count_granted_threads", "import_ray", "predict"]
+
+
+def import_ray() -> Any:
+    """Return the package of Ray; raises OptionError, with the line for pip, where it is missing."""
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError(f"xrt.ray needs Ray, which cannot be imported ({error}): pip install 'xrt-engine[ray]'") from error
+    return ray
+
+
+def count_granted_threads() -> int | None:
+    """Return the processors of this actor or task as a thread budget, at least 1; None in another process.
+
+    Ray sets no affinity. Of the engines' thread pools it limits those that read ``OMP_NUM_THREADS``.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():  # an actor's process has imported it
+        return None
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:
+        return None
+    return max(1, int(context.get_assigned_resources().get("CPU", 0)))
+
 
 Columns: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
