@@ -54,7 +54,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 def remove_dead_temporaries(folder: Path) -> None:
     """Remove what `replace_file` has left in a folder where its process was killed: files that no process has locked."""
     with suppress(OSError), os.scandir(folder) as entries:
-        for path in [entry.path for entry in entries if _TEMPORARY.fullmatch(entry.name)]:
+        for path in [one.path for one in entries if _TEMPORARY.fullmatch(one.name) and one.is_file(follow_symlinks=False)]:
             with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
                 if _lock(file, wait=False):
                     os.unlink(path)  # noqa: PTH108  # with the lock: its writer would otherwise begin with it now
