@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import xrt
@@ -16,7 +17,7 @@ from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, mak
 from xrt.engines.contract.registry import find_declaration, list_by_rank
 from xrt.graph import Function
 from xrt.html.colors import PALETTE, assign_colors
-from xrt.html.drawing import MOST
+from xrt.html.drawing import MOST, TEXT, fit_text, measure_text
 from xrt.html.rendering import ROOT, SELECTOR, load_cell_style, load_page_style
 from xrt.module.html import render_explanation_page
 from xrt.partition import Plan
@@ -184,3 +185,24 @@ print(sorted([*found, *({"rich", "jinja2", "graphlay"} & {*sys.modules})]))
 """
     done = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_module_and_what_it_reports_are_tables_and_pictures() -> None:
+    with xrt.XRTModule(make_chain(3), engine="toy") as m:
+        before = read(m)
+        assert "made by the first call" in before.text and "Inputs and outputs" in before.text
+        x = np.ones(m.inputs[0].type.shape, "float32")  # type: ignore[union-attr]  # a tensor of known sizes
+        m(x)
+        assert "svg" in {name for name, _ in read(m).elements}
+        checked, memory = read(m.verify(x)), read(m.memory())
+    assert "table" in {name for name, _ in checked.elements} and "the whole" in checked.text and "agrees" in checked.text
+    assert "held between calls" in memory.text and "CheckVerdict" not in checked.text
+
+
+def test_a_line_of_a_box_ends_within_it() -> None:
+    for text in ("Reshape ×36, Transpose ×24, MatMul ×12", "W" * 60, "i" * 60, "openvino", ""):
+        for is_strong in (False, True):
+            shown = fit_text(text, is_strong=is_strong)
+            assert measure_text(shown, is_strong=is_strong) <= TEXT
+            assert shown == text or shown.endswith("…")
+    assert fit_text("i" * 40) == "i" * 40 and len(fit_text("W" * 40)) < 20

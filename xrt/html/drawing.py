@@ -13,7 +13,18 @@ from xrt.html.charts import list_operators, list_region_times
 from xrt.html.formatting import format_count, format_list, percent, seconds, size
 from xrt.html.regions import INPUTS, CallTimes, RegionTimes
 
-__all__ = ["INPUTS_BOX", "MOST", "Box", "Edge", "draw_boxes", "draw_plan", "picture_plan", "split_in_boxes"]
+__all__ = [
+    "INPUTS_BOX",
+    "MOST",
+    "Box",
+    "Edge",
+    "draw_boxes",
+    "draw_plan",
+    "fit_text",
+    "measure_text",
+    "picture_plan",
+    "split_in_boxes",
+]
 
 Edge: TypeAlias = tuple[int, int]
 """From a box to a later one."""
@@ -26,6 +37,10 @@ MOST = 16
 
 WIDE, HIGH, LOW = 216, 66, 30
 """The width of a box, and the heights of inner boxes and of those of the inputs and outputs; in pixels."""
+TEXT = WIDE - 18 - 8
+"""The pixels of a line of text in a box, behind the engine's color."""
+SIZE, STRONG = 13, 1.12
+"""The size of the text in boxes, and how much wider it is when bold."""
 MARGIN = 2
 BEND = 14
 """How far from its corner the bend of an edge begins."""
@@ -102,10 +117,41 @@ def _measure(label: str) -> int:
     return 7 * len(label) + 4
 
 
+# Widths of letters, in hundredths of the size: those of DejaVu Sans, the widest of the usual fonts. Letters that are not listed
+# count as an em.
+_WIDTHS = {letter: width for letters, width in (
+    ("'ijlIJ", 29), (" ,./:;\\|f", 35), ("-()[]t!r", 41), ('"*_`sz?', 52), ("cLFkvxyPTYao", 61), ("eESbdghnpqu$0123456789{}", 64),
+    ("KAVBRXZC", 70), ("UHNDG&", 78), ("OQw#+<=>^~×", 84), ("µ", 64), ("M", 86), ("%mW@", 100),
+) for letter in letters}  # fmt: skip
+
+
+def measure_text(text: str, *, is_strong: bool = False) -> float:
+    """Return the pixels that a line of text in a box takes at most."""
+    return sum(_WIDTHS.get(letter, 100) for letter in text) / 100 * SIZE * (STRONG if is_strong else 1)
+
+
+def fit_text(text: str, *, is_strong: bool = False) -> str:
+    """Return a line of text as far as it fits in a box."""
+    if measure_text(text, is_strong=is_strong) <= TEXT:
+        return text
+    while text and measure_text(f"{text}…", is_strong=is_strong) > TEXT:
+        text = text[:-1]
+    return f"{text.rstrip(' ,')}…"
+
+
 def _place_box(box: Box, node: Mapping[str, Any], left: float) -> dict[str, Any]:
     center, extent = node["center"], node["size"]
     x, y = center["x"] - extent["width"] / 2 + left, center["y"] - extent["height"] / 2 + MARGIN
-    return {"lines": box.lines, "color": box.color, "title": box.title, "left": round(x, 1), "top": round(y, 1), **extent}
+    shown = [fit_text(line, is_strong=number == 0) for number, line in enumerate(box.lines)] if box.color else box.lines
+    return {
+        "lines": box.lines,
+        "shown": shown,
+        "color": box.color,
+        "title": box.title,
+        "left": round(x, 1),
+        "top": round(y, 1),
+        **extent,
+    }
 
 
 def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, Any]:

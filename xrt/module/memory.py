@@ -75,6 +75,14 @@ class Memory:
         """Return the figures as dictionaries, lists and numbers."""
         return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        from xrt.html.rendering import render_cell  # for notebooks alone
+
+        rows = [(name.strip(), "?" if nbytes is None else _size(nbytes), why) for name, nbytes, why in _rows(self)]
+        table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
+        return render_cell("summary.html", title="Memory", facts={}, tables=[table])
+
     def __str__(self) -> str:
         return "\n".join(_line(*row) for row in _rows(self))
 

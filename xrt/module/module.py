@@ -377,5 +377,16 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _repr_html_(self) -> str:
+        """Return the plan as a picture for a notebook; before the first call, inputs and engines: nothing is planned for it."""
+        from xrt.html.rendering import render_cell  # for notebooks alone
+
+        if self._last is not None:
+            return self.explain()._repr_html_()
+        values = [(kind, v.name, str(v.type or "")) for kind in ("input", "output") for v in getattr(self, f"{kind}s")]
+        table = ("Inputs and outputs", {"": "", "name": "", "type": ""}, values)
+        facts = {"engines": ", ".join(self.engines), "threads": str(self.threads), "plan": "made by the first call"}
+        return render_cell("summary.html", title=type(self).__name__, facts=facts, tables=[table])
+
     def __repr__(self) -> str:
         return f"<XRTModule({', '.join(value.name for value in self.inputs)}) on {', '.join(self.engines)}>"

@@ -89,6 +89,26 @@ class Verification:
         """Return the verification as dictionaries, lists and strings."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        """Return the verdicts as a table for a notebook."""
+        from xrt.html.rendering import render_cell  # for notebooks alone
+
+        def mark(found: CheckVerdict) -> dict[str, str]:
+            return {"text": found.verdict.value, "verdict": "wrong" if found.verdict is Verdict.DISAGREES else ""}
+
+        columns = {"region": "", "engine": "", "nodes": "number", "verdict": "", "remark": ""}
+        rows = [
+            (one.name, one.engine, one.nodes, mark(one.judgement), "; ".join(filter(None, (one.judgement.message, one.note))))
+            for one in self.regions
+        ]
+        whole = ("the whole", "", sum(one.nodes for one in self.regions), mark(self.whole), self.whole.message)
+        inside = [(r.name, x.node, x.op, x.judgement.message) for r in self.regions for x in r.differing]
+        tables = [
+            ("Regions, each on what the reference says that its inputs are", columns, [*rows, whole]),
+            ("Values inside that differ", {"region": "", "node": "", "operator": "", "difference": ""}, inside),
+        ]
+        return render_cell("summary.html", title="Verification", facts={}, tables=tables)
+
     def __str__(self) -> str:
         said = f": {self.whole.message}" if self.whole.message else ""
         end = f"the whole: {self.whole.verdict.value}{said}"

@@ -440,6 +440,12 @@ class TorchModule(XRTModule):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("an XRTModule of PyTorch's is not pickled; pickle the module, and make an XRTModule of it there")
 
+    def _repr_html_(self) -> str:
+        """Return the plan of the last call as a picture for a notebook; before the first call, its name."""
+        from html import escape  # for notebooks alone
+
+        return self._latest.module._repr_html_() if self._latest is not None else f"<pre>{escape(repr(self))}</pre>"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
         return TorchModule(copy.deepcopy(self.model, memo), **self._arguments)
 
