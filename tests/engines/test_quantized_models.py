@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -10,7 +11,7 @@ import pytest
 
 import xrt
 from xrt.engines.contract import registry
-from xrt.graph import Value
+from xrt.graph import Constant, Value
 from xrt.placement.byte_sums import sums_bytes_exactly
 from xrt.testing.corpus.entry import graph, node
 
@@ -117,6 +118,20 @@ def test_weights_are_kept_quantized_where_the_library_fuses_them(terms: dict[str
 
 def test_weights_of_8_bits_do_not_saturate_on_ort() -> None:
     assert sums_bytes_exactly(registry.create("ort"))
+
+
+@pytest.mark.parametrize("engine", ["ort", "openvino"])
+def test_weights_that_are_turned_are_kept_quantized(engine: str) -> None:
+    function = quantized_model()
+    nodes = [replace(one, inputs=("dx", "tw")) if one.op == "MatMul" else one for one in function.nodes]
+    at = next(place for place, one in enumerate(nodes) if one.op == "MatMul")
+    nodes.insert(at, node("Transpose", "dw", "tw", perm=[1, 0]))
+    turned = np.ascontiguousarray(function.constants["w"].array.T)
+    function = function.replace(nodes=tuple(nodes), constants={**function.constants, "w": Constant(turned)})
+    x = x_of(function)
+    with xrt.XRTModule(function, engine=engine, strict=True) as m, xrt.XRTModule(function, engine="toy") as reference:
+        assert list_dequantized_weights(m, x) != []
+        np.testing.assert_allclose(m(x), reference(x), atol=2)
 
 
 def test_nodes_may_share_weights_and_zero_points() -> None:

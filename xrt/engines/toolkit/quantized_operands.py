@@ -30,10 +30,19 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
     after Relu or Clip; and it names further ones by element, whose other operand is such, where the constant has one scale. Of
     what reads a single number some are enough: tools give one to all that read the same.
     """
-    found = [_has_quantized_operand(one, node.outputs[0], function, quantizing) for one in list_readers(node, function)]
+    found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
     is_number = constant is not None and constant.array.size == 1
     return any(found) if is_number else bool(found) and all(found)
+
+
+def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
+    """Yield what reads the result, maybe moved before, with the value that it reads."""
+    for reader in list_readers(node, function):
+        if reader.op in _MOVES and reader.inputs[0] == node.outputs[0]:
+            yield from _iter_readers(reader, function)
+        else:
+            yield reader, node.outputs[0]
 
 
 def _has_quantized_operand(reader: Node, constant: str, function: Function, quantizing: frozenset[str]) -> bool:
@@ -51,6 +60,8 @@ def _has_quantized_operand(reader: Node, constant: str, function: Function, quan
 def _has_one_scale(name: str, function: Function) -> bool:
     """Whether a value is dequantized by one scale, and not one per channel."""
     producer = function.producer(name)
+    while producer is not None and producer.op in _MOVES:
+        producer = function.producer(producer.inputs[0])
     scale = None if producer is None else function.constants.get(producer.inputs[1])
     return scale is not None and scale.array.size == 1
 
