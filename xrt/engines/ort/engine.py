@@ -47,7 +47,6 @@ from xrt.engines.ort.session import (
     shared_pool_size,
     use_own_pool,
 )
-from xrt.engines.ort.tables import has_vector_products
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError
 from xrt.graph import FrozenDict, Function, Node
 
@@ -341,8 +340,11 @@ class Ort(GraphCompiler):
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         settings = {**own, **self.config}
-        if function is not None and has_vector_products(function):
-            settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "MatmulTransposeFusion")))
+        if function is not None:
+            from xrt.engines.ort.tables import has_vector_products  # a start from the cache reads no table
+
+            if has_vector_products(function):
+                settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "MatmulTransposeFusion")))
         for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options
