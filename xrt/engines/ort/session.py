@@ -23,7 +23,7 @@ from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.engines.toolkit.error_text import remove_noise, shorten
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, latest_opset
+from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = [
     "LIBRARY",
@@ -274,6 +274,8 @@ def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
     """Return the newest version of ai.onnx that a model may declare, found by trying."""
+    from xrt.graph import latest_opset  # a start from the cache does not import onnx
+
     return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
 
 
@@ -285,10 +287,10 @@ def newest_ir() -> int:
 
 
 def _trivial_model() -> Any:
-    value = TensorType(DType.FLOAT32, (1,))
-    node = Node("Relu", ("x",), ("y",))
     from xrt.formats.onnx import lowest_model  # a start from the cache writes no model
 
+    value = TensorType(DType.FLOAT32, (1,))
+    node = Node("Relu", ("x",), ("y",))
     return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
 
 
