@@ -33,6 +33,13 @@ _ENTRIES = {
     ),
     "ort": (
         KnownFailure(
+            "test_attention_4d_diff_heads_mask4d_padded_kv",
+            "not upstream",
+            "with symbolic dims, ONNX Runtime refuses in the run a mask that is shorter than the keys; otherwise it is declined",
+            "https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/llm/attention.cc",
+            everywhere=False,
+        ),
+        KnownFailure(
             "test_attention_4d_causal_fp16",
             "never",
             "every step rounds its result to float16, and one element of the last differs by two roundings",

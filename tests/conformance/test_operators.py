@@ -37,3 +37,12 @@ def test_nearly_every_operator_has_a_case_that_shows_each_fault() -> None:
 def test_every_case_is_right(engine: str) -> None:
     report = conform(engine, gaps=list_known_failures([engine]))
     assert report.ok, str(report)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_node_test_is_right_with_symbolic_dims(engine: str) -> None:
+    made = registry.create(engine)
+    if made.supports_dynamic_shapes:
+        report = conform(made, groups=["node"], opening="every", gaps=list_known_failures([engine]))
+        assert report.ok, str(report)
