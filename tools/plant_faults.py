@@ -10,26 +10,22 @@ tests that run are those of `make test` that have the engine in their name, unti
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import subprocess
+import contextlib
+import io
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 from xrt.engines.contract import registry
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
-if TYPE_CHECKING:
-    import pytest
-
 TOP = Path(__file__).parents[1]
-VARIABLE = "XRT_PLANTED_FAULT"
 TESTS = ("tests/conformance", "tests/engines/test_{engine}_suite.py")
 
 
@@ -87,32 +83,46 @@ def _list_faulty_nodes(name: str, shape: Sequence[Any], kind: str) -> Iterator[t
     yield Node("Reshape", (f"{name} turned", f"{name} shape"), (name,)), {f"{name} shape": np.array(shape, np.int64)}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let the engine compile faulty graphs in this process: pytest loads this module as a plugin."""
-    fault = Fault(*os.environ[VARIABLE].split())
-    kind = registry.create(fault.engine).implementation
-    compile_right = kind.compile
+@dataclass
+class Planter:
+    """A pytest plugin that lets the engine compile faulty graphs, and keeps the first test that fails."""
 
-    def compile_wrong(engine: Any, function: Function, context: Any) -> Any:
-        return compile_right(engine, plant(function, fault), context)
+    fault: Fault
+    failed: str = ""
 
-    kind.compile = compile_wrong  # type: ignore[method-assign]
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        kind = registry.create(self.fault.engine).implementation
+        compile_right = kind.compile
+
+        def compile_wrong(engine: Any, function: Function, context: Any) -> Any:
+            return compile_right(engine, plant(function, self.fault), context)
+
+        kind.compile = compile_wrong  # type: ignore[method-assign]
+        try:
+            return (yield)
+        finally:
+            kind.compile = compile_right  # type: ignore[method-assign]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
 
 
 def find(fault: Fault) -> str:
     """Run the tests with the fault; return the first test that fails, or nothing."""
-    command = [sys.executable, "-m", "pytest", "-p", "tools.plant_faults", "-p", "no:cacheprovider", "-x", "-q"]
-    command += ["--engine", fault.engine, *(name.format(engine=fault.engine) for name in TESTS)]
-    done = subprocess.run(command, cwd=TOP, env={**os.environ, VARIABLE: str(fault)}, capture_output=True, text=True, check=False)
-    failed = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    if failed is None and done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return failed[1] if failed else ""
+    planter = Planter(fault)
+    names = [str(TOP / name.format(engine=fault.engine)) for name in TESTS]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--engine", fault.engine, *names], plugins=[planter])
+    if not planter.failed and code != 0:
+        raise SystemExit(f"pytest ended with code {code}:\n{output.getvalue()[-2000:]}")
+    return planter.failed
 
 
 def main() -> int:
     """Plant each fault and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description="Plant wrong results, and report how many of them make test finds.")
     parser.add_argument("--only", help="plant the faults of one engine")
     only = parser.parse_args().only
     faults = [fault for fault in FAULTS if only in (None, fault.engine)]

@@ -112,7 +112,6 @@ def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, ru
         told = str(loaded.explain())
         assert ("compiles and runs" if runs else "compiles") + " in a process of its own" in told
         assert "its compiled form comes from the bundle" in told
-        assert loaded._cache.statistics.disk.hits == 1
 
 
 @pytest.mark.slow
@@ -147,7 +146,6 @@ def test_it_loads_without_compiling(path: Path, cold: CompileCache) -> None:
     expected = saved(path)
     loaded = xrt.load(path, strict=True, cache=cold)
     np.testing.assert_array_equal(loaded(X), expected)
-    assert loaded._cache.statistics.disk.hits == 1
     assert "its compiled form comes from the bundle" in str(loaded.explain())
     assert [str(v) for v in loaded.inputs] == ["x: float32[2,64]"]
     assert [v.name for v in loaded.outputs] == ["y"]
@@ -188,7 +186,7 @@ def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> Non
     loaded = xrt.load(path, cache=cold, strict=True)
     for x in (one, two):
         np.testing.assert_array_equal(loaded(x), rigid(x))
-    assert loaded._cache.statistics.disk.hits == 2
+        assert "its compiled form comes from the bundle" in str(loaded.explain())
     np.testing.assert_allclose(loaded(three), rigid(three), rtol=1e-5)
 
 
@@ -214,7 +212,7 @@ def test_fetched_values_come_back(path: Path, cold: CompileCache) -> None:
     module.save(path)
     loaded = xrt.load(path, cache=cold)
     np.testing.assert_array_equal(loaded(X, fetch=["b"])["b"], inner["b"])
-    assert loaded._cache.statistics.disk.hits == 1
+    assert "its compiled form comes from the bundle" in str(loaded.explain())
 
 
 def test_a_graph_is_saved_by_its_traces(path: Path, cold: CompileCache) -> None:
@@ -253,7 +251,7 @@ def test_another_processor_compiles_again_and_says_so(path: Path, cold: CompileC
         loaded = xrt.load(path, cache=cold)
     np.testing.assert_allclose(loaded(X), expected, rtol=1e-6)
     assert "compiled again, not loaded from the bundle: machine was" in str(loaded.explain())
-    assert loaded._cache.statistics.disk.hits == 0
+    assert "its compiled form comes from the bundle" not in str(loaded.explain())
 
 
 def test_another_version_compiles_again(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,6 @@ def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
         with xrt.load(path, threads=threads, strict=True, cache=CompileCache()) as loaded:
             np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
             assert loaded.threads == threads
-            assert loaded._cache.statistics.disk.hits == 1
             assert "its compiled form comes from the bundle" in str(loaded.explain())
 
 

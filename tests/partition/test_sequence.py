@@ -110,14 +110,6 @@ def test_what_is_too_large_to_search_is_still_near_the_bound(seed: int, kinds: i
     assert max(units.tails()) <= exact <= quick <= exact * 1.15
 
 
-def test_the_plain_algorithm_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    units = seeded(60, 3, 1)
-    monkeypatch.setattr(scheduling, "CONTRACTIBLE", 0)
-    monkeypatch.setattr(scheduling, "_greedy", lambda units, tails: tuple(units.kind))
-    monkeypatch.setattr(scheduling, "_used", lambda units, found: found)
-    assert len(find_engine_sequence(units)) == len(set(merge_greedily(units))) < 60
-
-
 def test_the_search_gives_up_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(300, 6, 0, window=100)
     monkeypatch.setattr(exact, "BUDGET", 400)
@@ -140,26 +132,6 @@ def test_sweeps_let_fewer_values_cross(units: QuotientGraph, sweeps: int | None)
     assert crossings(units, swept, ends) <= crossings(units, find_earliest_slots(units, found), ends)
     if sweeps is None:
         assert crossings(units, swept, ends) <= crossings(units, minimize_cut(units, found, ends, 1), ends)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_sweep_knows_what_it_saves_and_each_move_saves_or_costs_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    units = seeded(80, 2, seed)
-    found = find_engine_sequence(units)
-    ends = [unit for unit in range(len(units)) if unit % 3 == 0]
-    state = CutCounter(units, found, ends, find_earliest_slots(units, found))
-    attempt = state._try
-
-    def checked(unit: int, target: int) -> int:
-        before = crossings(units, state.place, ends)
-        gain = attempt(unit, target)
-        assert gain == before - crossings(units, state.place, ends) >= 0
-        moved = [*state.place[:unit], target, *state.place[unit + 1 :]]
-        assert state.place[unit] == target or crossings(units, moved, ends) > before
-        return gain
-
-    monkeypatch.setattr(state, "_try", checked)
-    assert sum(state.sweep() for _ in range(3)) > 0
 
 
 def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
