@@ -56,12 +56,13 @@ FAULTS = tuple(
 
 
 def plant(function: Function, fault: Fault) -> Function:
-    """Return the function with the fault behind each node of its operator, where the result is float32 of a fixed shape."""
+    """Return the function with the fault behind each node of its operator whose result has a fixed shape."""
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
         type_ = function.get_type(node.outputs[0]) if node.op == fault.operator else None
-        if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype is not DType.FLOAT32:
+        is_fit = isinstance(type_, TensorType) and type_.is_static
+        if not is_fit or (type_.dtype is not DType.FLOAT32 if fault.kind == "off" else type_.dtype is DType.STRING):
             nodes.append(node)
             continue
         name = node.outputs[0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tools.known_failures import list_known_failures
 from xrt.engines import GraphCompiler
-from xrt.errors import CompileRefused
+from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.graph.rename import rename_function
 from xrt.module.specialization import optimize
@@ -26,6 +26,7 @@ from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_ca
 from xrt.testing.alternating import make_alternating_program
 from xrt.testing.conformance import run_single
 from xrt.testing.running import fit_inputs_for
+from xrt.verify.execution import run_alone
 
 PER_MODEL = 6
 
@@ -76,28 +77,40 @@ def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]
     return found
 
 
-# ---------------------------------------------------------------------- two engines in turn
+# ---------------------------------------------------------------------- models of several cases
 
 
-def list_models(pair: tuple[GraphCompiler, GraphCompiler], share: tuple[int, int] = (0, 1)) -> Iterator[list[ConformanceCase]]:
-    """Yield lists of cases that make a model each: for every operator that one of the two supports, its first such case.
+def list_models(engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1)) -> Iterator[list[ConformanceCase]]:
+    """Yield lists of cases that make a model each: for every operator that one of the engines supports, its first such case.
 
     ``share=(i, n)`` keeps the i-th of n shares of the operators.
     """
     models: dict[Any, list[ConformanceCase]] = defaultdict(list)
     for number, cases in enumerate(cases_of_operators().values()):
-        if number % share[1] == share[0] and (case := next((c for c in cases if _is_supported(c, pair)), None)):
+        if number % share[1] == share[0] and (case := next((c for c in cases if _is_supported(c, engines)), None)):
             models[tuple(sorted(case.function.opsets.items()))].append(case)
     for cases in models.values():
         yield from (cases[start : start + PER_MODEL] for start in range(0, len(cases), PER_MODEL))
 
 
-def _is_supported(case: ConformanceCase, pair: Sequence[GraphCompiler]) -> bool:
-    known = list_known_failures([engine.name for engine in pair])
+def _is_supported(case: ConformanceCase, engines: Sequence[GraphCompiler]) -> bool:
+    known = list_known_failures([engine.name for engine in engines])
     if case.is_random or any(gap.covers(case.name) for gap in known):
         return False
-    whole = fit_inputs_for(case.function, case.inputs, pair)
-    return all(any(engine.why_not(node, whole) is None for engine in pair) for node in whole.nodes)
+    whole = fit_inputs_for(case.function, case.inputs, engines)
+    return all(any(engine.why_not(node, whole) is None for engine in engines) for node in whole.nodes)
+
+
+def run_together(engine: GraphCompiler, cases: Sequence[ConformanceCase]) -> list[Outcome]:
+    """Run cases as one model on one engine: for a library of which each compile takes long."""
+    functions = [_with_prefix(case.function, f"{number}/") for number, case in enumerate(cases)]
+    try:
+        results = iter(run_alone(engine, join(functions), [array for case in cases for array in case.inputs]))
+    except (CompileRefused, CompileFailed):
+        return [run_case(case, run_single(engine)) for case in cases]
+    found = [case.judge([next(results) for _ in case.expected]) for case in cases]
+    words = [ResultWord.PASSED if one else ResultWord.FAILED for one in found]
+    return [Outcome(case.name, word, one.message) for case, word, one in zip(cases, words, found, strict=True)]
 
 
 def run_alternating(pair: tuple[GraphCompiler, GraphCompiler], cases: Sequence[ConformanceCase], first: int) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.sample import cases_of_operators, count_shown, run_operators
+from tests.conformance.sample import cases_of_operators, count_shown, list_models, run_operators, run_together
 from tools.conformance_record import ENGINES
 from tools.known_failures import list_known_failures
 from xrt.engines.contract import registry
-from xrt.testing import ConformanceReport, conform, settle
+from xrt.testing import ConformanceReport, ResultWord, conform, settle
 
 pytestmark = pytest.mark.slow
 
@@ -16,15 +16,25 @@ SUPPORTED = {"toy": 199, "ort": 185, "tvm": 130, "openvino": 160, "xla": 120, "i
 """How many of the operators each engine supports at least: an engine that declines what it supported loses no test otherwise."""
 CASES = {"toy": 4, "ort": 4, "torch": 4}
 """Cases of each operator where a compile is quick; elsewhere one."""
+TOGETHER = ("iree",)
+"""Engines that start a process for each compile."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine not in TOGETHER])
 def test_each_operator_is_right(engine: str) -> None:
     outcomes = run_operators(registry.create(engine), CASES.get(engine, 1))
     cases = {outcome.case: outcome for group in outcomes.values() for outcome in group}
     report = settle(ConformanceReport(engine, tuple(cases.values())), list_known_failures([engine]), complete=False)
     assert report.ok, str(report)
     assert len(outcomes) >= SUPPORTED[engine], f"{engine} now declines {sorted(cases_of_operators().keys() - outcomes.keys())}"
+
+
+@pytest.mark.parametrize("engine", TOGETHER)
+def test_each_operator_is_right_in_a_model_of_several(engine: str) -> None:
+    made = registry.create(engine)
+    outcomes = [outcome for cases in list_models((made,)) for outcome in run_together(made, cases)]
+    assert [str(outcome) for outcome in outcomes if outcome.word is ResultWord.FAILED] == []
+    assert sum(outcome.word is ResultWord.PASSED for outcome in outcomes) >= SUPPORTED[engine]
 
 
 def test_nearly_every_operator_has_a_case_that_shows_each_fault() -> None:
