@@ -158,7 +158,8 @@ def decode_json(
     found = np.empty(count, kind.dtype.numpy)
     if not count:
         return found.reshape(shape)
-    flat, at, filled = text.translate(_NO_BRACKETS), 0, 0
+    is_nested = b"[" in skeleton[1:]
+    flat, at, filled = text.translate(_NO_BRACKETS) if is_nested else text.strip().strip(b"[]"), 0, 0
     while at < len(flat):
         end = flat.find(b",", at + PIECE)
         end = len(flat) if end < 0 else end

@@ -183,19 +183,27 @@ class Repository:
                 if old is not None and isinstance(entry.source, XRTModule):
                     continue
                 try:
-                    made = await asyncio.to_thread(self._make, name, version, entry.source)
-                except (XRTError, OSError) as error:
-                    raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
-                await made.prepare()
-                if made.why_not_ready:
-                    made.close()
-                    raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {made.why_not_ready}")
-                entry.served, entry.reason = made, ""
+                    entry.served = await self._prepare(name, version, entry.source)
+                except RequestRefusal:
+                    if old is not None:
+                        old.show_metrics()  # not those of the model that failed
+                    raise
                 if old is not None:
-                    made.sessions.inherit(old.sessions, "the model was loaded again")
+                    entry.served.sessions.inherit(old.sessions, "the model was loaded again")
                     await old.drain()
                     old.close()
-                    made.show_metrics()
+
+    async def _prepare(self, name: str, version: str, source: Any) -> ServedModel:
+        try:
+            made = await asyncio.to_thread(self._make, name, version, source)
+        except (XRTError, OSError) as error:
+            raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
+        await made.prepare()
+        if made.why_not_ready:
+            reason = made.why_not_ready
+            made.close()
+            raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {reason}")
+        return made
 
     async def unload(self, name: str) -> None:
         """Take a model out of service, and close it after its requests; raises RequestRefusal for an unknown one."""
