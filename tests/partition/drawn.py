@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.quotient_graph import QuotientGraph
 
 F32 = TensorType(DType.FLOAT32, (4,))
 OPERATORS = ("Red", "Green", "Blue", "White")
@@ -158,40 +157,3 @@ def quotient(function_: Function, plan: Plan) -> nx.DiGraph:
         before = [producer.name for name in n.uses if (producer := function_.producer(name))]
         graph.add_edges_from((home[b], home[n.name]) for b in [*before, *n.control] if home[b] != home[n.name])
     return graph
-
-
-def true_minimum(units: QuotientGraph) -> int:
-    """Return the fewest regions over all groupings whose quotient is acyclic, each group of one kind: by trying all."""
-    accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
-    edges = [(earlier, unit) for unit, before in enumerate(units.graph.predecessors) for earlier in before]
-
-    def allowed(group: Sequence[int]) -> bool:
-        kinds = {units.kind[unit] for unit in group}
-        return any(kinds <= own for own in accepted)
-
-    return min(len(set(labels)) for labels in _labelings(len(units), allowed) if _is_acyclic(labels, edges))
-
-
-def _labelings(count: int, allowed: Callable[[Sequence[int]], bool]) -> Iterable[list[int]]:
-    """Yield every way to split numbers into allowed groups."""
-    groups: list[list[int]] = []
-
-    def extend(number: int) -> Iterable[list[int]]:
-        if number == count:
-            yield [next(g for g, group in enumerate(groups) if n in group) for n in range(count)]
-            return
-        for group in [*groups]:
-            group.append(number)
-            if allowed(group):
-                yield from extend(number + 1)
-            group.pop()
-        groups.append([number])
-        yield from extend(number + 1)
-        groups.pop()
-
-    return extend(0)
-
-
-def _is_acyclic(labels: Sequence[int], edges: Iterable[tuple[int, int]]) -> bool:
-    graph = nx.DiGraph((labels[a], labels[b]) for a, b in edges if labels[a] != labels[b])
-    return bool(nx.is_directed_acyclic_graph(graph))

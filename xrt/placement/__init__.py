@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import TuningResult as TuningResult
     from xrt.placement.search.options import SearchOptions as SearchOptions
     from xrt.placement.search.proposals import propose_plans as propose_plans
-    from xrt.placement.search.search_loop import SearchResult as SearchResult
-    from xrt.placement.search.search_loop import run_search as run_search
     from xrt.placement.session import ProgressCallback as ProgressCallback
     from xrt.placement.throughput.result import ServingCandidate as ServingCandidate
     from xrt.placement.throughput.result import ServingConfiguration as ServingConfiguration
@@ -49,7 +47,6 @@ _MODULES = {
     "ProgressCallback": "session",
     "RegionPrediction": "cost_model.prediction",
     "SearchOptions": "search.options",
-    "SearchResult": "search.search_loop",
     "ServingCandidate": "throughput.result",
     "ServingConfiguration": "throughput.result",
     "ThroughputResult": "throughput.result",
@@ -59,7 +56,6 @@ _MODULES = {
     "predict_cost": "cost_model.prediction",
     "propose_plans": "search.proposals",
     "rank_missing_support": "cost_model.what_if",
-    "run_search": "search.search_loop",
     "tune": "autotune",
 }
 

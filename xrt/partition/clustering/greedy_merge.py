@@ -11,7 +11,7 @@ from xrt.partition.dependencies import renumber
 if TYPE_CHECKING:
     from xrt.partition.quotient_graph import QuotientGraph
 
-__all__ = ["compute_lower_bound", "merge_greedily"]
+__all__ = ["merge_greedily"]
 
 
 def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
@@ -29,20 +29,6 @@ def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
         for earlier in before:
             groups.merge(groups.of(earlier), groups.of(unit))
     return renumber(groups.place[groups.of(unit)] for unit in range(len(units)))
-
-
-def compute_lower_bound(units: QuotientGraph) -> int:
-    """Return a number below which the plain algorithm cannot come: a group hangs together by edges it may merge across."""
-    share = units.kinds.shareable()
-    leader = list(range(len(units)))
-    count = len(units)
-    for unit, before in enumerate(units.graph.predecessors):
-        for earlier in before:
-            if share[units.kind[earlier]][units.kind[unit]]:
-                a, b = _find(leader, earlier), _find(leader, unit)
-                leader[a] = b
-                count -= a != b
-    return count
 
 
 def _find(leader: list[int], unit: int) -> int:

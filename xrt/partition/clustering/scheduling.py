@@ -11,20 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xrt.partition.clustering.cut_refinement import find_earliest_slots
-from xrt.partition.clustering.exact_search import search_engine_sequence
-from xrt.partition.clustering.greedy_merge import compute_lower_bound, merge_greedily
-from xrt.partition.clustering.non_delaying import cluster_without_delay
+from xrt.partition.clustering.greedy_merge import merge_greedily
 
 if TYPE_CHECKING:
     from xrt.partition.quotient_graph import QuotientGraph
 
 __all__ = ["find_engine_sequence"]
-
-CONTRACTIBLE = 5_000
-"""The most units that are contracted in the hope of an exact search."""
-
-SEARCHABLE = 1_000
-"""The most units, once contracted, that the exact search is tried on."""
 
 EFFORT = 20
 """Groups per unit that the plain algorithm may look at before it stops merging."""
@@ -33,8 +25,8 @@ EFFORT = 20
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Return a short sequence of kinds in which all units can be run.
 
-    It is the shortest with up to two kinds of region, and wherever the exact search ends within its budget. It is no
-    longer than what merging children into parents comes to (`xrt.partition.clustering.greedy_merge`, within its effort). Linear.
+    It is the shortest with up to two kinds of region. It is no longer than what merging children into parents comes to
+    (`xrt.partition.clustering.greedy_merge`, within its effort). Linear.
     """
     phases = units.kinds.phases()
     if len(phases) < 3:
@@ -45,7 +37,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
         turned = units.reverse()
         backward = _greedy(turned, turned.tails())[::-1]
         found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
-    return found if len(found) == max(tails) else _searched(units, found)
+    return found if len(found) == max(tails) else min(found, _used(units, _plain(units)), key=len)
 
 
 # ------------------------------------------------------------------ one or two kinds of region
@@ -74,38 +66,12 @@ def _waits(units: QuotientGraph, turn: Sequence[int]) -> list[list[int]]:
 # ------------------------------------------------------------------ three kinds and more
 
 
-def _searched(units: QuotientGraph, found: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest sequence where the graph is small enough, otherwise what the plain algorithm has if it is shorter."""
-    if len(units) <= CONTRACTIBLE and len(small := _contracted(units)) <= SEARCHABLE:
-        searched, shorter = search_engine_sequence(len(found), small)
-        found = shorter or found
-        if searched:
-            return found
-    if compute_lower_bound(units) < len(found):
-        found = min(found, _used(units, _plain(units)), key=len)
-    return found
-
-
 def _plain(units: QuotientGraph) -> tuple[int, ...]:
     group = merge_greedily(units, EFFORT * len(units))
     kinds: dict[int, int] = {}
     for unit, own in enumerate(group):
         kinds[own] = max(kinds.get(own, 0), units.kind[unit])
     return tuple(kinds[own] for own in sorted(kinds))
-
-
-def _contracted(units: QuotientGraph) -> QuotientGraph:
-    """Return the units with those merged that every shortest sequence can run together.
-
-    A unit that waits for nothing but its predecessor of the same kind, or for what that one waits for, is always
-    reached in the same batch; so is one that waits for exactly the same; and likewise with time turned round.
-    """
-    while True:
-        forward = units.merge(cluster_without_delay(units)).reverse()
-        both = forward.merge(cluster_without_delay(forward)).reverse()
-        if len(both) * 10 > len(units) * 9:
-            return both
-        units = both
 
 
 def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:

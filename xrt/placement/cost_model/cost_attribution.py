@@ -21,7 +21,7 @@ from xrt.graph import TensorType
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement.cost_model.bitset_graph import BitsetGraph, iter_bits
 
-__all__ = ["NodeCosts", "find_best_fusion_gain"]
+__all__ = ["NodeCosts"]
 
 SWEEPS = 25
 """How often the corrections go over all that was measured."""
@@ -81,15 +81,6 @@ class NodeCosts:
             if inside := before[place] & mask:
                 total -= sum(links.get((earlier, place), 0.0) for earlier in iter_bits(inside))
         return max(total, 0.0)
-
-
-def find_best_fusion_gain(ground: BitsetGraph, table: CostTable, shares: NodeCosts) -> tuple[float, ...]:
-    """Return for each engine the least that a measured part keeps of what its nodes cost one by one; 1 where none gains."""
-    found = []
-    for engine, spec in enumerate(ground.engines):
-        apart = [(sum(shares.nodes[engine][p] for p in iter_bits(mask)), cost) for mask, cost in _measured(ground, table, spec)]
-        found.append(min((max(cost - table.launch(spec), 0.0) / max(alone, TINY) for alone, cost in apart), default=1.0))
-    return tuple(min(one, 1.0) for one in found)
 
 
 def _measured(ground: BitsetGraph, table: CostTable, spec: str) -> list[tuple[int, float]]:

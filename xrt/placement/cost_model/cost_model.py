@@ -14,16 +14,11 @@ from typing import TypeAlias
 
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement.cost_model.bitset_graph import BitsetGraph, iter_bits, to_mask
-from xrt.placement.cost_model.cost_attribution import NodeCosts, find_best_fusion_gain
+from xrt.placement.cost_model.cost_attribution import NodeCosts
 from xrt.placement.search.coarsening import coarsen
 
 __all__ = [
-    "NEUTRAL",
-    "SMALL",
-    "TINY",
     "EngineRegion",
-    "IncrementalCost",
-    "Optimism",
     "PartitionCostModel",
     "Partitioning",
     "SearchBudget",
@@ -40,43 +35,17 @@ SMALL = 64
 are measured on purpose and the regions of plans that are proposed."""
 
 
-TINY = 16
-"""The most nodes of a model of which every cut in two is a start, and whose best plan is held in doubt until nothing that was not
-measured could be much better."""
-
-
 @dataclass(slots=True)
 class SearchBudget:
     """How much may still be done; counted, so that it is the same on every machine."""
 
     nodes: int
     """Nodes that may be hashed."""
-    changes: int
-    """Changes of layouts that may be tried."""
 
     def spend(self, nodes: int) -> bool:
         """Take so many nodes off what is left, and return whether there was enough."""
         self.nodes -= nodes
         return self.nodes >= 0
-
-    def change(self) -> bool:
-        """Take off a change, and return whether there was one."""
-        self.changes -= 1
-        return self.changes >= 0
-
-
-@dataclass(frozen=True, slots=True)
-class Optimism:
-    """How what was not measured is looked at."""
-
-    hope: float = 0.0
-    """What an edge is taken to save that was inside of no measured part, as a part of its cheaper end."""
-    at_best: bool = False
-    """Whether a region is taken to gain as much as the one that gained the most of those measured on its engine."""
-
-
-NEUTRAL = Optimism()
-"""What was not measured costs what the shares say."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +58,17 @@ class PartitionCostModel:
     atoms: tuple[tuple[int, ...], ...]
     """For each atom its nodes."""
     effort: SearchBudget
-    keeps: tuple[float, ...] = ()
-    """For each engine, the least assumed cost of an unmeasured region, as a share of the summed costs of the region's nodes. For
-    estimates of the best possible cost of a plan; empty for estimates of the probable cost."""
     _seconds: dict[EngineRegion, float] = field(default_factory=dict, repr=False)
     _crossing: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)
-    _needs: dict[int, int] = field(default_factory=dict, repr=False)
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
     _totals: dict[Partitioning, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def at_node_level(
-        cls, ground: BitsetGraph, table: CostTable, effort: SearchBudget, view: Optimism = NEUTRAL
-    ) -> PartitionCostModel:
-        """Return the board whose atoms are the nodes."""
-        shares = NodeCosts.fit(ground, table, view.hope)
-        keeps = find_best_fusion_gain(ground, table, shares) if view.at_best else ()
-        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort, keeps)
+    def at_node_level(cls, ground: BitsetGraph, table: CostTable, effort: SearchBudget, hope: float = 0.0) -> PartitionCostModel:
+        """Return the board whose atoms are the nodes; ``hope`` is as for `NodeCosts.fit`."""
+        shares = NodeCosts.fit(ground, table, hope)
+        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort)
 
     def coarsen(self, most: int) -> PartitionCostModel:
         """Return the board with about so many atoms, each a stretch of this one's; the same board where it has no more."""
@@ -114,7 +76,7 @@ class PartitionCostModel:
             return self
         joined = coarsen(self.alone, self.takes, self.named, most)
         atoms = tuple(tuple(node for atom in stretch for node in self.atoms[atom]) for stretch in joined)
-        return PartitionCostModel(self.ground, self.table, self.shares, atoms, self.effort, self.keeps)
+        return PartitionCostModel(self.ground, self.table, self.shares, atoms, self.effort)
 
     def to_nodes(self, layout: Partitioning) -> Partitioning:
         """Return the layout in nodes instead of atoms."""
@@ -146,15 +108,6 @@ class PartitionCostModel:
             for earlier in earliers:
                 rows[self.atom_of_node[place]] |= 1 << self.atom_of_node[earlier]
         return tuple(row & ~(1 << own) for own, row in enumerate(rows))
-
-    @cached_property
-    def after(self) -> tuple[int, ...]:
-        """For each atom the set of those that directly need it."""
-        rows = [0] * len(self)
-        for own, before in enumerate(self.before):
-            for earlier in iter_bits(before):
-                rows[earlier] |= 1 << own
-        return tuple(rows)
 
     @cached_property
     def takes(self) -> tuple[int, ...]:
@@ -203,13 +156,6 @@ class PartitionCostModel:
                 found[target][1 << source] = found[target].get(1 << source, 0.0) + saving
         return tuple(tuple(sorted(row.items())) for row in found)
 
-    def needs(self, mask: int) -> int:
-        """Return the atoms outside of a set that it directly needs."""
-        known = self._needs.get(mask)
-        if known is None:
-            known = self._needs[mask] = _union(self.before[atom] for atom in iter_bits(mask)) & ~mask
-        return known
-
     # ------------------------------------------------------------------ regions
 
     def nodes(self, mask: int) -> int:
@@ -243,15 +189,6 @@ class PartitionCostModel:
                     total -= saving
         return max(total, 0.0) + self.table.launch(self.ground.engines[engine])
 
-    def guess(self, region: EngineRegion) -> float:
-        """Return what a region that was not measured is taken to cost: its estimate, or what it might cost at best."""
-        estimate = self.estimate(region)
-        if not self.keeps:
-            return estimate
-        engine, mask = region
-        apart = sum(self.alone[engine][atom] for atom in iter_bits(mask))
-        return min(estimate, self.table.launch(self.ground.engines[engine]) + self.keeps[engine] * apart)
-
     def cost(self, region: EngineRegion) -> MeasuredCost | str | None:
         """Return what the table has of a region, whatever its size; None where that is nothing."""
         return self.table.region(self.ground.key(self.nodes(region[1])), self.ground.engines[region[0]])
@@ -260,11 +197,11 @@ class PartitionCostModel:
         mask = self.nodes(region[1])
         if mask not in self.ground.list_known():
             if len(self.ground) > SMALL or not self.effort.spend(mask.bit_count()):
-                return self.guess(region)
+                return self.estimate(region)
         cost = self.cost(region)
         if isinstance(cost, MeasuredCost):
             return cost.seconds
-        return self.guess(region) if cost is None else math.inf
+        return self.estimate(region) if cost is None else math.inf
 
     # ------------------------------------------------------------------ boundaries
 
@@ -327,40 +264,6 @@ class PartitionCostModel:
     def _pairs(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         specs = self.ground.engines
         return tuple(tuple(self.table.boundary(a, b) for b in specs) for a in specs)
-
-
-class IncrementalCost:
-    """What a layout costs, itemised, so that what a change costs is found without adding all up."""
-
-    def __init__(self, board: PartitionCostModel, layout: Partitioning) -> None:
-        self._board, self._layout = board, layout
-        self._made = board.made(layout)
-        self._own = {region: board.seconds(region) + board.inflow(region, self._made) for region in layout}
-        self.total = sum(self._own.values())
-
-    def after(self, other: Partitioning) -> float:
-        """Return the total of another layout of the same atoms; quick where it differs in few regions."""
-        board = self._board
-        kept = set(other)
-        gone = [region for region in self._layout if region not in kept]
-        come = [region for region in other if region not in self._own]
-        made = self._made_after(gone, come)
-        total = self.total - sum(self._own[region] for region in gone)
-        for region in come:
-            total += board.seconds(region) + board.inflow(region, made)
-        if moved := _union(a ^ b for a, b in zip(made, self._made, strict=True)):
-            for region in self._layout:
-                if board.find_boundary_values(region[1])[0] & moved and region in kept:
-                    total += board.seconds(region) + board.inflow(region, made) - self._own[region]
-        return total if math.isfinite(total) else board.total(other)
-
-    def _made_after(self, gone: Sequence[EngineRegion], come: Sequence[EngineRegion]) -> list[int]:
-        made = list(self._made)
-        for engine, mask in gone:
-            made[engine] &= ~self._board.find_boundary_values(mask)[1]
-        for engine, mask in come:
-            made[engine] |= self._board.find_boundary_values(mask)[1]
-        return made
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from xrt.placement.cost_model.bitset_graph import BitsetGraph, iter_bits
 from xrt.placement.cost_model.cost_model import PartitionCostModel, SearchBudget
-from xrt.placement.search.local_search import hill_climb
 from xrt.placement.search.options import SearchOptions
-from xrt.placement.search.proposals import RankedPartitionings, iter_simple_partitionings
+from xrt.placement.search.proposals import RankedPartitionings, iter_partitionings
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -23,9 +22,6 @@ __all__ = ["MissingSupport", "rank_missing_support"]
 
 TRIED = 12
 """The most pairs of operator and engine that are planned again: those whose nodes cost most now."""
-
-CHANGES = 3_000
-"""How many small changes are tried for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +46,14 @@ def rank_missing_support(
 ) -> tuple[MissingSupport, ...]:
     """Return what would unlock the model, the largest saving first; what saves nothing is left out.
 
-    One capability is added, and the model planned again: from the best plan there is by small changes, and from the plans
-    of one engine or of an order of engines. Empty where no plan is possible now.
+    One capability is added, and the model planned again. Empty where no plan is possible now.
     """
     ranking = RankedPartitionings.of(BitsetGraph.of(function, engines, device), table, options)
     if not ranking.layouts:
         return ()
     found = []
     for engine, operator, mask in _declined(ranking)[:TRIED]:
-        saved = ranking.board.total(ranking.layouts[0]) - _best_with(ranking, engine, mask)
+        saved = ranking.board.total(ranking.layouts[0]) - _best_with(ranking, engine, mask, options)
         if saved > 0:
             found.append(MissingSupport(operator, ranking.board.ground.engines[engine], mask.bit_count(), saved))
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.operator, one.engine)))
@@ -77,11 +72,11 @@ def _declined(ranking: RankedPartitionings) -> list[tuple[int, str, int]]:
     return [(*pair, declined[pair]) for pair in sorted(declined, key=lambda pair: (-costs[pair], pair))]
 
 
-def _best_with(ranking: RankedPartitionings, engine: int, mask: int) -> float:
+def _best_with(ranking: RankedPartitionings, engine: int, mask: int, options: SearchOptions) -> float:
     """Return what the best plan costs if the engine takes those nodes too."""
     old = ranking.board
     takes = tuple(own | mask if at == engine else own for at, own in enumerate(old.ground.takes))
     ground = replace(old.ground, takes=takes, parts=[])
-    board = PartitionCostModel(ground, old.table, old.shares, old.atoms, SearchBudget(0, CHANGES))
-    layouts = [hill_climb(board, ranking.layouts[0]), *iter_simple_partitionings(board)]
-    return min(map(board.total, layouts))
+    board = PartitionCostModel(ground, old.table, old.shares, old.atoms, SearchBudget(0))
+    coarse = board.coarsen(options.grain)
+    return min(map(board.total, map(coarse.to_nodes, iter_partitionings(coarse))))

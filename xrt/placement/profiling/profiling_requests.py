@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.partition.cost_table import CostTable
 from xrt.placement.cost_model.bitset_graph import BitsetGraph, iter_bits
-from xrt.placement.cost_model.cost_model import TINY, EngineRegion, Optimism, PartitionCostModel, Partitioning
+from xrt.placement.cost_model.cost_model import EngineRegion, PartitionCostModel
 from xrt.placement.profiling.candidate_subgraphs import classify_operator, enumerate_subgraphs
-from xrt.placement.search.local_search import iter_neighbors
 from xrt.placement.search.options import SearchOptions
 from xrt.placement.search.proposals import RankedPartitionings
 
@@ -26,9 +25,6 @@ __all__ = ["ProfilingRequest", "choose_requests", "iter_requests"]
 OPTIMISTIC_FUSION_GAIN = 0.4
 """Optimistic saving of an edge inside a region, as a share of the cheaper end's cost, until it is measured."""
 
-NEAR_BEST = 0.4
-"""How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
-
 EXPECTED_SPEEDUP = 2.0
 """How much quicker than it looks an engine may turn out to be on a part that was not measured."""
 
@@ -40,12 +36,6 @@ MAX_NODES_PER_NODE_COST = 2
 
 COARSE_DISCOUNT = 0.25
 """What a part is worth that was cut by size, against one of the same cost that was cut by what its nodes do."""
-
-MAX_REQUESTS_NEAR_BEST = 24
-"""The most regions that are asked for at once because a plan near the best has them."""
-
-MIN_GAIN = 0.01
-"""How much quicker than the best a plan of a tiny model must be at best, for its regions to be worth measuring."""
 
 _Wish: TypeAlias = tuple[EngineRegion, str]
 """A region in nodes, and why its cost is worth knowing."""
@@ -104,21 +94,8 @@ def _wanted(ground: BitsetGraph, table: CostTable, options: SearchOptions, asked
         return  # what is worth asking next depends on the answers
     ranking = RankedPartitionings.of(ground, table, options)
     yield from _alternately(_of_plans(ranking, options.plans), _by_potential_gain(ranking))
-    for layout in RankedPartitionings.of(ground, table, options, Optimism(OPTIMISTIC_FUSION_GAIN)).layouts[: options.plans]:
+    for layout in RankedPartitionings.of(ground, table, options, OPTIMISTIC_FUSION_GAIN).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
-    if ranking.layouts:
-        yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
-        if not asked and len(ground) <= TINY:
-            yield from _of_optimistic_plans(ranking, table, options)
-
-
-def _of_optimistic_plans(ranking: RankedPartitionings, table: CostTable, options: SearchOptions) -> Iterator[_Wish]:
-    """Yield the regions of the plans that would be best if what was not measured gained as much as anything that was."""
-    most = ranking.board.total(ranking.layouts[0]) * (1 - MIN_GAIN)
-    best = RankedPartitionings.of(ranking.board.ground, table, options, Optimism(at_best=True))
-    for layout in best.layouts:
-        if best.board.total(layout) < most:
-            yield from ((region, "a region of a plan that might be the best") for region in layout)
 
 
 def _of_plans(ranking: RankedPartitionings, count: int) -> Iterator[_Wish]:
@@ -179,12 +156,3 @@ def _cost_now(ranking: RankedPartitionings, mask: int) -> float:
     if not ranking.layouts:
         return min(board.estimate((engine, mask)) for engine in range(len(board.takes)))
     return sum(board.estimate((engine, mask & theirs)) for engine, theirs in ranking.layouts[0] if mask & theirs)
-
-
-def _near(board: PartitionCostModel, best: Partitioning) -> Iterator[EngineRegion]:
-    """Yield what was not measured of the layouts that are one change away and cost little more, the cheapest first."""
-    most = board.total(best) * (1 + NEAR_BEST)
-    costs = {layout: board.total(layout) for layout in iter_neighbors(board, best)}
-    near = sorted((cost, layout) for layout, cost in costs.items() if cost <= most)
-    regions = dict.fromkeys(region for _, layout in near for region in layout if region not in best)
-    yield from [region for region in regions if board.cost(region) is None][:MAX_REQUESTS_NEAR_BEST]

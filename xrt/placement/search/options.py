@@ -18,18 +18,10 @@ class SearchOptions:
 
     pieces: int = 96
     """The most parts that are asked to be measured in one round."""
-    rounds: int = 32
-    """The most rounds of asking, measuring and proposing that `search` makes."""
     plans: int = 8
     """The most plans that are proposed."""
     grain: int = 128
     """The most parts that a model is divided into; nodes beyond that are moved together."""
-    starts: int = 4
-    """How many different plans are improved by local moves."""
-    width: int = 8
-    """How many changes that do not pay by themselves are followed further from the best plan of a small model."""
-    changes: int = 20_000
-    """How many small changes may be tried for one set of proposals."""
     effort: int = 40_000
     """How many nodes may be hashed in order to look regions up in the table; beyond that they are estimated."""
 

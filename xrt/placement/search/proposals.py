@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 from xrt.partition.clustering.cut_refinement import minimize_cut
@@ -16,11 +15,7 @@ from xrt.partition.explicit import plan_from_assignment
 from xrt.partition.quotient_graph import QuotientGraph
 from xrt.placement.cost_model.bitset_graph import BitsetGraph, iter_bits, to_mask
 from xrt.placement.cost_model.cost_model import (
-    NEUTRAL,
-    SMALL,
-    TINY,
     EngineRegion,
-    Optimism,
     PartitionCostModel,
     Partitioning,
     SearchBudget,
@@ -28,7 +23,6 @@ from xrt.placement.cost_model.cost_model import (
 from xrt.placement.cost_model.prediction import predict_cost
 from xrt.placement.profiling.candidate_subgraphs import register_keys
 from xrt.placement.search.interval_dp import find_best_intervals, pick_cheapest_engines
-from xrt.placement.search.local_search import hill_climb, hill_climb_with_lookahead, reassign_regions
 from xrt.placement.search.options import SearchOptions
 
 if TYPE_CHECKING:
@@ -37,17 +31,10 @@ if TYPE_CHECKING:
     from xrt.partition.device_map import DeviceMap
     from xrt.partition.plan import Plan
 
-__all__ = ["RankedPartitionings", "iter_simple_partitionings", "propose_plans"]
+__all__ = ["RankedPartitionings", "iter_partitionings", "propose_plans"]
 
 STRETCHES = 48
 """The most atoms of which every stretch is tried as a region."""
-
-CUTS = 256
-"""The most cuts in two of a tiny model that are tried."""
-
-MOST_RECOLOURED = 32
-"""The most regions of a layout that is also proposed in other colours: what was measured region by region may be otherwise in
-a row, and a race tells."""
 
 REPEATS = 4
 """The most rounds of proposals, which repeat because the table knew regions of the last ones."""
@@ -95,23 +82,16 @@ class RankedPartitionings:
     layouts: tuple[Partitioning, ...]
 
     @classmethod
-    def of(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, view: Optimism = NEUTRAL) -> RankedPartitionings:
+    def of(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, hope: float = 0.0) -> RankedPartitionings:
         """Propose layouts, look up their regions in the table, and repeat until the table adds no cost.
 
-        For a tiny model, layouts that are best under optimistic costs of unmeasured regions are included.
+        ``hope`` is the assumed saving of an edge inside no measured region, as a share of its cheaper end.
         """
-        ranking = cls._rank(ground, table, options, view)
-        if len(ground) > TINY or view.at_best:
-            return ranking
-        return ranking.with_layouts(cls._rank(ground, table, options, Optimism(view.hope, at_best=True)).layouts)
-
-    @classmethod
-    def _rank(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, view: Optimism) -> RankedPartitionings:
         ground = ground.forget_keys()
         register_keys(ground)
-        effort = SearchBudget(options.effort, options.changes)
+        effort = SearchBudget(options.effort)
         for _ in range(REPEATS):
-            ranking = cls._once(PartitionCostModel.at_node_level(ground, table, effort, view), options)
+            ranking = cls._once(PartitionCostModel.at_node_level(ground, table, effort, hope), options)
             if not ranking.learn(options.plans):
                 break
         return ranking
@@ -119,7 +99,7 @@ class RankedPartitionings:
     @classmethod
     def _once(cls, board: PartitionCostModel, options: SearchOptions) -> RankedPartitionings:
         coarse = board.coarsen(options.grain)
-        found = dict.fromkeys(map(coarse.to_nodes, _searched(coarse, options)))
+        found = dict.fromkeys(map(coarse.to_nodes, iter_partitionings(coarse)))
         if coarse is not board:
             found.update(dict.fromkeys(iter_simple_partitionings(board)))
         ranking = cls(board, ()).with_layouts(found)
@@ -162,27 +142,14 @@ class RankedPartitionings:
         return not known.isdisjoint([ground.key(mask) for mask in fresh])
 
 
-def _searched(board: PartitionCostModel, options: SearchOptions) -> Iterator[Partitioning]:
-    """Yield the best stretches, each atom on its cheapest engine, each engine in turn first, and what moves make of the best."""
-    starts = dict.fromkeys(iter_simple_partitionings(board))
-    homes, stretches = pick_cheapest_engines(board), find_best_intervals(lines := board.coarsen(STRETCHES))
-    starts.update(dict.fromkeys([board.to_atoms(lines.to_nodes(stretches))] if stretches else []))
-    starts.update(dict.fromkeys([cluster_by_engine(board, homes)] if homes else []))
-    yield from starts
-    found = [hill_climb(board, start) for start in _cheapest(board, starts, options.starts)]
-    if len(board) <= TINY:
-        found += [hill_climb(board, start) for start in _cheapest(board, iter_two_way_splits(board), options.starts)]
-    if found and len(board) <= SMALL:
-        found.append(
-            hill_climb_with_lookahead(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
-        )
-    yield from found
-    for layout in _cheapest(board, found, options.starts):
-        yield from reassign_regions(board, layout) if len(layout) <= MOST_RECOLOURED else ()
-
-
-def _cheapest(board: PartitionCostModel, layouts: Iterable[Partitioning], count: int) -> list[Partitioning]:
-    return sorted(layouts, key=lambda layout: (board.total(layout), layout))[:count]
+def iter_partitionings(board: PartitionCostModel) -> Iterator[Partitioning]:
+    """Yield the simple layouts, the best stretches by dynamic programming, and each atom on its cheapest engine."""
+    yield from iter_simple_partitionings(board)
+    lines = board.coarsen(STRETCHES)
+    if stretches := find_best_intervals(lines):
+        yield board.to_atoms(lines.to_nodes(stretches))
+    if homes := pick_cheapest_engines(board):
+        yield cluster_by_engine(board, homes)
 
 
 def iter_simple_partitionings(board: PartitionCostModel) -> Iterator[Partitioning]:
@@ -206,25 +173,6 @@ def _by_priority(board: PartitionCostModel) -> Iterator[Partitioning]:
         homes = [next((e for e in order if board.takes[e] >> atom & 1), None) for atom in range(len(board))]
         if None not in homes:
             yield cluster_by_engine(board, [home for home in homes if home is not None])
-
-
-def iter_two_way_splits(board: PartitionCostModel) -> Iterator[Partitioning]:
-    """Yield the layouts of two regions on two engines: some of the atoms with all that they need, and the rest."""
-    everything = (1 << len(board)) - 1
-    for first in _closed(board):
-        for early, late in permutations(range(len(board.takes)), 2):
-            regions = (early, first), (late, everything & ~first)
-            if all(map(board.allows, regions)):
-                yield regions
-
-
-def _closed(board: PartitionCostModel) -> Iterator[int]:
-    """Yield sets of atoms that hold all that their atoms need, but not nothing and not all; at most `CUTS`."""
-    found = [0]
-    for atom, before in enumerate(board.before):
-        found += [some | 1 << atom for some in found if not before & ~some]
-        found = found[:CUTS]
-    yield from (some for some in found if 0 < some < (1 << len(board)) - 1)
 
 
 def cluster_by_engine(board: PartitionCostModel, homes: Sequence[int]) -> Partitioning:
