@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO, TypeAlias
 
+from xrt.forking import renewed
+
 __all__ = [
     "SWITCH",
     "NotebookLine",
@@ -149,7 +151,7 @@ def _is_child() -> bool:
     return module is not None and module.parent_process() is not None
 
 
-_claimed = threading.Lock()
+_claimed = renewed(threading.Lock())
 """Locked by the code that shows progress: there is one line."""
 
 

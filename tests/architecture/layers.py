@@ -16,7 +16,7 @@ PACKAGE = "xrt"
 
 LINE = (
     ("error_texts",),
-    ("errors", "lazy_names"),
+    ("errors", "forking", "lazy_names"),
     ("measure", "comparison", "logging", "processes", "progress"),
     ("html",),
     ("graph",),

@@ -17,6 +17,7 @@ from xrt.cache.closing import close_in_background
 from xrt.cache.disk import CompileRequest, DiskStatistics, WeightHashStore, open_disk_tier
 from xrt.cache.disk.config import expand_user
 from xrt.errors import OptionError
+from xrt.forking import get_generation, leave_to_parent, renewed
 
 if TYPE_CHECKING:
     from xrt.cache.signature import Signature
@@ -100,6 +101,7 @@ class _Entry:
     holders: int = 1
     nbytes: int = 0
     """What the executable holds between calls; 0 before it is made."""
+    generation: int = field(default_factory=get_generation)
 
     @property
     def idle_threads(self) -> int:
@@ -112,8 +114,13 @@ class _Entry:
 
     @property
     def close(self) -> Callable[[], None] | None:
-        """What closes the executable; None where there is none."""
-        return self.made.result().close if self.is_made else None
+        """What closes the executable; None where there is none, or it is a parent process's."""
+        return self.made.result().close if self.is_made and self.generation == get_generation() else None
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether it is a parent process's and of no use here: a thread there was to make it, or its threads are there."""
+        return self.generation != get_generation() and not (self.is_made and self.made.result().survives_fork)
 
 
 class Lease:
@@ -154,7 +161,8 @@ class CompileCache:
         self.max_bytes = max_bytes
         self.disk = disk
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._lock = threading.RLock()  # re-entrant: a lease may be collected, and so released, while its thread is in here
+        # Re-entrant: a lease may be collected, and so released, while its thread is in here.
+        self._lock = renewed(threading.RLock())
         self._hits = self._misses = self._failures = self._evictions = 0
 
     def lease(
@@ -196,7 +204,7 @@ class CompileCache:
         """Return the key's entry, held once more, and whether the caller has to make it."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is not None and not force:
+            if entry is not None and not force and not entry.is_orphaned:
                 self._hits += 1
                 self._entries.move_to_end(key)
                 entry.holders += 1
@@ -211,6 +219,7 @@ class CompileCache:
     def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
         try:
             executable = make()
+            leave_to_parent(executable)
             entry.nbytes = count_bytes(executable)
             entry.made.set_result(executable)
         except BaseException as error:  # noqa: BLE001  # raised again in every waiting thread, this one among them

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import ModelError
+from xrt.forking import renewed
 from xrt.graph.dtypes import DType
 from xrt.graph.memory_map import find_file_offset, release
 from xrt.graph.types import TensorType
@@ -20,7 +21,7 @@ REMEMBERED = 1 << 16
 """Digests of constants in files that the process keeps, for the next time that the same file is loaded."""
 
 _digests: OrderedDict[object, bytes] = OrderedDict()
-_lock = Lock()
+_lock = renewed(Lock())
 
 
 class Constant:

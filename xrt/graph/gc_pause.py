@@ -8,9 +8,12 @@ long as a graph is built, and put back as it was found.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from xrt.forking import renewed
 
 __all__ = ["LARGE", "pause_gc"]
 
@@ -21,7 +24,7 @@ LARGE = 50
 class _Paused:
     """Who has paused the collector; the last one puts it back."""
 
-    lock = threading.Lock()
+    lock = renewed(threading.Lock())
     count = 0
     was_on = False
 
@@ -47,8 +50,20 @@ def _pause() -> None:
         _Paused.count += 1
 
 
+def _forget() -> None:
+    """Put the collector back in a forked child, which has no other thread that builds."""
+    if _Paused.count:
+        _Paused.count = 0
+        if _Paused.was_on:
+            gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def _resume() -> None:
     with _Paused.lock:
-        _Paused.count -= 1
-        if not _Paused.count and _Paused.was_on:
+        _Paused.count = max(_Paused.count - 1, 0)
+        if _Paused.count <= 0 and _Paused.was_on:
             gc.enable()

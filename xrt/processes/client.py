@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import xrt.errors
 from xrt.errors import XRTError
+from xrt.forking import get_generation
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
 from xrt.processes.spawn import NOTHING_ADDED, end, start_python
 
@@ -108,8 +109,11 @@ class WorkerProcess:
             self._process = start_python(entry, str(its.fileno()), *arguments, **terms, **streams)
         self._channel, self._output = mine, output
         self._is_ready = False
-        self.end = weakref.finalize(self, _end, self._process, mine, output)
-        """Kills the process, with all that it has started, such as a compiler, and releases all that belongs to it."""
+        self._generation = get_generation()
+        self.end = weakref.finalize(self, _end, self._generation, self._process, mine, output)
+        """Kills the process, with all that it has started, such as a compiler, and releases all that belongs to it.
+
+        A forked child, whose parent's the process is, only closes its own end."""
 
     def ask(
         self,
@@ -185,8 +189,13 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not been ended from here; it may have died since the last answer."""
-        return self.end.alive
+        """Whether it belongs to this process and has not been ended from here; it may have died since the last answer."""
+        return self.end.alive and self._generation == get_generation()
+
+    def kill(self) -> None:
+        """Kill the process, also while another thread asks it: that one's request raises WorkerDied, and releases the rest."""
+        if self.is_alive:
+            self._process.kill()
 
     def close(self) -> None:
         """Let the process end by itself, which lets it clean up; kill it where it does not."""
@@ -196,8 +205,9 @@ class WorkerProcess:
         self.end()
 
 
-def _end(process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
-    end(process)
+def _end(generation: int, process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
+    if generation == get_generation():
+        end(process)
     channel.close()
     if output is not None:
         output.close()

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory
+from xrt.forking import renewed
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.memory_map import release
 from xrt.runtime.program import Program
@@ -156,7 +157,7 @@ class _Compilation:
         """By signature the places of the nodes that are to blame."""
         self._progress = progress
         self._done = 0
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
     def outcomes(self) -> list[Lease | Refusal]:
@@ -320,7 +321,7 @@ def _let_go(function: Function) -> None:
 
 
 _turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-_turns_lock = threading.Lock()
+_turns_lock = renewed(threading.Lock())
 
 
 def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
@@ -328,4 +329,4 @@ def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
     if engine.compiles_in_parallel:
         return nullcontext()
     with _turns_lock:
-        return _turns.setdefault(type(engine), threading.Lock())
+        return _turns.setdefault(type(engine), renewed(threading.Lock()))

@@ -20,6 +20,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
+from xrt.forking import renewed
 from xrt.formats.bundle import make_working_directory
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message, SharedBuffer, read_block
@@ -49,7 +50,7 @@ class WorkerHandle:
         self._limits = limits
         self.seconds = limits.seconds
         """What the next requests may take each."""
-        self.lock = threading.RLock()
+        self.lock = renewed(threading.RLock())
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0
@@ -71,19 +72,24 @@ class WorkerHandle:
     @property
     def is_at_work(self) -> bool:
         """Whether there is a worker."""
-        return self._worker is not None
+        return self._worker is not None and self._worker.is_alive
 
     def _start(self) -> WorkerProcess:
         if self._closed:
             raise WorkerLost("its process ended when the module was closed")
+        if self._worker is not None and not self._worker.is_alive:  # the worker of a parent process
+            self._worker = None
+            self.generation += 1
         if self._worker is None:
             self._worker = WorkerProcess("xrt.worker.server:main", str(self._limits.memory or 0), keeps_output=False)
         return self._worker
 
     def close(self) -> None:
-        """End the worker for good."""
+        """End the worker for good; a request under way fails, and is not waited for."""
+        self._closed = True
+        if (worker := self._worker) is not None:
+            worker.kill()
         with self.lock:
-            self._closed = True
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()

@@ -11,6 +11,7 @@ from typing import Any
 
 from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import ModelError
+from xrt.forking import renewed
 from xrt.graph.deferred_function import StaleFunction
 from xrt.graph.memory_map import Stamp, make_stamp
 
@@ -35,7 +36,7 @@ class OpenFiles:
     def __init__(self, files: Files) -> None:
         """Raises OSError where one cannot be opened, and StaleFunction where it is not the one with that stamp."""
         self._files = files
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         with ExitStack() as stack:
             self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
             for number in range(len(files)):

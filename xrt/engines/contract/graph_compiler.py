@@ -36,6 +36,9 @@ class Executable(abc.ABC):
     """Whether `run` may write to an input that an alias names without being given it as a buffer. True is conservative: a call
     that failed is then not repeated."""
 
+    survives_fork: bool = True
+    """Whether a forked child may run it. A child compiles anew what it may not, and a run of its parent's raises RunFailed."""
+
     idle_threads: int = 0
     """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from iree.runtime import VmInstance, create_hal_module
 from iree.runtime._binding import create_hal_driver, parse_flags
 
+from xrt.forking import get_generation, leave_to_parent, renewed
 from xrt.graph import Function, Node, TensorType
 
 __all__ = ["IreeDevice", "get_device", "is_small"]
@@ -21,13 +22,15 @@ __all__ = ["IreeDevice", "get_device", "is_small"]
 SMALL_WORK = 1 << 18
 """Operations on single elements up to which handing work to a pool (20 us) costs more than a second thread saves."""
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 
 
 class IreeDevice:
     """A device, with the instance and the module that every context over it shares."""
 
     def __init__(self, threads: int) -> None:
+        self.survives_fork = threads == 1
+        self.generation = get_generation()
         self.instance = VmInstance()
         self.device = _sync() if threads == 1 else _pool(threads)
         self.allocator: Any = self.device.allocator
@@ -35,14 +38,16 @@ class IreeDevice:
 
 
 @cache
-def _shared(threads: int) -> IreeDevice:
-    return IreeDevice(threads)
+def _shared(threads: int, generation: int) -> IreeDevice:
+    device = IreeDevice(threads)
+    leave_to_parent(device)
+    return device
 
 
 def get_device(threads: int) -> IreeDevice:
     """Return the device of so many threads, the same in every call; one thread is the caller's own."""
     with _lock:
-        return _shared(threads)
+        return _shared(threads, get_generation())
 
 
 def _sync() -> Any:

@@ -27,6 +27,7 @@ from xrt.engines.iree.export import SCOPE, list_parameters
 from xrt.engines.iree.mlir_types import ELEMENTS
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
+from xrt.forking import why_left_behind
 from xrt.graph import Function, Shape, TensorType, Type
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class IreeExecutable(Executable):
         self.code = code
         self.function = function
         self._device = device
+        self.survives_fork = device.survives_fork
         self._import = device.allocator.import_host_allocation
         self._outputs = [_Place.of(function.get_type(value.name)) for value in function.outputs]
         self._inputs = [_Place.of(value.type) for value in function.inputs]
@@ -182,6 +184,8 @@ class IreeExecutable(Executable):
         ]
 
     def _invoke(self, views: Sequence[Any]) -> None:
+        if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
+            raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         arguments, results = VmVariantList(len(views)), VmVariantList(0)
         for view in views:
             arguments.push_ref(view)

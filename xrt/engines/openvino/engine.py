@@ -20,6 +20,7 @@ from xrt.engines.openvino.executable import (
 from xrt.engines.openvino.library import (
     HINTS,
     LIBRARY,
+    check_pools,
     check_precision,
     core,
     has_precision,
@@ -103,6 +104,7 @@ class OpenVino(GraphCompiler):
 
         if not list_computed_outputs(function):
             return OpenVinoExecutable(function, None)
+        check_pools()
         lowered = _lower(function)
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
@@ -123,6 +125,7 @@ class OpenVino(GraphCompiler):
         return export_model(executable.compiled, executable.inplace)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
+        check_pools()
         with AllocationTracker(len(data)) as growth:
             compiled, inplace = load_model(data, DEVICE, self._settings(context, function))
         executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)

@@ -17,7 +17,7 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.openvino.library import LIBRARY, core, openvino, summarize_error
+from xrt.engines.openvino.library import LIBRARY, core, openvino, release_pool, summarize_error
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.errors import InputError, RunFailed
@@ -420,6 +420,8 @@ class OpenVinoExecutable(Executable):
 
     def close(self) -> None:
         """Free the model without the interpreter's lock, which the library holds unless a request is the last to refer to it."""
+        if self.compiled is not None:
+            release_pool()
         self.compiled = None
         for frame in self._idle:
             frame.forget_model()

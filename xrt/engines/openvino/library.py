@@ -9,6 +9,7 @@ report only to a ``TelemetryExtension`` that a caller would have to add.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,33 @@ LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"
 def core() -> Any:
     """Return the one Core of the process; threads may use it at once."""
     return openvino.Core()
+
+
+class _Pools:
+    """Thread pools of closed models, which the library gives to the next model; a forked child lacks their threads."""
+
+    are_idle = False
+    are_dead = False
+
+
+def release_pool() -> None:
+    """Note that a model is closed."""
+    _Pools.are_idle = True
+
+
+def check_pools() -> None:
+    """Raise CompileRefused in a forked child where the next model would get a pool without threads, and wait for ever."""
+    if _Pools.are_dead:
+        said = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
+        raise CompileRefused(said) from OSError("forked")  # of this process, and not for the cache on disk
+
+
+def _forget_pools() -> None:
+    _Pools.are_dead |= _Pools.are_idle
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
 
 
 # ---------------------------------------------------------------------- errors

@@ -24,7 +24,13 @@ from xrt.engines.ort.cuda import (
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import OrtExecutable, list_computed_outputs, session_function, why_not_carried
+from xrt.engines.ort.executable import (
+    OrtExecutable,
+    ParallelOrtExecutable,
+    list_computed_outputs,
+    session_function,
+    why_not_carried,
+)
 from xrt.engines.ort.options import (
     as_names,
     as_texts,
@@ -211,9 +217,8 @@ class Ort(GraphCompiler):
         use_own_pool()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(
-            function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace
-        )
+        kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
+        executable = kind(function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace)
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable

@@ -21,6 +21,7 @@ from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
 from xrt.errors import InputError, RunFailed
+from xrt.forking import get_generation, why_left_behind
 from xrt.graph import DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
 __all__ = [
@@ -244,6 +245,27 @@ class OrtExecutable(Executable):
             if (is_inplace or buffer.nbytes >= BIND_FROM) and not _overlaps(buffer, others):
                 chosen[value.name] = buffer
         return chosen
+
+
+class ParallelOrtExecutable(OrtExecutable):
+    """A session that runs nodes on a pool of its own, for which a run waits: in a forked child for ever."""
+
+    survives_fork = False
+
+    def __init__(self, *terms: Any) -> None:
+        super().__init__(*terms)
+        self._generation = get_generation()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if reason := why_left_behind(self._generation):
+            raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
+        return super().run(inputs, options)
+
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
+        return Executable.fast_call(self)
+
+    def supports_io_binding(self) -> bool:
+        return False
 
 
 def _is_small(value: Value) -> bool:

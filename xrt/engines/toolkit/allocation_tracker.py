@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar, Self
 
+from xrt.forking import renewed
+
 __all__ = ["AllocationTracker"]
 
 
@@ -66,7 +68,7 @@ class AllocationTracker:
     ``weight`` is by how much it shares in what sessions opened at the same time grow by.
     """
 
-    _lock = threading.Lock()
+    _lock = renewed(threading.Lock())
     _now: ClassVar[_Openings | None] = None
 
     def __init__(self, weight: int) -> None:

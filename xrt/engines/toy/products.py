@@ -17,6 +17,7 @@ import numpy as np
 
 from xrt.engines import native
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
+from xrt.forking import renewed
 
 __all__ = ["ProductThreads", "multiply", "product_threads"]
 
@@ -110,7 +111,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def executor(self) -> ThreadPoolExecutor:
         with self._lock:

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
+from xrt.forking import leave_to_parent
+
 __all__ = ["ForkGuard", "clients", "configure_tracing", "fork_guard", "get_client_device"]
 
 
@@ -111,18 +113,17 @@ class Clients:
         self.moving = threading.Lock()
         """Held while an executable moves here from another process's clients."""
         self.devices: dict[int, Any] = {}
+        leave_to_parent(self)
 
     @classmethod
     def renew(cls) -> None:
         """Start with new clients in a forked child; the parent's are kept, since releasing a client waits for its threads."""
-        _left_behind.append(clients)
         globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
         globals()["fork_guard"] = ForkGuard()
 
 
 clients = Clients()
 fork_guard = ForkGuard()
-_left_behind: list[Clients] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=ForkGuard.enter, after_in_parent=ForkGuard.leave, after_in_child=Clients.renew)
 

@@ -77,7 +77,8 @@ class XlaProgram:
 def compile_program(function: Function, threads: int) -> XlaProgram:
     """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
     if not client.clients.can_compile:
-        raise CompileRefused("XLA has compiled in the process that this one was forked from, and cannot do so in both")
+        said = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
+        raise CompileRefused(said) from OSError("forked")  # of this process, and not for the cache on disk
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = Arguments.of(function, device)

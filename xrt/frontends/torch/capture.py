@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.errors import InputError, ModelError
+from xrt.forking import renewed
 from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.export import export
 from xrt.frontends.torch.lower import Lowering
@@ -33,7 +34,7 @@ __all__ = ["Capture", "DataDependentError", "Leaf", "capture"]
 
 MOST_DECOMPOSITIONS = 8
 """How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
-_EXPORT = threading.RLock()
+_EXPORT = renewed(threading.RLock())
 """`torch.export` is not safe in several threads: one module is captured at a time."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from xrt.errors import FallbackWarning, warn
+from xrt.forking import renewed
 
 __all__ = ["FrozenGraph", "find_static_inputs"]
 
@@ -45,7 +46,7 @@ class FrozenGraph:
     def __init__(self, compile: Callable[[Mapping[int, torch.Tensor]], Compiled], tensors: Mapping[int, torch.Tensor]) -> None:  # noqa: A002  # as elsewhere
         self._compile = compile
         self._indices = tuple(tensors)
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._pick = itemgetter(*self._indices) if len(tensors) > 1 else lambda args: (args[self._indices[0]],)
         self._variants: tuple[tuple[tuple[torch.Tensor, ...], list[int], Compiled], ...] = ()
         self._made = 0

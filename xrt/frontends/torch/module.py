@@ -16,6 +16,7 @@ from xrt.cache import open_cache
 from xrt.cache.closing import close_in_background
 from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError, PlanError
+from xrt.forking import renewed
 from xrt.frontends.torch.capture import Capture, DataDependentError, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
 from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed
@@ -150,7 +151,7 @@ class TorchModule(XRTModule):
         self._latest: _Compiled | None = None
         self._split: SplitModule | None = None
         self._calls = 0
-        self._guard = threading.RLock()
+        self._guard = renewed(threading.RLock())
         self._is_closed = False
 
     # ------------------------------------------------------------------ calls

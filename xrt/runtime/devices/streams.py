@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from xrt.forking import renewed
 from xrt.runtime.devices.registry import device
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._made: dict[str, Stream] = {}
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def made(self, name: str) -> Stream | None:
         """Return the stream on a device, if there is one yet."""

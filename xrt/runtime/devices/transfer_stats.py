@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import asdict, dataclass
 
+from xrt.forking import renewed
+
 __all__ = ["TransferCounter", "TransferStats"]
 
 
@@ -44,7 +46,7 @@ class TransferCounter:
 
     def __init__(self) -> None:
         self._counts = asdict(TransferStats())
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def add(self, **more: int) -> None:
         """Add to the counts of those names."""
