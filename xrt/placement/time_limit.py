@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import ctypes
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 __all__ = ["OutOfTime", "begin", "within", "within_or_stopped"]
 
-AT_EXIT = 60.0
-"""Seconds for which the end of the process waits for abandoned work: a library that comes back to an interpreter which is no more
-ends the process by a crash."""
+AT_EXIT = 1.0
+"""Seconds for which the end of the process waits for abandoned work."""
+LONGEST = 60.0
+"""The same for each thread where the process could not end without it."""
 
 T = TypeVar("T")
 
@@ -71,8 +76,39 @@ def _do(work: Callable[[], Any], outcome: Future[Any]) -> None:
         outcome.set_exception(error)
 
 
-@atexit.register
-def _await_abandoned() -> None:
+def _leave_abandoned() -> None:
+    """Wait a moment for abandoned work, then let the process end without it.
+
+    A library that comes back to an interpreter which is no more, or computes while its own data are freed, ends the process by a
+    crash. So the C library's `exit` ends it as soon as the interpreter is finalized, before libraries are, with its status.
+    """
     until = time.monotonic() + AT_EXIT
     for thread in list(_threads):
         thread.join(max(until - time.monotonic(), 0.0))
+    if not any(thread.is_alive() for thread in _threads):
+        return
+    _spare_finalizers()
+    library = ctypes.CDLL(None)
+    try:
+        on_exit, leave, pause = library.on_exit, library._exit, library.pause
+    except AttributeError:  # not the GNU C library
+        for thread in list(_threads):
+            thread.join(LONGEST)
+        return
+    library.fflush(None)
+    on_exit(leave, None)
+    with suppress(OSError, AttributeError):  # a thread that comes back is ended by the interpreter, from inside of C++ code
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(pause)
+
+
+def _spare_finalizers() -> None:
+    """Leave out the finalizers of packages whose import goes on in abandoned work: they would fail on what is not there yet."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        found = finalizer.peek()
+        package = sys.modules.get(getattr(found[1], "__module__", "").partition(".")[0]) if found else None
+        if getattr(getattr(package, "__spec__", None), "_initializing", False):
+            finalizer.atexit = False
+
+
+weakref.finalize(OutOfTime, int)  # registers the function that runs finalizers, so that the next one comes before it
+atexit.register(_leave_abandoned)
