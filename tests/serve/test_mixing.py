@@ -59,9 +59,10 @@ def is_right(document: Any, expected: Any) -> bool:
     return np.array_equal(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("batch", [8, [2, 4, 8]], ids=["up to 8", "sizes"])
 @pytest.mark.parametrize(("count", "dim"), MODELS)
-def test_each_client_gets_its_own_rows(count: int, dim: str | None) -> None:
-    application = app({"sum": xrt.XRTModule(make_sum(count, dim))}, batch=8, max_wait=0.001)
+def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch: Any) -> None:
+    application = app({"sum": xrt.XRTModule(make_sum(count, dim))}, batch=batch, max_wait=0.001)
 
     async def client(number: int) -> None:
         for step in range(5):

@@ -204,6 +204,21 @@ def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
     run(application, test, ready=False)
 
 
+def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them() -> None:
+    module = xrt.XRTModule(Mixing().trace(TensorType(DType.FLOAT32, ("n", 2))))
+    module._serving = TUNED
+    application = app({"mixing": module})
+    (model,) = application.models
+
+    async def test() -> None:
+        requests = [infer(application, "mixing", {"inputs": [tensor("x", [[n, n], [1, 1]])]}) for n in range(8)]
+        for n, reply in enumerate(await asyncio.gather(*requests)):
+            assert reply.document["outputs"][0]["data"] == [n, n, n + 1, n + 1]
+        assert model.options.sizes == ()
+
+    run(application, test)
+
+
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [

@@ -289,7 +289,8 @@ class Scheduler:
             self._observer.note_wait(started - one.since)
         loop = asyncio.get_running_loop()
         call = batch[0].call
-        running = self._pool.submit(run_batch, call, [one.values for one in batch], [one.rows for one in batch], self._sizes)
+        sizes = self._sizes if batch[0].key is not None else ()  # a request that runs alone is not padded
+        running = self._pool.submit(run_batch, call, [one.values for one in batch], [one.rows for one in batch], sizes)
         finish = partial(self._finish, batch, started)
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 

@@ -58,7 +58,8 @@ class ServedModel:
         self.outputs = tuple(module.outputs[place] for place in places)
         _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        self.options = self._settle_batches(options, is_wanted=is_wanted)
+        self._is_batch_wanted = is_wanted
+        self.options = self._settle_batches(options)
         self._free = self._list_instances()
         self.why_not_ready = STARTING
         """Why the model gets no requests; empty when it is in service."""
@@ -75,12 +76,12 @@ class ServedModel:
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
 
-    def _settle_batches(self, options: ServingOptions, *, is_wanted: bool) -> ServingOptions:
+    def _settle_batches(self, options: ServingOptions) -> ServingOptions:
         """Return the options without a batch that the shapes do not admit; raises OptionError where it was asked for."""
         reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
         if not options.sizes or not reason:
             return options
-        if is_wanted:
+        if self._is_batch_wanted:
             raise OptionError(f"model {self.name!r} cannot join requests to a batch: {reason}; leave batch out")
         return replace(options, batch=None)
 
@@ -134,7 +135,11 @@ class ServedModel:
             _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
         if self.options.sizes:
             rounds_up = self.options.rounds_up
-            return explain_mixed_rows(partial(_call_module, module), self.inputs, self.options.sizes, rounds_up=rounds_up)
+            reason = explain_mixed_rows(partial(_call_module, module), self.inputs, self.options.sizes, rounds_up=rounds_up)
+            if not reason or self._is_batch_wanted:
+                return reason
+            _log.warning("model %s is served without the batches that it was tuned for: %s", self.name, reason)
+            self.options = replace(self.options, batch=None)
         return ""
 
     def _list_instances(self) -> SimpleQueue[XRTModule]:
