@@ -32,7 +32,7 @@ import xrt  # noqa: E402
 from xrt.cache import CompileCache  # noqa: E402
 from xrt.errors import ModelError, PlanError  # noqa: E402
 from xrt.frontends.torch.capture import Capture, capture  # noqa: E402
-from xrt.frontends.torch.leaves import collect_arrays, make_output  # noqa: E402
+from xrt.frontends.torch.module import collect_arrays, make_output  # noqa: E402
 
 RECORD = TOP / "docs" / "pytorch-operators.json"
 PAGE = TOP / "docs" / "reference" / "pytorch-operators.md"

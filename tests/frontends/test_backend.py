@@ -19,7 +19,7 @@ from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, OptionError, PlanError
-from xrt.frontends.torch import backend, frozen
+from xrt.frontends.torch import backend
 from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 
@@ -163,7 +163,7 @@ def test_a_frozen_graph_is_compiled_for_each_module_that_runs_it(functions: list
 
 
 def test_a_frozen_graph_with_parameters_that_change_takes_them_as_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(backend, "MOST_VARIANTS", 2)
     linear, x = nn.Linear(2, 2), torch.ones(1, 2)
     call = compiled(linear, freeze=True)
     with torch.no_grad():

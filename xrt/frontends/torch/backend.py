@@ -2,37 +2,439 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch._decomp import core_aten_decompositions
+from torch._decomp.decompositions import im2col, max_unpool2d
 from torch._guards import TracingContext
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, is_contiguous_or_false, suggest_memory_format
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from xrt.builder import Builder
+from xrt.builder.record_op import emit
+from xrt.engines import names, probe
+from xrt.engines.contract.registry import list_by_rank
 from xrt.errors import FallbackWarning, ModelError, OptionError, PlanError, warn
-from xrt.frontends.torch.decompositions import get_decompositions
+from xrt.forking import renewed
+from xrt.frontends.torch.capture import Leaf
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
-from xrt.frontends.torch.engines import add_torch_engine, check_sizes_closed, choose_default_engines
-from xrt.frontends.torch.frozen import FrozenGraph, find_static_inputs
-from xrt.frontends.torch.lower_graph import lower_graph
+from xrt.frontends.torch.lower import Lowering
+from xrt.frontends.torch.rules import RULES
+from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import TensorType
 from xrt.graph.opaque_call import DOMAIN
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
+from xrt.passes import drop_dead_nodes
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+    from torch.fx import Node as Call
 
-    from xrt.frontends.torch.capture import Leaf
-    from xrt.frontends.torch.lower_graph import LoweredGraph
+    from xrt.graph import Function
+    from xrt.module.options import ModuleOptions
 
-__all__ = ["compile_graph", "xrt_backend"]
+__all__ = [
+    "FrozenGraph",
+    "LoweredGraph",
+    "add_torch_engine",
+    "check_sizes_closed",
+    "choose_default_engines",
+    "compile_graph",
+    "find_static_inputs",
+    "get_decompositions",
+    "lower_graph",
+    "xrt_backend",
+]
 
+
+# ---------------------------------------------------------------------- from a graph of AOTAutograd to a Function
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredGraph:
+    """A Function, with how its inputs and outputs belong to those of the graph that it was made of."""
+
+    function: Function
+    inputs: tuple[int, ...]
+    """Which placeholder of the graph each input of the Function is."""
+    axes: tuple[tuple[int, ...], ...]
+    """Of each output of the Function the axes in the order that the graph's tensor has them in, () where it is the same."""
+    leaves: tuple[Leaf, ...]
+    """The outputs of the graph."""
+    viewed: tuple[int, ...]
+    """Which outputs of the graph are views instead."""
+    views: Callable[..., Sequence[torch.Tensor]] | None
+    """Returns these of the values of ``bases``; None where there are none."""
+    bases: tuple[Leaf, ...]
+
+
+def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> LoweredGraph:
+    """Return the graph as a Function; ``fixed`` has tensors, by the placeholder, that become constants.
+
+    Raises ModelError where it cannot be lowered.
+    """
+    builder = Builder("graph")
+    lowering = Lowering(builder, Symbols({}), keeps_generator=True)
+    placeholders = [call for call in graph.graph.nodes if call.op == "placeholder"]
+    given: list[int] = []
+    with builder:
+        for index, call in enumerate(placeholders):
+            fake = call.meta.get("val")
+            if _is_effect_token(call):
+                lowering.values[call] = None
+            elif index in fixed and isinstance(fake, torch.Tensor) and fake.shape == fixed[index].shape:
+                lowering.values[call] = lowering.add_constant(call.name, fixed[index])
+            elif isinstance(fake, torch.Tensor):
+                lowering.values[call] = lowering.add_input(call.name, fake)
+                given.append(index)
+        for index, call in enumerate(placeholders):
+            fake = call.meta.get("val")
+            if isinstance(fake, torch.SymInt | torch.SymFloat):
+                if not fake.node.expr.is_number and fake.node.expr not in lowering.symbols.sources:
+                    lowering.add_input(call.name, fake)
+                    given.append(index)
+                lowering.values[call] = lowering.symbols.number(fake)
+            elif call not in lowering.values:
+                lowering.values[call] = fake
+        lowering.run(graph.graph, graph)
+        (results,) = next(call.args for call in graph.graph.nodes if call.op == "output")
+        outputs = _Outputs(lowering, placeholders)
+        viewed, views, bases = _make_views(results, outputs)
+        leaves = tuple(Leaf("value") if index in viewed else outputs.add(call) for index, call in enumerate(results))
+    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(given), tuple(outputs.axes), leaves, viewed, views, bases)
+
+
+def _is_effect_token(placeholder: Call) -> bool:
+    """Whether AOTAutograd keeps calls in order by this input: it is traced as an empty tensor and None at run time."""
+    return any(
+        getattr(user.target, "__name__", "") == "with_effects" and user.args[0] is placeholder for user in placeholder.users
+    )
+
+
+@dataclass(slots=True)
+class _Outputs:
+    """The outputs of a Function in the making: each value is added once; an input, a number or None is none."""
+
+    lowering: Lowering
+    placeholders: list[Call]
+    axes: list[tuple[int, ...]] = field(default_factory=list)
+    _leaves: dict[Call, Leaf] = field(default_factory=dict)
+
+    def add(self, call: Any) -> Leaf:
+        if not isinstance(call, torch.fx.Node):
+            return Leaf("value", value=call)
+        if call not in self._leaves:
+            self._leaves[call] = self._add(call)
+        return self._leaves[call]
+
+    def _add(self, call: Call) -> Leaf:
+        if call in self.placeholders:
+            return Leaf("input", self.placeholders.index(call))
+        value, fake = self.lowering.values[call], call.meta.get("val")
+        if value is None or isinstance(value, bool | int | float):
+            return Leaf("value", value=value)
+        is_number = not isinstance(fake, torch.Tensor)
+        order = () if is_number else _find_memory_order(fake) or ()
+        self.axes.append(tuple(order.index(axis) for axis in range(len(order))))
+        tensor = value.scalar if is_number else emit("Transpose", value, perm=order) if order else value
+        self.lowering.builder.output(tensor, f"output_{len(self.axes)}")
+        return Leaf("output", len(self.axes) - 1, is_number=is_number)
+
+
+# ---------------------------------------------------------------------- views
+#
+# Compiled code that runs after the graph knows the strides that PyTorch has traced, and which outputs are views of one memory. A
+# view is made in each call, of the tensor whose memory it shows; a tensor whose axes are in another order in memory is transposed
+# by the Function, so that nothing is copied.
+
+
+def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
+    """Return which outputs are views, what makes them, and of what; a view that is contiguous and the only one is none."""
+    used = Counter(map(_get_storage, dict.fromkeys(calls)))
+    sources: dict[int, Call] = {}
+    for index, call in enumerate(calls):
+        base = _find_base(call) if _get_storage(call) is not None else call
+        if base is call or (base not in outputs.placeholders and _find_memory_order(base.meta["val"]) is None):
+            continue
+        if base in outputs.placeholders or used[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
+            sources[index] = base
+    numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
+    if not sources:
+        return (), None, ()
+    made, read = _make_view_graph([calls[index] for index in sources], [*dict.fromkeys(sources.values()), *numbers])
+    return tuple(sources), made.forward, tuple(map(outputs.add, read))
+
+
+def _find_base(call: Call) -> Call:
+    """Return the call that made the memory of a call's tensor: the call itself, unless that is a view."""
+    while (parent := _find_parent(call, _get_storage(call))) is not None:
+        call = parent
+    return call
+
+
+def _find_parent(call: Call, storage: object) -> Call | None:
+    for one in call.all_input_nodes:
+        if _get_storage(one) == storage:
+            return one
+        if isinstance(one.meta.get("val"), list | tuple) and (found := _find_parent(one, storage)) is not None:
+            return found  # through an operator that returns several views
+    return None
+
+
+def _get_storage(call: Any) -> object:
+    fake = call.meta.get("val") if isinstance(call, torch.fx.Node) else None
+    return fake.untyped_storage()._cdata if isinstance(fake, torch.Tensor) and fake.layout is torch.strided else None
+
+
+def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a tensor in the order of its memory, () where that is theirs, None where the memory has gaps."""
+    if is_contiguous_or_false(fake):
+        return ()
+    order, _ = compute_elementwise_output_logical_to_physical_perm(fake)
+    return tuple(order) if is_contiguous_or_false(fake.permute(*order)) else None
+
+
+def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[GraphModule, list[Call]]:
+    """Return calls as a graph of their own, and the calls that it is given: tensors, and numbers that the Function computes.
+
+    A number that is read from a tensor (``item``) is such an input. Raises ModelError for a view that reads another tensor.
+    """
+    graph = torch.fx.Graph()
+    made = {call: graph.placeholder(call.name) for call in inputs}
+    known = {_get_storage(call) for call in inputs}
+
+    def is_given(call: Call) -> bool:
+        reads = [one for one in call.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+        return isinstance(call.meta.get("val"), _NUMBER) and any(one not in made for one in reads)
+
+    def copy(call: Call) -> Call:
+        if call in made:
+            return made[call]
+        if is_given(call):
+            with graph.inserting_before(first):
+                made[call] = graph.placeholder(call.name)
+            return made[call]
+        if call.op != "call_function" or (isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in known):
+            raise ModelError(f"an output is a part of a tensor that {call.name} chooses, and no engine gives a view")
+        made[call] = graph.node_copy(call, copy)
+        return made[call]
+
+    first = graph.output(())
+    with graph.inserting_before(first):
+        first.args = ([copy(call) for call in views],)
+    return torch.fx.GraphModule({}, graph), [call for call, one in made.items() if one.op == "placeholder"]
+
+
+_NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# ---------------------------------------------------------------------- graphs of which parameters are constants
+
+
+MOST_VARIANTS = 64
+"""Sets of tensors that one graph is compiled for; with more of them it takes its parameters as inputs."""
 Compiled = Callable[[list[Any]], Sequence[Any]]
+
+
+def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the parameters, buffers and attributes of modules among the inputs of a graph of Dynamo's, by position.
+
+    Dynamo guards neither which of these a graph gets nor what is written to them: one graph runs for all modules of a class.
+    """
+    return {
+        index: one
+        for index, one in enumerate(inputs)
+        if type(one) in (torch.Tensor, torch.nn.Parameter)
+        and (isinstance(one, torch.nn.Parameter) or getattr(one, "_dynamo_static_input_type", None) is not None)
+        and not one.is_inference()
+    }
+
+
+class FrozenGraph:
+    """Runs a graph that is compiled once for each set of tensors that are its constants, and once more after a write to one.
+
+    ``compile`` takes these tensors by position. A write that PyTorch does not count (by NumPy, through ``.data``) is not seen.
+    """
+
+    _boxed_call = True
+    """By this AOTAutograd knows that it takes a list."""
+
+    def __init__(self, compile: Callable[[Mapping[int, torch.Tensor]], Compiled], tensors: Mapping[int, torch.Tensor]) -> None:  # noqa: A002  # as elsewhere
+        self._compile = compile
+        self._indices = tuple(tensors)
+        self._guard = renewed(threading.Lock())
+        self._pick = itemgetter(*self._indices) if len(tensors) > 1 else lambda args: (args[self._indices[0]],)
+        self._variants: tuple[tuple[tuple[torch.Tensor, ...], list[int], Compiled], ...] = ()
+        self._made = 0
+        self._unfrozen: Compiled | None = None
+        self._add(tuple(tensors.values()))
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        tensors = self._pick(args)
+        versions = _get_versions(tensors)
+        for known, when, run in self._variants:
+            if when == versions and all(map(is_, known, tensors)):
+                return run(args)
+        with self._guard:
+            run = self._unfrozen or self._add(tensors)
+        return run(args)
+
+    def _add(self, tensors: tuple[torch.Tensor, ...]) -> Compiled:
+        if self._made == MOST_VARIANTS:
+            warn(
+                f"the parameters of a frozen graph of torch.compile were others, or were written to, {MOST_VARIANTS} times; "
+                f"they are inputs from now on: leave out freeze=True",
+                FallbackWarning,
+            )
+            self._variants, self._unfrozen = (), self._compile({})
+            return self._unfrozen
+        self._made += 1
+        versions = _get_versions(tensors)
+        run = self._compile(dict(zip(self._indices, tensors, strict=True)))
+        others = (one for one in self._variants if not all(map(is_, one[0], tensors)))  # those of older versions are of no use
+        self._variants = ((tensors, versions, run), *others)
+        return run
+
+
+def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    try:
+        return [one._version for one in tensors]
+    except RuntimeError:  # a tensor of inference mode has none
+        return [-1 if one.is_inference() else one._version for one in tensors]
+
+
+# ---------------------------------------------------------------------- operators that are written in others
+
+
+@cache
+def get_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return PyTorch's own decompositions and those of this module; random numbers and gradients stay as they are."""
+    random = torch.Tag.nondeterministic_seeded
+    table = {
+        operator: decomposition
+        for operator, decomposition in core_aten_decompositions().items()
+        if str(operator) not in RULES and random not in operator.tags
+    }
+    aten = torch.ops.aten
+    return {
+        **table,
+        aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer,
+        aten.im2col.default: _decompose_im2col,
+        aten.max_unpool2d.default: _decompose_max_unpool2d,
+    }
+
+
+def _decompose_im2col(x: torch.Tensor, *args: Any) -> Any:
+    """Write the columns of an image of symbolic size as PyTorch does; the rule takes the others."""
+    return NotImplemented if all(isinstance(size, int) for size in x.shape) else im2col(x, *args)
+
+
+def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:
+    """Keep the memory format of the input, as PyTorch's kernel does and its decomposition does not."""
+    return max_unpool2d(x, indices, output_size).contiguous(memory_format=suggest_memory_format(x))
+
+
+def _decompose_encoder_layer(
+    x: torch.Tensor,
+    width: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    weight_1: torch.Tensor,
+    bias_1: torch.Tensor,
+    weight_2: torch.Tensor,
+    bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """Write the layer, which `nn.TransformerEncoderLayer` is without gradients, as PyTorch describes it."""
+    if mask is not None or x.is_nested:
+        return NotImplemented
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(_attend(functional.linear(x, qkv_weight, qkv_bias), heads), out_weight, out_bias)
+
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        inner = functional.linear(x, weight_1, bias_1)
+        return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
+
+    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), weight, bias, eps)
+
+    if norm_first:
+        x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
+        return x + feed(normalize(x, norm_weight_2, norm_bias_2))
+    x = normalize(x + attend(x), norm_weight_1, norm_bias_1)
+    return normalize(x + feed(x), norm_weight_2, norm_bias_2)
+
+
+def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the scaled dot product attention of queries, keys and values that lie side by side on the last axis."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
+    return (scores @ v).transpose(1, 2).flatten(2)
+
+
+# ---------------------------------------------------------------------- engine lists
+
+
+def check_sizes_closed(settings: ModuleOptions) -> None:
+    """Raise OptionError for buckets=, which a module of PyTorch does not support."""
+    if settings.buckets is not None:
+        raise OptionError(
+            "buckets= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
+            "pass XRTModule(xrt.from_torch(module, args), ...), and leave the parameters as they are"
+        )
+
+
+def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:
+    """Return the engines with ``torch`` at the end where the Function has opaque nodes and no engine of the list is it.
+
+    A strict list and ``"auto"`` stay as they are, and so does None: the default engine supports the whole Function.
+    """
+    if engine is None:
+        return None
+    listed = [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else list(engine)
+    named = [one if isinstance(one, str) else getattr(one, "name", "") for one in listed]
+    if is_strict or "auto" in named or any(one.partition("{")[0] == "torch" for one in named):
+        return engine
+    if all(node.domain != DOMAIN for _, node in function.walk()) or not _is_ready("torch"):
+        return engine
+    return [*listed, "torch"]
+
+
+def choose_default_engines() -> list[str]:
+    """Return the engines of a compiled graph where the user names none: the first by rank that is ready."""
+    return [next(name for name in list_by_rank() if _is_ready(name))]
+
+
+def _is_ready(name: str) -> bool:
+    return name in names() and probe(name).state == "ready"
+
+
 """Takes a list of inputs, which it empties, and returns the outputs in order."""
+
+
+# ---------------------------------------------------------------------- the backend
 
 
 def xrt_backend(

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.export import _trace
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.errors import InputError, ModelError
 from xrt.forking import renewed
-from xrt.frontends.torch.checks import CHECKS
-from xrt.frontends.torch.export import export
-from xrt.frontends.torch.lower import Lowering
+from xrt.frontends.torch.lower import CHECKS, Lowering
 from xrt.frontends.torch.rules import RULES
-from xrt.frontends.torch.state import check_module
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -30,7 +31,185 @@ from xrt.passes import drop_dead_nodes
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["Capture", "DataDependentError", "Leaf", "capture"]
+__all__ = [
+    "Capture",
+    "DataDependentError",
+    "Leaf",
+    "ModuleState",
+    "capture",
+    "check_keywords",
+    "check_module",
+    "drop_warnings",
+    "export",
+    "list_tensor_names",
+    "register_dataclasses",
+]
+
+
+# ---------------------------------------------------------------------- torch.export
+
+
+def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Return the exported program; raises what PyTorch raises."""
+    try:
+        return _export(module, args, kwargs, dynamic_shapes)
+    except Exception as error:
+        if "which is not a known type" not in str(error):
+            raise
+    hook = module.register_forward_hook(_see_output)
+    try:
+        return _export(module, args, kwargs, dynamic_shapes)
+    finally:
+        hook.remove()
+
+
+def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Export without PyTorch's dump of a graph that fails: the module may be captured in another way, and the error says why."""
+    scope = vars(_trace)
+    scope["print"] = lambda *_, **__: None  # prints nothing else than that graph
+    try:
+        with drop_warnings("torch.fx.experimental.symbolic_shapes", "torch.export._trace"):
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    finally:
+        scope.pop("print", None)
+
+
+@contextmanager
+def drop_warnings(*loggers: str) -> Iterator[None]:
+    """Drop the warnings and errors of PyTorch's loggers meanwhile; records of lower levels, which a user has asked for, stay."""
+    named = [logging.getLogger(name) for name in loggers]
+    for logger in named:
+        logger.addFilter(_is_asked_for)
+    try:
+        yield
+    finally:
+        for logger in named:
+            logger.removeFilter(_is_asked_for)
+
+
+def _is_asked_for(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING
+
+
+def _see_output(_: torch.nn.Module, given: Any, output: Any) -> None:
+    register_dataclasses(output)  # what a hook returns would replace the output
+
+
+def register_dataclasses(values: Any) -> bool:
+    """Make the dataclasses in a nest of values known to PyTorch; return whether there were any."""
+    found = [leaf for leaf in pytree.tree_leaves(values) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
+    for kind in {type(leaf) for leaf in found}:
+        torch.export.register_dataclass(kind)
+    for leaf in found:
+        register_dataclasses([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    return bool(found)
+
+
+# ---------------------------------------------------------------------- the state that a capture depends on
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """The modules in order, the training flag of each, and the tensors with what changes where they are written to.
+
+    It is made in each call: lists, which are compared without code of Python for each module.
+    """
+
+    layout: list[Any]
+    """Each module, then the names of its sub-modules, parameters and buffers."""
+    training: tuple[bool, ...]
+    tensors: list[torch.Tensor | None]
+    marks: list[tuple[object, ...]]
+    """Of each tensor its memory, version, element type and shape."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModuleState:
+        """Return the state now; raises ModelError for tensors that PyTorch keeps no version of."""
+        layout: list[Any] = []
+        flags: list[bool] = []
+        tensors: list[Any] = []
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            layout.append(module)
+            flags.append(module.training)
+            children, parameters, buffers = module._modules, module._parameters, module._buffers
+            if children:
+                layout += children
+                stack += [child for child in reversed(children.values()) if child is not None]
+            if parameters:
+                layout += parameters
+                tensors += parameters.values()
+            if buffers:
+                layout += buffers
+                tensors += buffers.values()
+        marks: list[tuple[object, ...]]
+        try:
+            marks = [() if one is None else (one.data_ptr(), one._version, one.dtype, one.shape) for one in tensors]
+        except RuntimeError:  # a tensor without memory of its own, or without a version
+            check_module(model)
+            marks = [() if one is None else _mark(one) for one in tensors]
+        return cls(layout, tuple(flags), tensors, marks)
+
+    def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
+        """Whether a capture of this state holds in the other one; of the tensors that it updates only type and shape count."""
+        if self.layout != other.layout:
+            return False
+        if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
+            return True
+        pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
+        return all(
+            (one is two and mine == theirs) or (index in updated and mine[2:] == theirs[2:])
+            for index, (one, two, mine, theirs) in pairs
+        )
+
+
+def list_tensor_names(model: torch.nn.Module) -> list[str]:
+    """Return the names of parameters and buffers, in the order of a state's tensors."""
+    names = []
+    stack = [("", model)]
+    while stack:
+        prefix, module = stack.pop()
+        children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+        stack += reversed(children)
+        names += [prefix + name for name in (*module._parameters, *module._buffers)]
+    return names
+
+
+def check_module(model: torch.nn.Module) -> None:
+    """Raise ModelError for a module of torch.jit, and for tensors that PyTorch keeps no version of."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a module of torch.jit cannot be captured; pass the module that it was scripted or traced from")
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if tensor.is_inference():
+            raise ModelError(
+                f"{name} was made under torch.inference_mode, and PyTorch neither exports such a tensor nor counts writes to it; "
+                f"make or load the module outside, or under torch.no_grad"
+            )
+
+
+_OF_XRT = {"fetch", "out", "options"}
+"""What a call of another XRTModule takes."""
+
+
+def check_keywords(model: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Raise InputError for a named input that a call of another XRTModule takes, and the module does not."""
+    for name in _OF_XRT & given.keys():
+        parameters = inspect.signature(model.forward).parameters
+        if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            raise InputError(
+                f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
+            )
+
+
+def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
+    memory = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
+    return memory, tensor._version, tensor.dtype, tensor.shape
+
+
+# ---------------------------------------------------------------------- captures
+
 
 MOST_DECOMPOSITIONS = 8
 """How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
@@ -158,8 +337,6 @@ def _check_guards(program: ExportedProgram, shapes: Any) -> None:
 
 _HARMLESS = re.compile(r"L\S*\.size\(\)\[\d+\] == L\S*\.size\(\)\[\d+\]|.* != \S+")
 _LOCAL = re.compile(r"L\['(\w+)'\]")
-
-
 # ---------------------------------------------------------------------- functional form, and operators without a rule
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from xrt.builder.symbol import current
 from xrt.errors import ModelError, OptionError
+from xrt.frontends.torch.backend import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
-from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.module import TorchModule
 from xrt.frontends.torch.rules import RULES
 from xrt.graph import Function

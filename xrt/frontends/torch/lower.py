@@ -1,27 +1,27 @@
-"""The walk over a captured graph: each call becomes the nodes that its rule emits, or one opaque node."""
+"""The walk over a captured graph: each call becomes the nodes that its rule emits, a body of control flow, or one opaque node."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from xrt.builder import Builder, Tensor
-from xrt.builder.record_op import emit
-from xrt.builder.symbol import current
+from xrt.builder.record_op import apply, emit
+from xrt.builder.symbol import Symbol, current
 from xrt.errors import InputError, ModelError
-from xrt.frontends.torch.checks import CHECKS
-from xrt.frontends.torch.control_flow import lower_control_flow
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
-from xrt.frontends.torch.opaque import record_opaque
 from xrt.frontends.torch.rules import RULES, Unsupported
-from xrt.frontends.torch.symbols import Symbols
-from xrt.graph import DType, TensorType
+from xrt.frontends.torch.rules.table import as_tensor
+from xrt.frontends.torch.symbols import SymbolicNumber, Symbols
+from xrt.graph import DType, TensorType, read_attributes
 from xrt.graph.constants import Constant
+from xrt.graph.opaque_call import DOMAIN, OpaqueCall, Tagged
 from xrt.graph.type_strings import may_equal
 
 if TYPE_CHECKING:
@@ -30,7 +30,207 @@ if TYPE_CHECKING:
 
     from xrt.graph import Type
 
-__all__ = ["Lowering"]
+__all__ = ["CHECKS", "Lowering", "lower_control_flow", "record_opaque"]
+
+# ---------------------------------------------------------------------- checks, and calls without an ONNX form
+
+
+CHECKS = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten._assert_async.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+        "aten._functional_assert_scalar.default",
+        "aten._functional_assert_async.msg",
+        "aten._functional_sym_constrain_range_for_size.default",
+        "aten._linalg_check_errors.default",
+    }
+)
+"""Operators of PyTorch that check values and compute nothing, by the names of their overloads. A Function has none of them."""
+
+
+def record_opaque(
+    operator: str, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Type | None], reason: str
+) -> tuple[Tensor | None, ...]:
+    """Record a node for a call and return its results in order; a result whose type is None is left out."""
+    builder = current(operator)
+    inputs: list[Symbol] = []
+    call = OpaqueCall(
+        operator, tuple(_argument(one, inputs) for one in args), {k: _argument(v, inputs) for k, v in kwargs.items()}, reason
+    )
+    builder.import_domain(DOMAIN, 1)
+    labels = [str(index + 1) for index in range(len(types))]
+    node = builder.new_node(call.op_type, inputs, len(types), read_attributes(call.attributes), domain=DOMAIN, labels=labels)
+    node = replace(node, outputs=tuple(n if t is not None else "" for n, t in zip(node.outputs, types, strict=True)))
+    results = builder.record(node, types)
+    return tuple(result if result.name else None for result in results)
+
+
+def _argument(value: Any, inputs: list[Symbol]) -> Any:
+    """Return an argument as the node has it; tensors and symbolic numbers are appended to the node's inputs."""
+    if isinstance(value, Symbol):
+        inputs.append(value)
+        return Tagged("tensor", len(inputs) - 1)
+    if isinstance(value, SymbolicNumber):
+        inputs.append(value.scalar)
+        return Tagged("number", len(inputs) - 1)
+    if isinstance(value, list | tuple):
+        return [_argument(item, inputs) for item in value]
+    for kind, class_ in (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format)):
+        if isinstance(value, class_):
+            return Tagged(kind, str(value).removeprefix("torch."))
+    return Tagged("device", str(value)) if isinstance(value, torch.device) else value
+
+
+HigherOrder: TypeAlias = Callable[["Lowering", list[Any]], Sequence[Any]]
+"""Takes the operator's arguments, tensors as values and graphs as they are, and returns its results in order."""
+
+
+# ---------------------------------------------------------------------- control flow
+
+
+def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: Any) -> list[Any]:
+    """Return the results of a higher-order operator.
+
+    ``fakes`` are the results of the capture. Raises ModelError for an operator that has no form here.
+    """
+    rule = _RULES.get(name)
+    if rule is None:
+        raise ModelError(f"the module uses the higher-order operator {name}, which has no ONNX form; run it without XRT")
+    results = rule(lowering, args)
+    if name in _INLINED or not isinstance(fakes, list | tuple):
+        return results  # type: ignore[return-value]  # what is computed in place returns what its graph returns
+    return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=False)]
+
+
+def _inline(lowering: Lowering, args: list[Any]) -> Any:
+    index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
+    operands = args[index + 1 :]
+    part = args[index]
+    count = sum(call.op == "placeholder" for call in part.graph.nodes)
+    if len(operands) > count:
+        operands = [one for one in operands if not isinstance(one, str)]  # the name of the part
+    if len(operands) == 1 and isinstance(operands[0], list) and count != 1:
+        operands = operands[0]
+    return lowering.inline(part, operands)
+
+
+def _cond(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    condition, then, other, operands = args
+    if isinstance(condition, bool):
+        return lowering.inline(then if condition else other, operands)  # type: ignore[no-any-return]  # a list
+    lowering.read_constants(then, other)
+    bodies = {"then_branch": _make_body(lowering, then, operands), "else_branch": _make_body(lowering, other, operands)}
+    return _merge(_several(apply("If", [_as_condition(condition)], bodies)), _find_absent(then))
+
+
+def _while_loop(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    condition, body, carried, others = args
+    lowering.read_constants(condition, body)
+    carried = [as_tensor(one) for one in carried]
+
+    def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
+        with lowering.enter():
+            results = [as_tensor(one) for one in lowering.inline(body, [*states, *others])]
+            return [_as_condition(_single(lowering.inline(condition, [*results, *others]))), *results]
+
+    start = _as_condition(_single(lowering.inline(condition, [*carried, *others])))
+    return _several(apply("Loop", [None, start, *carried], {"body": run}))
+
+
+def _scan(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    body, states, rows, others = args
+    return _emit_scan(lowering, body, states, rows, others)
+
+
+def _map(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    body, rows, others = args
+    return _emit_scan(lowering, body, [], rows, others)
+
+
+def _emit_scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
+    lowering.read_constants(body)
+
+    def run(*operands: Tensor) -> list[Tensor]:
+        with lowering.enter():
+            return [as_tensor(one) for one in lowering.inline(body, [*operands, *others]) if one is not None]
+
+    inputs = [as_tensor(one) for one in (*states, *rows)]
+    return _merge(_several(apply("Scan", inputs, {"body": run, "num_scan_inputs": len(rows)})), _find_absent(body))
+
+
+def _with_effects(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    """Return no token and the results of an operator whose calls PyTorch keeps in order: here a check, which is not kept."""
+    if str(args[1]) not in CHECKS:
+        raise ModelError(f"the module calls {args[1]}, whose effects no Function has; run it without XRT")
+    return [None]
+
+
+_INLINED: dict[str, HigherOrder] = dict.fromkeys(
+    (
+        "wrap_with_set_grad_enabled",
+        "wrap_with_autocast",
+        "wrap_activation_checkpoint",
+        "tag_activation_checkpoint",
+        "hints_wrapper",
+        "invoke_subgraph",
+        "strict_mode",
+        "wrap",
+    ),
+    _inline,
+)
+"""Calls of a part of the graph that differ from it in nothing for a Function."""
+_RULES: dict[str, HigherOrder] = {
+    **_INLINED,
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+    "map_impl": _map,
+    "with_effects": _with_effects,
+}
+# ---------------------------------------------------------------------- bodies and their results
+
+
+def _make_body(lowering: Lowering, part: GraphModule, operands: Sequence[Any]) -> Callable[[], list[Tensor]]:
+    def run() -> list[Tensor]:
+        with lowering.enter():
+            return [as_tensor(one) for one in lowering.inline(part, operands) if one is not None]
+
+    return run
+
+
+def _find_absent(part: GraphModule) -> list[bool]:
+    """Return which results of a graph are None, so that no body gives them."""
+    (output,) = [call for call in part.graph.nodes if call.op == "output"]
+    return [one is None for one in output.args[0]]
+
+
+def _merge(results: Sequence[Any], absent: Sequence[bool]) -> list[Any]:
+    given = iter(results)
+    return [None if is_absent else next(given) for is_absent in absent]
+
+
+def _several(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _single(results: Any) -> Any:
+    return results[0] if isinstance(results, list | tuple) else results
+
+
+def _as_condition(value: Any) -> Tensor:
+    """Return a condition, a tensor of one element or a number, as a 0-d tensor of bool."""
+    tensor = as_tensor(value)
+    if tensor.dtype is not DType.BOOL:
+        tensor = emit("Cast", tensor, to=DType.BOOL)
+    return tensor if tensor.shape == () else emit("Squeeze", tensor)
+
+
+# ---------------------------------------------------------------------- the walk
+
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from xrt.frontends.torch.rules import (  # noqa: F401
-    activations,
-    attention,
-    create,
     elementwise,
     gradients,
     index,
     neural,
-    pool,
     product,
-    recurrent,
     reduce,
-    resize,
     shape,
 )
 from xrt.frontends.torch.rules.table import RULES, Rule, Unsupported

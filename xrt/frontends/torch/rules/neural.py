@@ -1,13 +1,17 @@
-"""Rules of convolutions and normalizations."""
+"""Rules of convolutions, normalizations, pools, resizing and recurrent layers."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import emit
+from xrt.builder.record_op import apply, emit
+from xrt.builder.symbol import current
+from xrt.frontends.torch.rules.elementwise import drop
 from xrt.frontends.torch.rules.reduce import reduce_by
 from xrt.frontends.torch.rules.table import (
     Unsupported,
@@ -22,12 +26,11 @@ from xrt.frontends.torch.rules.table import (
     rule,
     scalar,
 )
-from xrt.frontends.torch.symbols import set_shape
+from xrt.frontends.torch.symbols import make_shape, set_shape
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.builder import Tensor
-
 
 # ---------------------------------------------------------------------- convolutions
 
@@ -355,3 +358,265 @@ def local_response_norm(
     result: TensorType, x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor:
     return emit("LRN", cast(x, result.dtype), size=size, alpha=alpha, beta=beta, bias=k)
+
+
+# ---------------------------------------------------------------------- pools
+
+
+def _pool(
+    op_type: str, count: int, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, **attributes: Any
+) -> Tensor:
+    """Pool the last axes, ``count`` of them; strides that are left out are the sizes of the kernel."""
+    y, is_single = add_batch(x, count)
+    sizes = each(kernel, count)
+    strides = sizes if stride in ((), [], None) else each(stride, count)
+    pads = each(padding, count) * 2
+    y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(ceil_mode), **attributes)
+    return drop_batch(y, is_single)
+
+
+def _max_pool(
+    count: int,
+    result: TensorType,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return _pool("MaxPool", count, x, kernel, stride, padding, ceil_mode, dilations=each(dilation, count))
+
+
+def _average_pool(
+    count: int,
+    result: TensorType,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    if divisor_override is not None:
+        raise Unsupported("an average pool with a divisor of its own")
+    return _pool("AveragePool", count, x, kernel, stride, padding, ceil_mode, count_include_pad=int(count_include_pad))
+
+
+def _max_pool_with_indices(count: int, result: Any, x: Tensor, kernel: Any, *args: Any, **options: Any) -> Any:
+    """ONNX counts the indices over the whole tensor, PyTorch over one plane."""
+    if result[1] is None:
+        return _max_pool(count, result[0], x, kernel, *args, **options), None
+    if x.ndim != count + 2:
+        raise Unsupported("a pool without a batch of which the indices are used")
+    _max_pool(count, result[0], x, kernel, *args, **options)
+    builder = current("a pool")
+    node = builder.nodes.pop()
+    label = builder.names.plain(f"{node.name}_indices")
+    y, found = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
+    plane = scalar(math.prod(fixed_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
+    return y, emit("Mod", found, plane)
+
+
+def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
+    if result[1] is not None:
+        raise Unsupported("an adaptive pool of which the indices are used")
+    return _adaptive("MaxPool", x, output_size, count), None
+
+
+def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_size: Any) -> Tensor:
+    return _adaptive("AveragePool", x, output_size, count)
+
+
+def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
+    wanted = each(output_size, count)
+    axes = list(range(x.ndim - count, x.ndim))
+    if all(size == 1 for size in wanted):
+        return reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", x, axes, True)
+    sizes = [x.shape[axis] for axis in axes]
+    wanted = [size if want is None else want for size, want in zip(sizes, wanted, strict=True)]
+    if not all(isinstance(size, int) and isinstance(want, int) for size, want in zip(sizes, wanted, strict=True)):
+        raise Unsupported("an adaptive pool over axes of symbolic size")
+    if all(size % want == 0 for size, want in zip(sizes, wanted, strict=True)):  # type: ignore[operator]  # all are integers
+        kernel = [size // want for size, want in zip(sizes, wanted, strict=True)]  # type: ignore[operator]  # as above
+        y, is_single = add_batch(x, count)
+        return drop_batch(emit(op_type, y, kernel_shape=kernel, strides=kernel), is_single)
+    for axis, size, want in zip(axes, sizes, wanted, strict=True):
+        x = _adaptive_axis(op_type, x, axis, int(size), want)  # type: ignore[arg-type]  # as above
+    return x
+
+
+def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
+    """Pool one axis: averages are a product with a matrix of weights, and largest elements are taken part by part."""
+    starts = [i * size // want for i in range(want)]
+    ends = [-(-(i + 1) * size // want) for i in range(want)]
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        part = emit("Slice", x, ints(start), ints(end), ints(axis))
+        parts.append(reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", part, [axis], True))
+    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis)
+
+
+for _count in (1, 2, 3):
+    rule(f"max_pool{_count}d")(partial(_max_pool, _count))
+    rule(f"max_pool{_count}d_with_indices")(partial(_max_pool_with_indices, _count))
+    rule(f"avg_pool{_count}d")(partial(_average_pool, _count))
+    rule(f"adaptive_avg_pool{_count}d", *[f"_adaptive_avg_pool{_count}d"][: _count - 1])(partial(_adaptive_average_pool, _count))
+    rule(f"adaptive_max_pool{_count}d")(partial(_adaptive_max_pool, _count))
+
+
+# ---------------------------------------------------------------------- resizing
+
+
+def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
+    """Resize the axes behind the second one to a size, by factors where they are given: these say where elements are read."""
+    axes = list(range(2, x.ndim))
+    if factors is not None:
+        scales = np.array([float(factor) for factor in factors], np.float32)
+        exact = [have * factor for have, factor in zip(x.shape[2:], scales, strict=True) if isinstance(have, int)]
+        if len(exact) == len(axes) and all(abs(one - round(float(one))) < 1e-4 for one in exact):
+            return emit("Resize", x, None, scales, None, axes=axes, **attributes)
+        if any(not float(one).is_integer() for one in scales):
+            raise Unsupported("a resize by a factor that gives no whole size")
+        return emit("Resize", x, None, scales, None, axes=axes, **attributes)
+    return emit("Resize", x, None, None, make_shape(size), axes=axes, **attributes)
+
+
+def _register(name: str, count: int, mode: str) -> None:
+    has_corners = mode != "nearest"
+
+    def attributes(align_corners: bool) -> dict[str, Any]:
+        if mode == "nearest":
+            return {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        where = "align_corners" if align_corners else "pytorch_half_pixel" if mode == "linear" else "half_pixel"
+        return {"mode": mode, "coordinate_transformation_mode": where, "cubic_coeff_a": -0.75 if mode == "cubic" else None}
+
+    def resize_vec(result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
+        corners, factors = rest if has_corners else (False, *rest)
+        return _resized(result, x, size, factors, **attributes(bool(corners)))
+
+    def resize(result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
+        corners, factors = (bool(rest[0]) if has_corners else False), rest[has_corners:]
+        known = None if not factors or any(one is None for one in factors) else factors
+        return _resized(result, x, size, known, **attributes(corners))
+
+    rule(f"{name}.vec")(resize_vec)
+    rule(name)(resize)
+
+
+_register("upsample_nearest1d", 1, "nearest")
+_register("upsample_nearest2d", 2, "nearest")
+_register("upsample_nearest3d", 3, "nearest")
+_register("upsample_linear1d", 1, "linear")
+_register("upsample_bilinear2d", 2, "linear")
+_register("upsample_trilinear3d", 3, "linear")
+_register("upsample_bicubic2d", 2, "cubic")
+_MODES = {0: "linear", 1: "nearest", 2: "cubic"}
+_PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
+
+
+@rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(result: TensorType, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+    return emit("GridSample", x, grid, mode=_MODES[mode], padding_mode=_PADDINGS[padding], align_corners=int(align_corners))
+
+
+@rule("affine_grid_generator")
+def affine_grid(result: TensorType, theta: Tensor, size: Any, align_corners: bool) -> Tensor:
+    if not all(isinstance(one, int) for one in size):
+        raise Unsupported("an affine grid of symbolic size")
+    return emit("AffineGrid", theta, ints(*size), align_corners=int(align_corners))
+
+
+# ---------------------------------------------------------------------- recurrent layers
+
+
+_LSTM = 2
+"""Its number among the recurrent layers of PyTorch."""
+_LSTM_GATES = [0, 3, 1, 2]
+"""In ONNX's order; PyTorch's is input, forget, cell, output."""
+
+
+def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
+    """Return stacked gates in another order."""
+    rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
+    return emit("Gather", weight, constant(rows, DType.INT64), axis=0)
+
+
+def _recurrent(
+    op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
+) -> Any:
+    """Apply a stack of layers; the gates of ONNX are in another order than PyTorch's."""
+    has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
+    if x.ndim != 3:
+        raise Unsupported("a recurrent layer without a batch")
+    ways = 2 if is_bidirectional else 1
+    per = len(params) // (layers * ways)
+    if per != (4 if has_biases else 2):
+        raise Unsupported("a recurrent layer with projections")
+    y = emit("Transpose", x, perm=[1, 0, 2]) if is_batch_first else x
+    ends: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(layers):
+        mine = [params[(layer * ways + way) * per : (layer * ways + way + 1) * per] for way in range(ways)]
+        weights = _stack_weights(mine, order, has_biases)
+        starts = [emit("Slice", state, ints(layer * ways), ints((layer + 1) * ways), ints(0)) for state in states]
+        hidden, direction = fixed_size(mine[0][1], 1), "bidirectional" if is_bidirectional else "forward"
+        inputs = (y, *weights, None, *starts)
+        found = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
+        for end, state in zip(ends, found[1:], strict=True):
+            end.append(state)
+        y = reshape(emit("Transpose", found[0], perm=[0, 2, 1, 3]), 0, 0, -1)
+        if train and dropout and layer + 1 < layers:
+            y = drop(y, dropout)
+    y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y
+    return (y, *[end[0] if layers == 1 else emit("Concat", *end, axis=0) for end in ends])
+
+
+def _stack_weights(mine: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the weights of the inputs and of the states, and the biases, of all directions of a layer."""
+    hidden = fixed_size(mine[0][1], 1)
+    w, r = (emit("Concat", *[_rows(one[i], order, hidden) for one in mine], axis=0) for i in (0, 1))
+    if not has_biases:
+        return w, r, None
+    both = [emit("Concat", *[_gates(one[i], order, hidden) for i in (2, 3)], axis=0) for one in mine]
+    return w, r, emit("Concat", *[emit("Unsqueeze", one, ints(0)) for one in both], axis=0)
+
+
+def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:
+    return emit("Unsqueeze", weight if order == [0] else _gates(weight, order, hidden), ints(0))
+
+
+@rule("lstm.input")
+def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any:
+    return _recurrent("LSTM", _LSTM_GATES, x, list(states), params, options)
+
+
+@rule("mkldnn_rnn_layer")
+def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
+    """Apply one layer in one direction: what AOTAutograd makes of an LSTM in evaluation mode on the CPU."""
+    *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
+    has_biases, is_bidirectional, is_batch_first, train = args[11:]
+    is_one = layers == 1 and not is_bidirectional and not is_batch_first
+    if mode != _LSTM or batch_sizes or not is_one or train or result[3] is not None:
+        raise Unsupported("a layer of oneDNN that is no LSTM, is packed, or keeps what its gradient needs")
+    if x.dtype is not DType.FLOAT32:
+        raise Unsupported(f"an LSTM of {x.dtype}, which PyTorch computes faster than engines do")
+    weights = _stack_weights([params], _LSTM_GATES, has_biases)
+    attributes = {"hidden_size": hidden, "direction": "reverse" if is_reversed else "forward"}
+    y, *ends = apply("LSTM", (x, *weights, None, state, cell), attributes, outputs=3)
+    return (emit("Squeeze", y, ints(1)), *ends, None)
+
+
+@rule("gru.input")
+def gru(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
+    return _recurrent("GRU", [1, 0, 2], x, [state], params, options, linear_before_reset=1)
+
+
+@rule("rnn_tanh.input")
+def rnn_tanh(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
+    return _recurrent("RNN", [0], x, [state], params, options, activations=["Tanh"] * (2 if options[4] else 1))
+
+
+@rule("rnn_relu.input")
+def rnn_relu(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
+    return _recurrent("RNN", [0], x, [state], params, options, activations=["Relu"] * (2 if options[4] else 1))

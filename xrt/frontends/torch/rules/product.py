@@ -1,16 +1,22 @@
-"""Rules of products of matrices."""
+"""Rules of products of matrices and of scaled dot product attention."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
-from xrt.frontends.torch.rules.table import Unsupported, cast, ints, reshape, rule
+from xrt.frontends.torch.rules.elementwise import drop
+from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, lowest, reshape, rule, scalar
+from xrt.frontends.torch.symbols import set_shape
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.builder import Tensor
+    from xrt.graph import Dim
 
 
 @rule("linear")
@@ -110,3 +116,274 @@ def cdist(result: TensorType, a: Tensor, b: Tensor, p: float = 2.0, compute_mode
     if p not in (1, 2):
         raise Unsupported("a distance of another order than 1 or 2")
     return emit(f"ReduceL{int(p)}", difference, ints(-1), keepdims=0)
+
+
+# ---------------------------------------------------------------------- products of heads
+
+
+def _shares_heads(a: Tensor, b: Tensor) -> bool:
+    """Whether each head of ``b`` may serve several heads of ``a``. A single head is broadcast by MatMul itself."""
+    if a.ndim < 3 or b.ndim != a.ndim:
+        return False
+    wide, narrow = a.shape[-3], b.shape[-3]
+    if isinstance(wide, int) and isinstance(narrow, int):
+        return 1 < narrow < wide and wide % narrow == 0
+    return wide != 1 and narrow != 1 and (wide is None or wide != narrow)
+
+
+def _regroup(x: Tensor, like: Tensor) -> Tensor:
+    """Reshape stacks of rows to the heads of another tensor; the rows of the heads of a group lie one after another."""
+    heads, lead = like.shape[-3], x.ndim - 3
+    before, rows = x.shape[-3:-1]
+    known = before * rows // heads if isinstance(before, int) and isinstance(rows, int) and isinstance(heads, int) else None
+    if isinstance(heads, int):
+        regrouped = reshape(x, *[0] * lead, heads, -1, 0)
+    else:
+        count = emit("Shape", like, start=like.ndim - 3, end=like.ndim - 2)
+        target: list[Any] = [*([ints(*[0] * lead)] if lead else []), count, ints(-1, 0)]
+        regrouped = emit("Reshape", x, emit("Concat", *target, axis=0))
+    return set_shape(regrouped, (*x.shape[:-3], heads, known, x.shape[-1]))
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices by the matrices of their heads, or of their groups of heads."""
+    if not _shares_heads(a, b):
+        lead = tuple(map(_broadcast, a.shape[:-2], b.shape[:-2])) if a.ndim == b.ndim else a.shape[:-2]
+        return set_shape(emit("MatMul", a, b), (*lead, a.shape[-2], b.shape[-1]))
+    lead = tuple(map(_broadcast, a.shape[:-3], b.shape[:-3]))
+    rows = _regroup(a, b)
+    product = set_shape(emit("MatMul", rows, b), (*lead, b.shape[-3], rows.shape[-2], b.shape[-1]))
+    return set_shape(_regroup(product, a), (*lead, a.shape[-3], a.shape[-2], b.shape[-1]))
+
+
+def _broadcast(one: Dim, other: Dim) -> Dim:
+    """Return the extent of two that are broadcast; None where it is not known."""
+    return one if one == other or other == 1 else other if one == 1 else None
+
+
+def _multiply_transposed(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    """Multiply transposed matrices by others and sum over each group of heads: the gradient of the second factor ``like``."""
+    if _shares_heads(a, like):
+        a, b = _regroup(a, like), _regroup(b, like)
+    return emit("MatMul", _transpose_last(a), b)
+
+
+def _transpose_last(x: Tensor) -> Tensor:
+    turned = emit("Transpose", x, perm=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
+    return set_shape(turned, (*x.shape[:-2], x.shape[-1], x.shape[-2]))
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def _widen(x: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return x if x.dtype is DType.FLOAT64 else set_shape(cast(x, DType.FLOAT32), x.shape)
+
+
+def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
+    """Return the factor of the scores, by default one over the square root of the width of a head."""
+    if scale is not None:
+        return cast(scale, dtype)
+    width = query.shape[-1]
+    if isinstance(width, int):
+        return scalar(1 / math.sqrt(width), dtype)
+    extent = emit("Squeeze", emit("Shape", query, start=query.ndim - 1, end=query.ndim), ints(0))
+    return emit("Reciprocal", emit("Sqrt", cast(extent, dtype)))
+
+
+def _score(query: Tensor, key: Tensor, is_causal: bool, scale: Any) -> Tensor:
+    """Return the scaled products of queries and keys; with ``is_causal`` those behind the diagonal are the lowest number."""
+    wide = _widen(query)
+    scaled = set_shape(emit("Mul", wide, _find_scale(query, scale, wide.dtype)), query.shape)
+    scores = _multiply(scaled, _transpose_last(_widen(key)))
+    if not is_causal:
+        return scores
+    least = scalar(float(lowest(scores.dtype)), scores.dtype)
+    return set_shape(emit("Where", _make_causal_mask(query, key), scores, least), scores.shape)
+
+
+def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """Return the mask that is true up to the diagonal that begins at the first element. Each row sees at least one key."""
+    rows, columns = query.shape[-2], key.shape[-2]
+    if isinstance(rows, int) and isinstance(columns, int):
+        return constant(np.tri(rows, columns, dtype=np.bool_), DType.BOOL)
+    ends = [emit("Shape", x, start=x.ndim - 2, end=x.ndim - 1) for x in (query, key)]
+    numbers = [emit("Range", scalar(0, DType.INT64), emit("Squeeze", end, ints(0)), scalar(1, DType.INT64)) for end in ends]
+    return emit("GreaterOrEqual", emit("Unsqueeze", numbers[0], ints(1)), numbers[1])
+
+
+def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores under a mask, and of each row whether it sees any key."""
+    if mask.dtype is DType.BOOL:
+        shown = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
+        # ReduceMax of float32: engines without a kernel for integers would be cut here.
+        return shown, cast(emit("ReduceMax", cast(mask, DType.FLOAT32), ints(-1), keepdims=1), DType.BOOL)
+    numbers = _widen(mask)
+    is_seen = emit("Greater", emit("ReduceMax", numbers, ints(-1), keepdims=1), scalar(-math.inf, numbers.dtype))
+    return emit("Add", scores, cast(numbers, scores.dtype)), is_seen
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the attended values, still in float32 for half precision, and the weights; both zero for a row that sees nothing."""
+    scores, is_seen = _score(query, key, is_causal, scale), None
+    shape = scores.shape
+    if mask is not None:
+        scores, is_seen = _apply_mask(scores, mask)
+    weights = emit("Softmax", scores, axis=-1)
+    weights = set_shape(drop(weights, dropout_p) if dropout_p else weights, shape)
+    attended = _multiply(weights, _widen(value))
+    if is_seen is None:
+        return attended, weights
+    zero = scalar(0, attended.dtype)
+    return emit("Where", is_seen, attended, zero), emit("Where", is_seen, weights, zero)
+
+
+def _attend_with_logs(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the attended values and the logarithm of each row's sum, from which a backward graph makes the weights again."""
+    scores = _score(query, key, is_causal, scale)
+    shape = scores.shape
+    if mask is not None:
+        scores = emit("Add", scores, cast(mask, scores.dtype))
+    least = scalar(float(lowest(scores.dtype)), scores.dtype)  # keeps a row that sees nothing free of NaN
+    top = emit("Max", emit("ReduceMax", scores, ints(-1), keepdims=1), least)
+    weights = emit("Exp", emit("Sub", scores, top))
+    total = emit("ReduceSum", weights, ints(-1), keepdims=1)
+    total = emit("Where", emit("Equal", total, scalar(0, total.dtype)), scalar(1, total.dtype), total)
+    logs = emit("Squeeze", emit("Add", top, emit("Log", total)), ints(-1))
+    return _multiply(set_shape(emit("Div", weights, total), shape), _widen(value)), logs
+
+
+# ---------------------------------------------------------------------- the operators
+
+
+@rule("scaled_dot_product_attention")
+def attention(
+    result: TensorType,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+
+
+@rule("_scaled_dot_product_attention_math")
+def attention_math(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Tensor | None = None,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout_mask is not None:
+        raise Unsupported("attention with a mask of its dropout")
+    attended, weights = _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return attended, weights if result[1] is not None else None
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention_for_cpu(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: Any = None,
+) -> Any:
+    if dropout_p:
+        raise Unsupported("attention with dropout")
+    if any(one is not None for one in result[2:]):
+        raise Unsupported("the state of a kernel of attention")
+    if result[1] is None:
+        return _attend(query, key, value, attn_mask, 0, is_causal, scale)[0], *[None] * (len(result) - 1)
+    return *_attend_with_logs(query, key, value, attn_mask, is_causal, scale), *[None] * (len(result) - 2)
+
+
+@rule("_scaled_dot_product_efficient_attention")
+def efficient_attention(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None = None,
+    compute_log_sumexp: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+) -> Any:
+    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, attn_bias, scale)
+
+
+@rule("_scaled_dot_product_fused_attention_overrideable")
+def fused_attention(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: Any = None,
+) -> Any:
+    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, attn_bias, scale)
+
+
+@rule("_scaled_dot_product_flash_attention")
+def flash_attention(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: Any = None,
+) -> Any:
+    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, None, scale)
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    result: Any,
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: Tensor | None = None,
+    scale: Any = None,
+) -> Any:
+    """The weights are made again from the logarithms of their sums; Dao et al., arXiv:2205.14135, algorithm 4."""
+    if dropout_p:
+        raise Unsupported("attention with dropout")
+    scores = _score(query, key, is_causal, scale)
+    shape = scores.shape
+    if attn_mask is not None:
+        scores = emit("Add", scores, cast(attn_mask, scores.dtype))
+    logs = emit("Unsqueeze", cast(logsumexp, scores.dtype), ints(-1))
+    weights = set_shape(emit("Exp", emit("Sub", scores, logs)), shape)
+    g, wide = _widen(g), _widen(query)
+    shares = emit("ReduceSum", emit("Mul", g, _widen(out)), ints(-1), keepdims=1)
+    change = emit("Sub", _multiply(g, _transpose_last(_widen(value))), shares)
+    slope = set_shape(emit("Mul", emit("Mul", weights, change), _find_scale(query, scale, wide.dtype)), shape)
+    return _multiply(slope, _widen(key)), _multiply_transposed(slope, wide, key), _multiply_transposed(weights, g, value)
