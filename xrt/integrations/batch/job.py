@@ -102,12 +102,15 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
 
 
 def count_part_errors(part: Path, chunk: Chunk) -> int | None:
-    """How many rows of a part have no outputs; None for a part that is damaged, as far as its footer tells."""
+    """How many rows of a part have no outputs; None for a part that is damaged. It is read whole, against its checksums."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        footer = pq.read_metadata(part)
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            footer = file.metadata
+            for group in range(footer.num_row_groups):
+                file.read_row_group(group)
     except (OSError, pa.ArrowException):
         return None
     errors = (footer.metadata or {}).get(ERRORS.encode(), b"")
