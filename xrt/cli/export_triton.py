@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from xrt.cli.options import parse_wait
 from xrt.cli.screen import out
 from xrt.cli.serve import parse_batch
 
@@ -20,7 +21,7 @@ __all__ = ["command"]
 @click.option("--threads", type=click.IntRange(1), help="Thread budget of each instance  [default: as tuned, or saved]")
 @click.option("--instances", type=click.IntRange(1), help="Instances, each a process of Triton's  [default: as tuned, or 1]")
 @click.option("--batch", callback=parse_batch, help="Rows of a batch, at most: 8; or its sizes: 1,2,4,8  [default: as tuned]")
-@click.option("--max-wait", type=click.FloatRange(0), metavar="SECONDS", help="How long a request waits for its batch to fill")
+@click.option("--max-wait", callback=parse_wait, metavar="TIME", help="How long a request waits for its batch to fill: 2ms")
 def command(bundle: str, repository: str, **given: Any) -> None:
     """Write BUNDLE as a model of Triton's Python backend into the folder REPOSITORY."""
     from xrt.serve.triton_repository import export_triton

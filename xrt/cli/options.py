@@ -52,7 +52,9 @@ __all__ = [
     "parse_check",
     "parse_choices",
     "parse_dims",
+    "parse_memory",
     "parse_seconds",
+    "parse_wait",
     "read_locked_dims",
     "set_dims",
     "settle_batch",
@@ -237,12 +239,20 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str | N
     return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
 
 
+def parse_wait(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Return seconds as `parse_seconds` does, of which there may be none."""
+    return 0.0 if text is not None and re.fullmatch(r"0+(\.0+)?(ms|s|m|)", text.strip()) else parse_seconds(context, option, text)
+
+
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
 """How each command that takes engines calls the option."""
 DEFAULT_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
 _DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
 _BATCH = click.option(
-    "--batch", type=click.IntRange(0), metavar="ROWS", help="Size of the first axis of the inputs, also where it has no name"
+    "--batch",
+    type=click.IntRange(0),
+    metavar="ROWS",
+    help="Size of the first axis of the inputs, also where it has no name",
 )
 _SHARED = (
     click.option(
@@ -290,6 +300,7 @@ _INPUTS = (
         "--seed",
         default=0,
         show_default=True,
+        metavar="N",
         type=click.IntRange(0),
         help="Seed of the random inputs that replace missing ones",
     ),
@@ -300,7 +311,7 @@ def parse_memory(context: click.Context, option: click.Parameter, text: str | No
     """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
     found = None if text is None else parse_size(text)
     if text is not None and found is None:
-        raise OptionError(f"--memory-limit takes a size such as 500MB or 4GB; got {text!r}")
+        raise OptionError(f"{option.opts[0]} takes a size such as 500MB or 4GB; got {text!r}")
     return found
 
 

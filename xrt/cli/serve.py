@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, isolation_keywords, isolation_options
+from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, isolation_keywords, isolation_options, parse_memory, parse_wait
 from xrt.cli.screen import complain, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -65,19 +65,19 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.option("--threads", type=click.IntRange(1), help="Thread budget of each model  [default: the cores of this process]")
 @click.option("--instances", type=click.IntRange(1), help="Calls of a model that run at once  [default: as tuned, or 1]")
 @click.option("--batch", callback=parse_batch, help="Rows of a batch, at most: 8; or its sizes: 1,2,4,8  [default: as tuned]")
-@click.option("--max-wait", type=click.FloatRange(0), metavar="SECONDS", help="How long a request waits for its batch to fill")
+@click.option("--max-wait", callback=parse_wait, metavar="TIME", help="How long a request waits for its batch to fill: 2ms")
 @click.option("--max-queue", type=click.IntRange(1), help="Requests that wait for a model; more are refused  [default: 128]")
-@click.option("--max-request", type=click.IntRange(1), metavar="BYTES", help="Bytes of a request  [default: 67108864]")
-@click.option("--body-timeout", type=click.FloatRange(0), metavar="SECONDS", help="For a request's body to arrive  [default: 30]")
+@click.option("--max-request", callback=parse_memory, metavar="SIZE", help="Size of a request: 16MB  [default: 67MB]")
+@click.option("--body-timeout", callback=parse_wait, metavar="TIME", help="For a request's body to arrive  [default: 30s]")
 @click.option("--max-sessions", type=click.IntRange(0), help="Sessions of a model at once  [default: 256]")
-@click.option(
-    "--session-idle", type=click.FloatRange(0), metavar="SECONDS", help="When an unused session is forgotten  [default: 300]"
-)
+@click.option("--session-idle", callback=parse_wait, metavar="TIME", help="When an unused session is forgotten  [default: 5m]")
 @click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
 @click.option(
     "--no-model-control", "model_control", flag_value=False, default=None, help="Refuse requests that load or unload models"
 )
-@click.option("--drain", default=30.0, show_default=True, type=click.FloatRange(0), help="Seconds for open requests at the end")
+@click.option(
+    "--drain", default="30s", show_default=True, callback=parse_wait, metavar="TIME", help="Time of open requests at the end"
+)
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
