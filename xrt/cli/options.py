@@ -300,7 +300,6 @@ _INPUTS = (
         "--seed",
         default=0,
         show_default=True,
-        metavar="N",
         type=click.IntRange(0),
         help="Seed of the random inputs that replace missing ones",
     ),
