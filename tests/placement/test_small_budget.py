@@ -190,9 +190,9 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> Non
     found = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
     assert found.how == "measured"
     assert found.unmeasured == {
-        "stuck{where=why_not}": "it had answered 0 of 2 questions about the nodes before the budget ended"
+        "stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"
     }
-    assert f"  not measured on stuck{{where=why_not}}: {found.unmeasured['stuck{where=why_not}']}" in str(found)
+    assert "  not measured in time: stuck{where=why_not}" in str(found)
 
 
 @pytest.mark.full
