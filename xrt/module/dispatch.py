@@ -70,7 +70,11 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
-    positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
+    texts = [place for place, value in enumerate(values) if value.dtype.hasobject]
+    if texts:
+        fits = _holding_texts(fits, texts)
+    one = len(expected) == 1 and not texts
+    positional = _from_one(program, *expected[0], rescue) if one else _from_many(program, fits, rescue)
     named = make_named_call([value.name for value in build.function.inputs], positional)
     return FastPath(positional, named, fits, build, program)
 
@@ -88,6 +92,11 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
         return True
 
     return fits
+
+
+def _holding_texts(fits: Callable[[tuple[Any, ...]], bool], places: Sequence[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """Check the elements of arrays of objects too: their type does not say that all are texts."""
+    return lambda args: fits(args) and all(type(text) is str for place in places for text in args[place].flat)
 
 
 def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:

@@ -315,7 +315,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
 
     def _cache_fast_path(self, values: Sequence[Any], build: Specialization) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(not hasattr(value, "dtype") or value.dtype.hasobject for value in values):  # texts are looked at in each call
+        if any(not hasattr(value, "dtype") for value in values):
             return
         program = build.program()
         call = make_fast_path(build, program, values, partial(retry_on_failure, weakref.ref(self), build, program))
