@@ -80,17 +80,6 @@ def test_shared_parts_count_wherever_they_are_read() -> None:
     assert operations(tirx.BufferStore(other, tirx.const(1, "float32"), [0])) == 1
 
 
-def test_maxima_keep_what_is_not_a_number() -> None:
-    x = np.linspace(-3, 3, 64 * 257, dtype=np.float32).reshape(SIZE)
-    x[0, :3] = np.nan, np.inf, -np.inf
-    expected = x
-    for k in range(12):
-        expected = (np.maximum if k % 2 else np.minimum)(expected, np.float32((k if k % 2 else 11 - k) / 4 - 1))
-    (found,) = run(chain(maxima, 12), x)
-    assert np.array_equal(found, expected, equal_nan=True)
-    assert np.isnan(found[0, 0]) and np.isnan(found).sum() == 1
-
-
 def test_a_value_with_two_readers_is_right_whether_it_is_kept_or_not() -> None:
     x = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
     values = [x]

@@ -1,10 +1,8 @@
 """Operators that TVM's importer gets slow or wrong, spelled in others that it gets right.
 
-It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it drops a NaN in Max, Min and Clip, ignores which
-side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. It compares truth
-values as if they were floats, which LLVM refuses. It multiplies by zero, which makes NaN of infinities, where ONNX chooses.
-What depends on weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in
-every run.
+It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it ignores which side IsInf asks for, has no power of one
+type to another, and a softplus that overflows. It compares truth values as if they were floats, which LLVM refuses. What depends
+on weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import numpy as np
 
 from xrt.engines.toolkit.mean_variance import write_mean, write_mean_variance
 from xrt.engines.toolkit.node_writer import NodeWriter
-from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, read_clip_bounds
-from xrt.graph import Attribute, DType, Function, Node, TensorType, read_attributes
+from xrt.graph import DType, Function, Node, TensorType, read_attributes
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
@@ -27,12 +24,6 @@ __all__ = ["SPELLED", "decompose"]
 
 OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
-
-LOSING = frozenset({"Clip", "PRelu", "ReduceLogSumExp", "ThresholdedRelu"})
-"""What loses NaN or an infinity as TVM imports it; a Function of an older opset is brought to `OLDEST` for it."""
-
-SUM_TAKES_AXES = 13
-"""The first opset in which ReduceSum reads its axes from an input."""
 
 FARTHEST = 16384
 """Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
@@ -43,7 +34,7 @@ def decompose(function: Function) -> Function:
     if not any(node.op in SPELLED for node in function.nodes):
         return function
     if function.opset() < OLDEST:
-        if not any(node.op in LOSING or _compares_truths(node, function) for node in function.nodes):
+        if not any(_compares_truths(node, function) for node in function.nodes):
             return function
         function = upgrade_opset(function, OLDEST)
     nodes: list[Node] = []
@@ -95,11 +86,6 @@ class TvmWriter(NodeWriter):
         type_ = self.function.get_type(name)
         return type_.dtype if isinstance(type_, TensorType) else DType.FLOAT32
 
-    def may_be_nan(self, name: str) -> bool:
-        """Whether a value may hold one: it is of a float type, and no constant that shows otherwise."""
-        constant = self.find_constant(name)
-        return self.dtype(name).is_float and (constant is None or bool(np.isnan(constant.array.astype(np.float64)).any()))
-
 
 def _sum(page: TvmWriter) -> str:
     return reduce(lambda a, b: page.op("Add", a, b), page.node.inputs)
@@ -114,71 +100,17 @@ def _mean(page: TvmWriter) -> str:
 
 
 def _extreme(comparison: str) -> Callable[[TvmWriter], str]:
-    """Return a spelling of Max or Min, constants last: what is no NaN needs no look."""
+    """Decompose Max or Min into choices between two, constants last."""
 
     def of_all(page: TvmWriter) -> str:
         ordered = sorted(page.node.inputs, key=page.function.constants.__contains__)
-        return reduce(lambda a, b: _winner(page, comparison, a, b), ordered)
+        return reduce(lambda a, b: page.op("Where", page.op(comparison, b, a), b, a), ordered)
 
     return of_all
 
 
-def _winner(page: TvmWriter, comparison: str, a: str, b: str) -> str:
-    """Write the second where it wins, else the first, NaN or not; and the second where it is NaN."""
-    extreme = page.op("Where", page.op(comparison, b, a), b, a)
-    return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
-
-
-def _clip(page: TvmWriter) -> str:
-    ends = (*page.node.inputs[1:], "", "")[:2]
-    if page.function.opset() < BOUNDS_ARE_INPUTS:
-        with np.errstate(over="ignore"):  # the default is an infinity in float16
-            ends = tuple(map(page.number, read_clip_bounds(page.node)))
-    result = page.x
-    for comparison, end in zip(("Greater", "Less"), ends, strict=True):
-        result = _winner(page, comparison, result, end) if end else result
-    return result
-
-
-def _threshold(page: TvmWriter) -> str:
-    """Write zero for what is not above the threshold; a product with zero would be NaN for NaN and for infinity."""
-    above = page.op("Greater", page.x, page.number(page.node.attr("alpha", 1.0)))
-    return page.op("Where", above, page.x, page.number(0))
-
-
-def _prelu(page: TvmWriter) -> str:
-    """Write the choice; a product of zero and an infinite slope would be NaN."""
-    x, slope = page.node.inputs
-    return page.op("Where", page.op("Less", x, page.number(0)), page.op("Mul", x, slope), x)
-
-
-def _log_sum_exp(page: TvmWriter) -> str | None:
-    """Compute it relative to a finite number: an infinity less itself would be NaN."""
-    node = page.node
-    if node.attr("noop_with_empty_axes", 0):
-        return None
-    rest = node.inputs[1:]
-    widest = page.op("ReduceMax", page.x, *rest, attributes=_without(node, "keepdims"))
-    finite_max = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
-    total = _sum_along(page, page.op("Exp", page.op("Sub", page.x, finite_max)))
-    aside = finite_max if node.attr("keepdims", 1) else page.op("ReduceMax", finite_max, *rest, attributes=node.attributes)
-    return page.op("Add", page.op("Log", total), aside)
-
-
-def _sum_along(page: TvmWriter, summands: str) -> str:
-    """Write the sum over the axes of the page's own reduction, which may be an attribute where those of a sum are an input."""
-    node, axes = page.node, page.node.attr("axes")
-    if axes is None or page.function.opset() < SUM_TAKES_AXES:
-        return page.op("ReduceSum", summands, *node.inputs[1:], attributes=node.attributes)
-    return page.op("ReduceSum", summands, page.constant(np.array(axes)), attributes=_without(node, "axes"))
-
-
 def _mean_variance(page: TvmWriter) -> str | None:
     return write_mean_variance(page, page.opset)
-
-
-def _without(node: Node, name: str) -> tuple[Attribute, ...]:
-    return tuple(attribute for attribute in node.attributes if attribute.name != name)
 
 
 def _is_inf(page: TvmWriter) -> str:
@@ -240,21 +172,9 @@ def _celu(page: TvmWriter) -> str:
 
 
 def _softplus(page: TvmWriter) -> str:
-    """Write max(x, 0) + log(1 + u) with u = exp(-|x|), and for small u, whose digits 1 + u would lose, a series."""
-    u = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
-    plain = page.op("Log", page.op("Add", u, page.number(1)))
-    log = page.op("Where", page.op("Less", u, page.number(0.25)), _log1p_series(page, u), plain)
-    return page.op("Add", page.op("Relu", page.x), log)
-
-
-def _log1p_series(page: TvmWriter, u: str) -> str:
-    """Write log(1 + u) = 2 (z + z^3 / 3 + z^5 / 5 + z^7 / 7 + ...) with z = u / (2 + u); exact to a float32 up to 0.25."""
-    z = page.op("Div", u, page.op("Add", u, page.number(2)))
-    square = page.op("Mul", z, z)
-    series = page.number(2 / 7)
-    for coefficient in (2 / 5, 2 / 3, 2):
-        series = page.op("Add", page.op("Mul", series, square), page.number(coefficient))
-    return page.op("Mul", z, series)
+    """Write max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
+    small = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
+    return page.op("Add", page.op("Relu", page.x), page.op("Log", page.op("Add", small, page.number(1))))
 
 
 def _mish(page: TvmWriter) -> str:
@@ -290,10 +210,6 @@ SPELLED: Mapping[str, Callable[[TvmWriter], str | None]] = {
     "Mean": _mean,
     "Max": _extreme("Greater"),
     "Min": _extreme("Less"),
-    "Clip": _clip,
-    "ThresholdedRelu": _threshold,
-    "PRelu": _prelu,
-    "ReduceLogSumExp": _log_sum_exp,
     "MeanVarianceNormalization": _mean_variance,
     "IsInf": _is_inf,
     "Pow": _pow,

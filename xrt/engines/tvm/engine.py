@@ -9,6 +9,7 @@ import tvm
 import tvm_ffi
 from tvm.target import codegen as tvm_codegen
 
+from xrt.engines.contract.deviations import Deviation
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.option_values import option
 from xrt.engines.toolkit.open_shapes import has_symbolic_dims
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["Tvm"]
 
 
+_COMPARING = (
+    *("Clip", "Equal", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "MaxPool", "Min", "Not"),
+    *("ReduceMax", "ReduceMin", "Relu", "Where"),
+)
+
+
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
     """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere far behind libraries.
@@ -41,6 +48,10 @@ class Tvm(GraphCompiler):
 
     name: ClassVar[str] = "tvm"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation("nan", (*_COMPARING, "Add", "Div", "Mod", "Mul", "Sign", "Sub")),
+        Deviation("infinity", (*_COMPARING, "Div", "Mod", "Mul", "PRelu", "ReduceLogSumExp", "Sub", "ThresholdedRelu")),
+    )
     supports_dynamic_shapes: ClassVar[bool] = True
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 

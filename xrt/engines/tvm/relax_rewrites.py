@@ -3,12 +3,7 @@
 - Indices: one outside of its axis, an error in ONNX, would read or write foreign memory; it is brought to the nearest
   one inside.
 - Shifts: by the width or more they are whatever the processor does; ONNX defines them (opset 28).
-- The remainder of floats with the sign of the divisor: NaN where one side is infinite.
 - Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
-- Maxima, minima and what is made of them: a NaN is lost, and the largest of nothing but minus infinity is a number.
-- Comparisons of floats: TVM takes the opposite of one for another comparison, and a number for equal to itself, which NaN is not.
-- Zeros among literals: TVM takes a product with one for zero, and a sum with one for the summand, which NaN and -0 are not.
-- A number less itself, which TVM takes for zero.
 - A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
@@ -19,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx, topi
+from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal
 
-from xrt.engines.tvm.nan_reductions import EXTREMES
 from xrt.engines.tvm.polynomials import POLYNOMIALS, infer_scalar_dtype, scalar
 
 __all__ = ["rewrite"]
@@ -32,12 +27,7 @@ __all__ = ["rewrite"]
 
 def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
     """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
-    rewritten = _rewritten(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
-    return _rewritten(rewritten, _COMPARISONS)
-
-
-def _rewritten(module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> IRModule:
-    guard = _Guard(module, rewrites)
+    guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
     rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
     return rewritten
@@ -124,69 +114,18 @@ def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     return relax.op.where(relax.op.equal(amount, near), relax.op.right_shift(value, near), sign)
 
 
-def _floor_mod(call: Call, builder: BlockBuilder) -> Any:
-    dividend, divisor = call.args
-    if "float" not in infer_scalar_dtype(dividend):
+def _where(call: Call, builder: BlockBuilder) -> Any:
+    """Write a choice of the larger or the smaller of two as one instruction."""
+    condition, *branches = call.args
+    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
+    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
         return call
-    rest = relax.op.mod(dividend, divisor)
-    zero = scalar(0, dividend)
-    other_sign = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisor, zero))
-    wrong = relax.op.logical_and(relax.op.not_equal(rest, zero), other_sign)
-    return relax.op.where(wrong, relax.op.add(rest, divisor), rest)
+    extreme = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}.get(getattr(compared.op, "name", ""))
+    return call if extreme is None else extreme(*branches)
 
 
-def _equal(call: Call, builder: BlockBuilder) -> Any:
-    """Write that each is at most the other, for floats: TVM takes whatever it sees on both sides for equal, NaN too."""
-    if "float" not in infer_scalar_dtype(call.args[0]):
-        return call
-    a, b = call.args
-    both = relax.op.logical_and(relax.op.less_equal(a, b), relax.op.greater_equal(a, b))
-    return builder.call_te(_opaque, builder.normalize(both))
-
-
-def _comparison(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(_opaque, builder.normalize(call)) if "float" in infer_scalar_dtype(call.args[0]) else call
-
-
-def _opaque(truth: te.Tensor) -> te.Tensor:
-    """Return what a comparison of floats tells, which TVM then draws no conclusions from; to LLVM it is the comparison."""
-    yes, no = (tirx.const(value, "bool") for value in (True, False))
-    return te.compute(truth.shape, lambda *place: tirx.Select(truth(*place), yes, no), name="selected", tag=topi.tag.ELEMWISE)
-
-
-def _with_zero(call: Call, builder: BlockBuilder) -> Any:
-    """Hand a literal zero over as a tensor of one number: of what it will be TVM then knows nothing."""
-    if not any(map(_is_literal_zero, call.args)):
-        return call
-    args = [_tensor_of_one(arg) if _is_literal_zero(arg) else arg for arg in call.args]
-    result = builder.normalize(Call(call.op, args, call.attrs))
-    return result if call.ty.shape.values else relax.op.reshape(result, ())
-
-
-def _is_literal_zero(arg: Any) -> bool:
-    return (
-        isinstance(arg, GenericConst) and "float" in infer_scalar_dtype(arg) and not arg.ty.shape.values and not arg.value.numpy()
-    )
-
-
-def _tensor_of_one(literal: GenericConst) -> Any:
-    return relax.const(literal.value.numpy().reshape(1), infer_scalar_dtype(literal))
-
-
-def _subtract(call: Call, builder: BlockBuilder) -> Any:
-    """Add the negative where one side may be in the other, as it is when both are one value: TVM leaves such sums alone."""
-    a, b = call.args
-    if "float" in infer_scalar_dtype(call) and not _summands(a, builder).isdisjoint(_summands(b, builder)):
-        return relax.op.add(a, relax.op.negative(b))
-    return _with_zero(call, builder)
-
-
-def _summands(value: Any, builder: BlockBuilder) -> set[Any]:
-    """Return a value, and those that it is the sum or the difference of."""
-    bound = builder.lookup_binding(value) if isinstance(value, relax.Var) else None
-    if not isinstance(bound, Call) or getattr(bound.op, "name", "") not in ("relax.add", "relax.subtract"):
-        return {value}
-    return {value, *bound.args}
+def _is_same(a: Any, b: Any) -> bool:
+    return bool(a.same_as(b) or (isinstance(a, GenericConst) and structural_equal(a, b)))
 
 
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
@@ -198,17 +137,8 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.power": _power,
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
-    "relax.floor_mod": _floor_mod,
-    **dict.fromkeys(("relax.add", "relax.multiply", "relax.divide"), _with_zero),
-    "relax.subtract": _subtract,
-    **EXTREMES,
+    "relax.where": _where,
 }
-
-_COMPARISONS: dict[str, Callable[[Call, BlockBuilder], Any]] = {
-    "relax.equal": _equal,
-    **dict.fromkeys((f"relax.{name}" for name in ("less", "less_equal", "greater", "greater_equal")), _comparison),
-}
-"""Rewritten last: choices by a comparison are recognised by it."""
 
 _IN_FLOAT32 = {
     *("relax.matmul", "relax.sum", "relax.mean", "relax.prod", "relax.exp", "relax.tanh", "relax.erf", "relax.sigmoid"),

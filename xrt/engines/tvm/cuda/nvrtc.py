@@ -62,8 +62,8 @@ template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b
 #define max xrt_max
 #define min xrt_min
 """
-"""Of two numbers one of which is NaN, TVM's code for the CPU takes the second, CUDA's functions the other. XRT has put what must
-not be lost second (`xrt.engines.tvm.nan_reductions`), and both devices are to agree."""
+"""Of two numbers one of which is NaN, TVM's code for the CPU takes the second, CUDA's functions the other; both devices are to
+agree."""
 
 
 def source_with_prelude(source: str) -> str:
