@@ -1,7 +1,7 @@
 """Operators that IREE gets wrong, or has no rules for, written out in others that it gets right.
 
 Indices outside of their axis, an error in ONNX, would have compiled code read or write foreign memory: they are brought to
-the nearest one inside. Max, Min and Clip drop a NaN, Equal finds a NaN equal to itself, and a power is a logarithm first.
+the nearest one inside. A power is a logarithm first.
 """
 
 from __future__ import annotations
@@ -111,69 +111,22 @@ def _by_tuples(page: IreeWriter) -> str:
     return page.op(page.node.op_type, page.x, indices, *page.node.inputs[2:], attributes=page.node.attributes)
 
 
-# ---------------------------------------------------------------------- numbers that are none
-
-
-def _extreme(comparison: str) -> Callable[[IreeWriter], str | None]:
-    """Return a spelling of Max or Min of floats: the first where it wins or is NaN, else the second."""
-
-    def of_two(page: IreeWriter, a: str, b: str) -> str:
-        wins = page.op("Or", page.op(comparison, a, b), page.op("IsNaN", a))
-        return page.op("Where", wins, a, b)
-
-    def spell(page: IreeWriter) -> str | None:
-        return reduce(lambda a, b: of_two(page, a, b), page.node.inputs) if page.is_float else None
-
-    return spell
-
-
-def _clip(page: IreeWriter) -> str | None:
-    if not page.is_float:
-        return None
-    clipped = page.op("Clip", *page.node.inputs, attributes=page.node.attributes)
-    return page.op("Where", page.op("IsNaN", page.x), page.x, clipped)
-
-
-def _equal(page: IreeWriter) -> str | None:
-    """Write it of floats as neither less nor greater, which a comparison of a value with itself is not folded into."""
-    if not page.is_float:
-        return None
-    a, b = page.node.inputs
-    return page.op("And", page.op("LessOrEqual", a, b), page.op("GreaterOrEqual", a, b))
-
-
-def _sign(page: IreeWriter) -> str | None:
-    if not page.is_float:
-        return None
-    return page.op("Where", page.op("IsNaN", page.x), page.x, page.op("Sign", page.x))
-
-
-def _mod(page: IreeWriter) -> str | None:
-    """Write the remainder of a finite number by an infinite one, of which IREE makes NaN, apart: it is the number."""
-    if not page.is_float or not page.node.attr("fmod", 0):
-        return None
-    a, b = page.node.inputs
-    is_whole = page.op("And", page.op("IsInf", b), page.op("Not", page.op("IsInf", a)))
-    return page.op("Where", is_whole, a, page.op("Mod", a, b, fmod=1))
+# ---------------------------------------------------------------------- formulas
 
 
 def _log_sum_exp(page: IreeWriter) -> str | None:
-    """Subtract the largest if it is finite: an infinity less itself is NaN, and the exponential of a large number an infinity."""
+    """Subtract the largest first, since the exponential of a large number is an infinity."""
     node, rest = page.node, page.node.inputs[1:]
     if not page.is_float or node.attr("noop_with_empty_axes", 0):
         return None
     axes = node.attr("axes")
     along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
     widest = page.op("ReduceMax", page.x, *rest, **along)
-    finite_max = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
-    powers, keepdims = page.op("Exp", page.op("Sub", page.x, finite_max)), node.attr("keepdims", 1)
+    powers, keepdims = page.op("Exp", page.op("Sub", page.x, widest)), node.attr("keepdims", 1)
     summed = (page.constant(np.array(axes)),) if along else rest
     total = page.op("ReduceSum", powers, *summed, keepdims=keepdims)
-    aside = finite_max if keepdims else page.op("ReduceMax", finite_max, *rest, keepdims=0, **along)
+    aside = widest if keepdims else page.op("ReduceMax", widest, *rest, keepdims=0, **along)
     return page.op("Add", page.op("Log", total), aside)
-
-
-# ---------------------------------------------------------------------- formulas
 
 
 def _cast_like(page: IreeWriter) -> str:
@@ -314,12 +267,6 @@ SPELLED: Mapping[str, tuple[int, Callable[[IreeWriter], str | None]]] = {
     "ScatterElements": (12, _along_an_axis),
     "GatherND": (12, _by_tuples),
     "ScatterND": (12, _by_tuples),
-    "Max": (9, _extreme("Greater")),
-    "Min": (9, _extreme("Less")),
-    "Clip": (9, _clip),
-    "Equal": (12, _equal),
-    "Sign": (9, _sign),
-    "Mod": (10, _mod),
     "ReduceLogSumExp": (13, _log_sum_exp),
     "CastLike": (15, _cast_like),
     "Pow": (7, _pow),

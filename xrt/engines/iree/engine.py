@@ -33,7 +33,11 @@ class Iree(GraphCompiler):
     """IREE on the CPU: MLIR to LLVM code, best at chains of elementwise operators, half a second for the smallest compile."""
 
     name: ClassVar[str] = "iree"
-    deviations: ClassVar[tuple[Deviation, ...]] = (Deviation("nan", ("CumSum",)), Deviation("denormal"))
+    deviations: ClassVar[tuple[Deviation, ...]] = (
+        Deviation("nan", ("Clip", "CumSum", "Equal", "Max", "Min", "Mod", "Sign")),
+        Deviation("infinity", ("Mod", "ReduceLogSumExp")),
+        Deviation("denormal"),
+    )
     supports_dynamic_shapes: ClassVar[bool] = True
 
     opt_level: int = 2
