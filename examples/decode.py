@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     sizes = (given.model, given.layers, given.hidden, given.capacity)
     model = make_model(*sizes) if given.source == "code" else capture(make_library_model(*sizes), given.source, given.capacity)
-    expected, _ = generate(xrt.XRTModule(model).new_session(), PROMPT, given.tokens)
+    expected, _ = generate(xrt.XRTModule(model, engine="toy").new_session(), PROMPT, given.tokens)
     print(f"{model.name}: {len(model.nodes)} nodes, {given.tokens} tokens after a prompt of {PROMPT.shape[1]}")
     for engine in given.engines.split(","):
         options = {"budget": given.budget} if engine == "auto" else {}

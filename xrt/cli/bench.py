@@ -180,8 +180,8 @@ def _show(group: Group, *, verbose: bool) -> None:
         return
     show_times("engine", rows)
     if verbose:
-        known = [(row, dict(zip(DETAILS, _details(row), strict=True))) for row in group.rows if row.median_seconds is not None]
-        details = [(str(row.candidate), *(cells[name] for name in SHOWN)) for row, cells in known]
+        ran = [(row, dict(zip(DETAILS, _details(row), strict=True))) for row in group.rows if row.median_seconds is not None]
+        details = [(str(row.candidate), *(cells[name] for name in SHOWN)) for row, cells in ran]
         show_table(("engine", *SHOWN), details, numbers=SHOWN)
     for row in group.rows:
         for note in _notes(row, rounds):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,9 @@ from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.logging import VARIABLE, show
+
+if TYPE_CHECKING:
+    from xrt.serve.application import Application
 
 __all__ = ["command", "parse_models"]
 
@@ -104,7 +108,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:
         grpc_port=given["grpc_port"],
         drain=given["drain"],
         on_start=_show_addresses,
-        on_ready=_show_readiness,
+        on_ready=partial(_show_readiness, application, {} if given["engine"] else asked),
     )
     return 0
 
@@ -147,9 +151,14 @@ def _show_addresses(addresses: Any) -> None:
     out.file.flush()
 
 
-def _show_readiness(reason: str) -> None:
+def _show_readiness(application: Application, asked: dict[str, dict[str, str]], reason: str) -> None:
+    """Say whether the models are ready, and the default engine of each file in ``asked``."""
     if reason:
         complain("warning", f"not ready: {reason}")
     else:
         out.print("ready")
+        for model in application.models:
+            path = asked.get(model.name, {}).get(model.version)
+            if path is not None and not is_bundle(path):
+                out.print(f"{model.name}: on {model.module.engines[0]} (default engine)", markup=False)
     out.file.flush()
