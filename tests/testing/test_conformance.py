@@ -290,7 +290,7 @@ def test_known_failures_give_reasons_and_links(engine):
 
 def test_what_only_a_mixture_fails_is_listed_for_several_engines() -> None:
     mixture = load_known_failures(MIXTURES)
-    assert mixture and list_known_failures(["ort", "toy"]) == mixture
+    assert mixture and list_known_failures(["xla", "toy"]) == mixture
     assert list_known_failures(["tvm"]) == load_known_failures("tvm") != ()
 
 

@@ -315,9 +315,8 @@ def _ran(case: ConformanceCase, ready: PreparedCase, make: Maker) -> Outcome:
 def _find_likely_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any]) -> str:
     """Name the declared deviation of an engine that ran the case which explains a difference; empty if there is none."""
     kinds = [engine.implementation for engine in ready.engines]
-    function = passes.infer_shapes(case.function)
     values = [*case.inputs, *case.expected, *results]
-    return next((cause for kind in kinds if (cause := name_likely_cause(kind, function, values))), "")
+    return next((cause for kind in kinds if (cause := name_likely_cause(kind, case.function, values))), "")
 
 
 def _described(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from xrt.engines.contract import registry
+from xrt.engines.contract.deviations import name_likely_cause
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function
 from xrt.module.options import REFERENCE
@@ -23,7 +24,7 @@ from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
 from xrt.testing.shrink import Sample, shrink
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.execution import run_alone
+from xrt.verify.execution import expose_all_values, run_alone
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -174,7 +175,13 @@ class Fuzzer:
     def judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Hold results of the way against the expected ones."""
         with np.errstate(all="ignore"):
-            return judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
+            judged = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
+            if judged.verdict is not Verdict.DISAGREES:
+                return judged
+            values = [*results, *self.truth(expose_all_values(sample.function.replace(aliases=())), sample.inputs)]
+        causes = (name_likely_cause(engine.implementation, sample.function, values) for engine in way.engines)
+        cause = next(filter(None, causes), "")
+        return CheckVerdict(Verdict.DECLINED, cause) if cause else judged
 
     def _shrunk(self, seed: int, way: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
         raised = _kind(judged.message)

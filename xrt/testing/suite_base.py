@@ -14,7 +14,6 @@ from xrt.engines.contract import registry
 from xrt.engines.contract.deviations import name_likely_cause
 from xrt.errors import CompileRefused
 from xrt.module.options import REFERENCE
-from xrt.passes import infer_shapes
 from xrt.testing.crash_notes import describe, note_case
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.strategies import Form, make_random_inputs
@@ -124,8 +123,7 @@ class SuiteBase:
     def deviates(cls, one: CorpusEntry) -> bool:
         """Whether the entry holds special values on which the engine declares to differ."""
         constants = [constant.array for constant in one.function.constants.values()]
-        function = infer_shapes(one.function)
-        return bool(name_likely_cause(cls.made().implementation, function, [*one.inputs, *one.expected, *constants]))
+        return bool(name_likely_cause(cls.made().implementation, one.function, [*one.inputs, *one.expected, *constants]))
 
     def check(self, found: Comparison, one: CorpusEntry) -> None:
         """Fail unless the corpus entry came out right, differs as the engine's `deviations` say, or fails as `gaps` says."""

@@ -106,5 +106,9 @@ def name_likely_cause(engine: type[GraphCompiler], function: Function, values: I
     kinds = find_special_values(values)
     if "infinity" in kinds:
         kinds.add("float16")  # where the Function has such values, they may have overflowed
-    found = [one for one in list_deviations(engine, function) if one.kind in kinds]
+    if not kinds:
+        return ""
+    from xrt.passes import infer_shapes  # only where something differs
+
+    found = [one for one in list_deviations(engine, infer_shapes(function)) if one.kind in kinds]
     return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, found))}" if found else ""

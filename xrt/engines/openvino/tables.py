@@ -613,7 +613,7 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
 
 def find_issue(node: Node, function: Function) -> str | None:
     """Find the first issue that applies to the node, and give its reason."""
-    if has_symbolic_dims(node, function) and (reason := match_known_issue(OPEN_ISSUES, node, function)):
+    if (reason := match_known_issue(OPEN_ISSUES, node, function)) and has_symbolic_dims(node, function):
         return f"{LIBRARY} {reason}, where extents are known only at run time"
     reason = match_known_issue(ISSUES, node, function)
     return reason and f"{LIBRARY} {reason}"
