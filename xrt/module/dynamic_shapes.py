@@ -37,9 +37,9 @@ def find_reason_for_sizes(module: Specializable, values: Any) -> str:
     for launch in plan.launches:
         if launch.engine in behind:
             continue
-        engine = engines[launch.engine]
-        if not engine.supports_dynamic_shapes:
-            return f"engine {engine.spec!r} needs every extent fixed"
+        engine = engines.get(launch.engine)
+        if engine is None or not engine.supports_dynamic_shapes:
+            return f"engine {launch.engine!r} needs every extent fixed"
         if reason := engine.why_not_dynamic(launch.function):
             return reason
     moved = [name for launch in plan.launches if launch.engine in behind for name in launch.nodes]

@@ -188,7 +188,7 @@ def explain(
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
-    regions = tuple(_region(x, by_spec[x.engine], lines) for x, lines in zip(plan.launches, more, strict=True))
+    regions = tuple(_region(x, by_spec.get(x.engine), lines) for x, lines in zip(plan.launches, more, strict=True))
     pins, threads = tuple(map(str, idle_pins)), engines.context.threads
     copied = sum(copy.nbytes or 0 for copy in plan.copies)
     copies = tuple(map(str, plan.copies))
@@ -213,8 +213,12 @@ def explain(
     )
 
 
-def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> RegionReport:
+def _region(launch: Launch, engine: GraphCompiler | None, more: Sequence[str]) -> RegionReport:
     function = launch.function
+    if engine is None:
+        own: tuple[str, ...] = (f"engine {launch.engine!r} is not among this module's, which plans again at its first call",)
+    else:
+        own = (*engine.remarks(function), *_deviations(engine, function))
     return RegionReport(
         name=launch.name,
         engine=launch.engine,
@@ -223,7 +227,7 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=(*engine.remarks(function), *_deviations(engine, function), *more),
+        remarks=(*own, *more),
         device=launch.device,
     )
 

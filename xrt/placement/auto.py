@@ -184,8 +184,10 @@ class AutoPlacement:
     def _is_dynamic(self, tuned: TuningResult) -> bool:
         """Whether a plan with symbolic dims keeps the placement, and each region compiles for all sizes."""
         engines = self.engines.by_spec
-        launches = ((engines[launch.engine], launch.function) for launch in tuned.plan.launches)
-        return tuned.how != "priority" and all(one.supports_dynamic_shapes and not one.why_not_dynamic(x) for one, x in launches)
+        launches = ((engines.get(launch.engine), launch.function) for launch in tuned.plan.launches)
+        return tuned.how != "priority" and all(
+            one is not None and one.supports_dynamic_shapes and not one.why_not_dynamic(x) for one, x in launches
+        )
 
     def record(self, sizes: Sizes, tuned: TuningResult) -> None:
         """Let all sizes be placed by a search at these; later processes too."""

@@ -104,7 +104,10 @@ class Racing(SearchState):
             if isinstance(way, WorkerRunner):
                 way.bound(min(self.budget * self.bounds.limit, left))
         own = {one.spec: one for one in self.engines if isinstance(one, IsolatedEngine)}
+        used = {launch.engine for launch in plan.launches}
         fronts = {spec: own.get(spec, way.compiler) for spec, way in ways.items()}
+        # What the store knows of a region stands for a measurement: then its engine may not have been started here.
+        fronts |= {one.spec: own.get(one.spec) or load_engine(one) for one in self.engines if one.spec in used - fronts.keys()}
         try:
             with self._quiet():
                 self._admit(within_or_stopped(left, self._making(plan, fronts), late=PreparedPlan.close))

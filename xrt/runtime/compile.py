@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
-from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory
+from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
 from xrt.forking import renewed
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.memory_map import release
@@ -116,7 +116,14 @@ class RegionToCompile:
 
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
-    """Return the regions to compile for a plan, in its order; raises DeviceError if a device is unavailable."""
+    """Return the regions to compile for a plan, in its order.
+
+    Raises DeviceError if a device is unavailable, PlanError for a region of an engine that is not among these.
+    """
+    for launch in plan.launches:
+        if launch.engine not in engines:
+            listed = ", ".join(map(repr, engines)) or "none"
+            raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
     contexts = {name: _open_device(name, context) for name in dict.fromkeys(map(plan.get_device, plan.launches))}
     return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.get_device(x)]) for x in plan.launches]
