@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import xrt
 from tests.module.test_faults import T, X, chain
 from tests.placement.uneven import Uneven
+from tests.verify.wrong import Wrong
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
 from xrt.engines.toy import Toy
@@ -36,6 +38,27 @@ RIGHT = np.cos(np.exp(X))
 
 def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: Any) -> xrt.XRTModule:
     return xrt.XRTModule(function, engine=[*engines, "auto"], cache=cache, **{"budget": 30, "threads": 1, **options})
+
+
+def test_a_wrong_engine_is_not_served_although_there_was_no_time_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference computes nothing before the search ends."""
+    has_ended = threading.Event()
+
+    def evaluate(*_: Any, **__: Any) -> Any:
+        has_ended.wait(60)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr("xrt.placement.auto.evaluate", evaluate)
+    with automatic(tmp_path, Wrong(), "toy", function=chain("Atan"), budget=1) as m:
+        with pytest.warns(FallbackWarning, match="engine 'wrong' computed .* wrongly"):
+            np.testing.assert_allclose(m(X), np.arctan(X), rtol=1e-5)
+        has_ended.set()
+        assert m.tuned is not None
+        assert not m.tuned.is_checked
+        assert "no result was compared with the reference by the search; the first call is" in str(m.explain())
+        np.testing.assert_allclose(m(X), np.arctan(X), rtol=1e-5)
 
 
 # ---------------------------------------------------------------------- when it measures, and what it tells

@@ -129,6 +129,7 @@ class SearchRecord(Record, frozen=True):
     unmeasured: Facts = {}
     declined: tuple[DeclinedNodes, ...] = ()
     is_explicit: bool = False
+    is_checked: bool = True
 
 
 class RegionRecord(Record, frozen=True):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputChecks"]
 
+PATIENCE = 20.0
+"""Seconds that the first call of a plan waits for the reference, if a search had no time to compare it."""
+
 
 @dataclass(eq=False)
 class OutputChecks:
@@ -47,7 +50,8 @@ class OutputChecks:
 
     def instrument(self, call: Call, build: Specialization) -> Call:
         """Return the call with what is to be looked at: types always, results where it is due."""
-        if not self._is_due(first=not build.checked):
+        is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked
+        if not self._is_due(first=not build.checked) and not is_unproved:
             return replace(call, inspection=OutputInspector(self._wrong_type))
         looks = partial(self._wrong, build.engines)
         return replace(call, inspection=OutputInspector(looks, needs_inputs=True)).keep_inputs(build.function)
@@ -107,11 +111,22 @@ class OutputChecks:
         reason = self.unchecked.get(function.fingerprint) or _why_not_comparable(function)
         if not reason:
             try:
-                return list(self._run(function.replace(aliases=()), given))
-            except XRTError as error:
+                return self._evaluate(function.replace(aliases=()), given)
+            except (XRTError, TimeoutError) as error:
                 reason = f"the reference cannot run it: {error}"
         self.unchecked[function.fingerprint] = reason
         return None
+
+    def _evaluate(self, function: Function, given: Sequence[Any]) -> list[Any]:
+        """Run the reference, for `PATIENCE` where nobody asked for a check."""
+        if self.asked is not None:
+            return self._run(function, given)
+        from xrt.placement.time_limit import OutOfTime, within
+
+        try:
+            return within(PATIENCE, partial(self._run, function, given))
+        except OutOfTime as error:
+            raise TimeoutError(str(error)) from error
 
     def _run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         from xrt.placement.reference import evaluate
@@ -129,7 +144,7 @@ class OutputChecks:
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
         """Return, by name, why those Functions are not checked."""
         found = {name: self.unchecked.get(function.fingerprint) for name, function in functions.items()}
-        return {name: f"not checked: {reason}" for name, reason in found.items() if reason and self.asked is not None}
+        return {name: f"not checked: {reason}" for name, reason in found.items() if reason}
 
 
 _PHRASES: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}

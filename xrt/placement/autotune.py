@@ -75,7 +75,7 @@ def tune(
     if store is not None:
         search.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_searched(search), is_explicit=request.retune)
-    if known is not None and tuned.is_provisional:
+    if known is not None and (tuned.is_provisional or not tuned.is_checked):
         tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
         _keep(tuned, request, store)
@@ -138,7 +138,8 @@ def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult |
 
 def is_final(known: TuningResult) -> bool:
     """Whether no further search continues a decision: it has enough rounds, or searches, or the caller asked for just this."""
-    return known.is_explicit or not known.is_provisional or known.searches >= MOST_SEARCHES
+    is_settled = (known.is_explicit or not known.is_provisional) and known.is_checked
+    return is_settled or known.searches >= MOST_SEARCHES
 
 
 def _keep(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:

@@ -129,6 +129,8 @@ class Racing(SearchState):
                 made.call, make_partition_key(plan) in self._simple, expected=known.seconds if known else 0.0
             )
             self.runners.append(RankedPlan(made, entrant))
+            if made.results is not None:  # nobody knew what is right yet
+                self.uncompared.add(make_partition_key(plan))
             return
         made.close()
         wrong = made.found.wrong
@@ -225,7 +227,9 @@ class Racing(SearchState):
         reference = self.truth.reference or self.reference
         work = partial(check_against_reference, function, self.inputs, results, self._expected, reference, self.context.options)
         try:
-            return within_or_stopped(max(self._left(), LEAST), work).wrong
+            wrong = within_or_stopped(max(self._left(), LEAST), work).wrong
+            self.uncompared.discard(make_partition_key(runner.ready.plan))
+            return wrong
         except OutOfTime:
             self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was compared with the reference")
             return ""

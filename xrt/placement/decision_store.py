@@ -86,6 +86,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
         {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
         _list_declined(request, engines),
         tuned.is_explicit,
+        tuned.is_checked,
     )
     candidates = list_candidate_records(tuned.race, request.function)[:MOST_CANDIDATES]
     specs = {engine.spec for engine in engines}
@@ -139,6 +140,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         unmeasured=FrozenDict(search.unmeasured),
         is_provisional=search.is_provisional,
         is_explicit=search.is_explicit,
+        is_checked=search.is_checked,
         searches=search.searches,
         asked=asked,
     )

@@ -148,6 +148,8 @@ class TuningResult:
     """Whether it was decided by fewer rounds than it takes: the next search goes on with it."""
     is_explicit: bool = False
     """Whether the caller asked for the search: modules use its decision whatever their budget."""
+    is_checked: bool = True
+    """Whether the results of the plan were compared with the reference; if not, a module compares its first call."""
     searches: int = 1
     """How many searches have led to it, the earlier ones provisionally."""
     asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
@@ -168,6 +170,7 @@ class TuningResult:
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
         missing = [f"{LATE} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
+        missing += [] if self.is_checked else ["no result was compared with the reference by the search; the first call is"]
         return (*([_next(self)] if self.is_provisional else []), *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:

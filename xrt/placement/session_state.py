@@ -92,6 +92,8 @@ class SearchState:
     """When that was begun."""
     awaited: int = 0
     """Engines whose answers were waited for since then."""
+    uncompared: set[Placing] = field(default_factory=set)
+    """Plans that ran before the expected results were known, and were not compared since."""
     late: list[Plan] = field(default_factory=list)
     """Plans for which there was no time left."""
 
@@ -191,10 +193,12 @@ class SearchState:
         else:
             chosen = find_first_viable([self.priority, *self.candidates.wholes], self.table)
             plan, how = with_reasons(chosen, unmeasured), "priority"
+        is_compared = self.truth.reference is self.reference and make_partition_key(plan) not in self.uncompared
         return TuningResult(
             *(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *self._late_note())),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and rounds < self.bounds.rules.least,
+            is_checked=how != "priority" and is_compared,
             asked=tuple(self.inquiry.engines()) if self.inquiry is not None else (),
         )
 
