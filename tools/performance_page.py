@@ -116,9 +116,9 @@ def numbers(record: Record) -> str:
     threads = record.entries["pytorch"].figures["threads"]
     return (
         f"{table(head, rows)}\n"
-        f"{threads} threads of an {record.machine['processor']}, random weights, by {ways[0]}. The last column\n"
-        f"is the speedup over the best engine in float32, by {ways[1]}: 1.00 x where no\n"
-        "lower precision keeps the budget. [The record](docs/performance.md) has intervals and missed targets.\n"
+        f'{threads} threads of an {record.machine["processor"]}, random weights, XRT with `engine="auto"`, by {ways[0]}.\n'
+        f"The last column is the speedup over the best engine in float32, by {ways[1]}:\n"
+        "1.00 x where no lower precision keeps the budget. [The record](docs/performance.md) has intervals and missed targets.\n"
     )
 
 
