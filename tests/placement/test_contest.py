@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 
@@ -17,7 +17,7 @@ from xrt.partition import Plan, partition
 from xrt.partition.explicit import plan_from_assignment
 from xrt.placement.interleaved import StoppingRule, TimedCandidate, run_interleaved
 from xrt.placement.prepared_plans import PreparedPlan
-from xrt.placement.result import CandidateComparison, TuningResult
+from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
 from xrt.placement.selection import RankedPlan, select_winner
 
 
@@ -130,13 +130,13 @@ PLANS = {
 }
 
 
-def race(**rounds: list[float]) -> CandidateComparison:
+def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> CandidateComparison:
     """Return the judgement of plans whose rounds took so long; those of one region are simple."""
     runners = []
     for name, seconds in rounds.items():
         entrant = TimedCandidate(lambda: None, is_simple=len(PLANS[name].launches) == 1, rounds=seconds)
         runners.append(RankedPlan(PreparedPlan(PLANS[name]), entrant))
-    return select_winner(runners, (), 10)
+    return select_winner(runners, others, 10)
 
 
 def plan_of(found: CandidateComparison) -> str:
@@ -178,6 +178,17 @@ def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
     assert found.baseline is not None
     assert found.contenders[found.baseline].plan is PLANS["first"]
     assert [one.ratio for one in found.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
+
+
+def test_a_plan_that_left_an_earlier_race_is_shown_at_the_pace_of_the_last() -> None:
+    """Its milliseconds were of a busier minute: 101 ms beside a ratio of 1.2 to 40 ms."""
+    left = CandidateResult(PLANS["second"], "lost", 0.101, 0.09, 0.11, 1.2, 1.1, 1.3)
+    untimed = CandidateResult(PLANS["two"], "lost", 0.5)
+    found = race((left, untimed), first=spread(0.040))
+    by_plan = {id(one.plan): one for one in found.contenders}
+    shown = by_plan[id(PLANS["second"])]
+    assert (shown.seconds, shown.low, shown.high) == tuple(map(pytest.approx, (0.048, 0.044, 0.052)))
+    assert shown.ratio == 1.2 and by_plan[id(PLANS["two"])].seconds == 0.5
 
 
 def test_what_is_reported_of_a_race() -> None:

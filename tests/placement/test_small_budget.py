@@ -189,9 +189,7 @@ def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
 def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     found = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
     assert found.how == "measured"
-    assert found.unmeasured == {
-        "stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"
-    }
+    assert found.unmeasured == {"stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"}
     assert "  not measured in time: stuck{where=why_not}" in str(found)
 
 

@@ -266,19 +266,11 @@ def _show(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
 
 
 def _list_rows(tuned: TuningResult) -> list[TimedRow]:
-    """Return the plans with their times and the ratios of these to the chosen plan's.
-
-    A plan that left early ran in other rounds than those that stayed, maybe on a busier machine: its time is the ratio to the
-    baseline, in the rounds that both took part in, times what the baseline took in the end.
-    """
-    race = tuned.race
-    baseline = None if race.baseline is None else race.contenders[race.baseline].seconds
-    known = [one.seconds if baseline is None or one.ratio is None else baseline * one.ratio for one in race.contenders]
-    chosen = next((taken for one, taken in zip(race.contenders, known, strict=True) if one.verdict == "won"), None)
-    return [
-        TimedRow(one.title, taken, "" if taken is None or not chosen else f"{taken / chosen:.2f}", VERDICTS[one.verdict])
-        for one, taken in zip(race.contenders, known, strict=True)
-    ]
+    """Return the plans with their times and the ratios of these to the chosen plan's."""
+    contenders = tuned.race.contenders
+    chosen = next((one.seconds for one in contenders if one.verdict == "won"), None)
+    ratios = ["" if one.seconds is None or not chosen else f"{one.seconds / chosen:.2f}" for one in contenders]
+    return [TimedRow(one.title, one.seconds, text, VERDICTS[one.verdict]) for one, text in zip(contenders, ratios, strict=True)]
 
 
 def _details(one: CandidateResult) -> tuple[str, str, str]:

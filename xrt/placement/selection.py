@@ -69,8 +69,19 @@ def select_winner(
     chosen = _chosen(ran, base, ratios, choose) if is_sure else next(runner for runner in ran if runner.entrant is base)
     found = [_contender(runner, ratios[id(runner)], chosen, is_sure=is_sure) for runner in ran]
     baseline = found[[runner.entrant for runner in ran].index(base)]
-    contenders = sorted([*found, *failed, *others], key=_place)
+    contenders = sorted([*found, *failed, *(_at_pace(one, base.median) for one in others)], key=_place)
     return CandidateComparison(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is baseline))
+
+
+def _at_pace(left: CandidateResult, baseline: float) -> CandidateResult:
+    """Return the result of a plan that left an earlier race, with its times at the pace of the last one.
+
+    Its own rounds may have been on a busier machine. Its ratio to the baseline, which both ran in, holds for these rounds too.
+    """
+    if left.ratio is None:
+        return left
+    low, high = (None if bound is None else bound * baseline for bound in (left.ratio_low, left.ratio_high))
+    return replace(left, seconds=left.ratio * baseline, low=low, high=high)
 
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
