@@ -232,6 +232,7 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "sum of nothing from the end": (one("ReduceSum", [EMPTY, np.array([-1])]), True),
     "sum of nothing over unknown axes": (one("ReduceSum", [EMPTY, tensor(DType.INT64, 1)]), True),
     "sum of nothing": (one("ReduceSum", [EMPTY, np.array([2])]), False),
+    "mean of nothing": (one("ReduceMean", [EMPTY, np.array([1])]), True),
     "sum from the end": (one("ReduceSum", [IMAGE, np.array([-1])]), False),
     "a wrapped edge of nothing": (one("Pad", [EMPTY, np.array([0, 0, 1, 0, 0, 1])], mode="wrap"), True),
     "a wrapped edge": (one("Pad", [IMAGE, np.array([0, 0, 0, 1, 0, 0, 0, 1])], mode="wrap"), False),
