@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,6 @@ from xrt.processes.server import serve
 class Odd(InputError):
     pass
 
-def report_twice(request):
-    request.report(1)
-    request.report({"done": 2})
-    return {}
-
-def report_for_ever(request):
-    while True:
-        request.report(0)
-        time.sleep(0.01)
-
 def raise_it(error):
     raise error
 
@@ -44,8 +35,7 @@ def start_and_leave(request):
 
 ANSWERS = {
     "echo": lambda request: {"memory": request.memory.tobytes().decode(), **request.message},
-    "report": report_twice,
-    "endless": report_for_ever,
+    "endless": lambda request: time.sleep(3600),
     "odd": lambda request: raise_it(Odd("no such input")),
     "refused": lambda request: raise_it(CompileRefused("too large", ["a", "b"])),
     "own": lambda request: raise_it(ConnectionError("the engine's own")),
@@ -74,12 +64,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     yield begin
     for worker in workers:
         worker.end()
-
-
-def test_reports_come_before_the_answer(start: Callable[..., WorkerProcess]) -> None:
-    told: list[Any] = []
-    assert start().ask({"do": "report"}, on_progress=told.append)[0] == {}
-    assert told == [1, {"done": 2}]
 
 
 @pytest.mark.parametrize(
@@ -141,12 +125,17 @@ def test_reports_do_not_begin_the_limit_again(start: Callable[..., WorkerProcess
 def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerProcess]) -> None:
     """The answer that is still to come would be taken for the next one's."""
 
-    def interrupt(value: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    worker = start()
-    with pytest.raises(KeyboardInterrupt):
-        worker.ask({"do": "report"}, on_progress=interrupt)
+    worker, before = start(), signal.signal(signal.SIGALRM, interrupt)
+    worker.ask({"do": "echo"})
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            worker.ask({"do": "endless"})
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert not worker.is_alive
 
 

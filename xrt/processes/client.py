@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -120,14 +120,13 @@ class WorkerProcess:
         message: Mapping[str, Any],
         buffer: SharedBuffer | None = None,
         seconds: float | None = None,
-        on_progress: Callable[[Any], object] = lambda value: None,
     ) -> tuple[Message, memoryview]:
         """Return the answer and its memory; raises RemoteError, or WorkerLost, and the process is no more.
 
         ``seconds`` limits the time from here to the answer, the start of the process not included.
         """
         try:
-            reply, memory = self._exchange(message, buffer, seconds, on_progress)
+            reply, memory = self._exchange(message, buffer, seconds)
         except WorkerLost:
             raise
         except BaseException:  # an interrupt too: the answer that is still to come would be taken for the next one's
@@ -143,7 +142,6 @@ class WorkerProcess:
         message: Mapping[str, Any],
         buffer: SharedBuffer | None,
         seconds: float | None,
-        on_progress: Callable[[Any], object],
     ) -> tuple[Message, memoryview]:
         if not self._is_ready:
             self._hear(START, time.monotonic() + START)
@@ -156,11 +154,7 @@ class WorkerProcess:
             raise self._time_out(seconds) from error
         except OSError as error:
             raise self._explain_death() from error
-        while True:
-            reply, memory = self._hear(seconds, deadline)
-            if "progress" not in reply:
-                return reply, memory
-            on_progress(reply["progress"])
+        return self._hear(seconds, deadline)
 
     def _hear(self, seconds: float | None, deadline: float | None) -> tuple[Message, memoryview]:
         try:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import xrt.errors
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
@@ -24,8 +24,6 @@ class Request:
     """What the message refers to."""
     buffer: SharedBuffer
     """Goes back with the answer."""
-    report: Callable[[Any], object]
-    """Sends a value ahead of the answer: how far the work is."""
 
 
 Answer: TypeAlias = Callable[[Request], Message]
@@ -54,7 +52,7 @@ def _serve_one(channel: socket.socket, answer: Answer) -> None:
         return send(channel, {"error": _describe(error)})
     buffer = SharedBuffer()
     try:
-        found = answer(Request(message, memory, buffer, lambda value: send(channel, {"progress": value})))
+        found = answer(Request(message, memory, buffer))
     except Exception as error:  # noqa: BLE001  # it belongs to who asked
         return send(channel, {"error": _describe(error)})
     try:
