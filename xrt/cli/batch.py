@@ -12,6 +12,7 @@ from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, check_folder
 from xrt.cli.screen import out, progress
 from xrt.engines import split_specs
 from xrt.errors import InputError, OptionError
+from xrt.formats.bundle import is_bundle
 
 if TYPE_CHECKING:
     from xrt.integrations.batch import BatchJob, JobReport
@@ -77,7 +78,7 @@ def command(model: str, rows: tuple[str, ...], target: str, **given: Any) -> int
     with progress() as bar:
         task = bar.add_task("rows", total=None)
         report = run(job, rows, target, workers=given["workers"], progress=partial(_show, bar, task))
-    _print(report, target)
+    _print(report, target, has_default=not given["engine"] and not is_bundle(model))
     return int(bool(report.errors))
 
 
@@ -116,8 +117,9 @@ def _show(bar: Any, task: Any, report: JobReport) -> None:
     bar.update(task, completed=report.written + report.present, total=report.rows, description=f"rows{errors}")
 
 
-def _print(report: JobReport, target: str) -> None:
+def _print(report: JobReport, target: str, *, has_default: bool) -> None:
     there = f", {report.present} were there" if report.present else ""
     errors = f"; {report.errors} rows have errors" if report.errors else ""
+    engine = f", on {report.engine} (default engine)" if has_default and report.engine else ""
     parts = f"{report.parts} part{'s' * (report.parts != 1)}"
-    out.print(f"{target}: {report.written} of {report.rows} rows written in {parts}{there}{errors}", markup=False)
+    out.print(f"{target}: {report.written} of {report.rows} rows written in {parts}{there}{errors}{engine}", markup=False)

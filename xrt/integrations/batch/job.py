@@ -55,6 +55,8 @@ class ChunkReport:
     chunk: Chunk
     errors: int
     """Rows without outputs."""
+    engine: str = field(default="", compare=False)
+    """The first engine of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,15 @@ class JobReport:
     errors: int
     """Rows without outputs, those of an earlier run too."""
     parts: int
+    engine: str = field(default="", compare=False)
+    """The first engine of the model; empty where no part was written."""
 
     def add(self, done: ChunkReport) -> JobReport:
         """Return the report with one more part."""
         rows = done.chunk.stop - done.chunk.start
-        return replace(self, written=self.written + rows, errors=self.errors + done.errors, parts=self.parts + 1)
+        return replace(
+            self, written=self.written + rows, errors=self.errors + done.errors, parts=self.parts + 1, engine=done.engine
+        )
 
 
 def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> ChunkReport:
@@ -98,7 +104,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     part = add_columns(table, kept, made)
     part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
     replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
-    return ChunkReport(chunk, len(errors))
+    return ChunkReport(chunk, len(errors), model.module.engines[0])
 
 
 def count_part_errors(part: Path, chunk: Chunk) -> int | None:
