@@ -125,7 +125,7 @@ def seed_generators() -> None:
     """Seed the generators that tests share: the standard library's, NumPy's, and PyTorch's once a test has imported it."""
     random.seed(0)
     np.random.seed(0)  # the one that libraries draw from
-    if torch := sys.modules.get("torch"):
+    if (torch := sys.modules.get("torch")) and hasattr(torch, "manual_seed"):  # not while a thread of a library imports it
         torch.manual_seed(0)
 
 
