@@ -138,3 +138,29 @@ def test_the_trial_finds_rows_that_depend_on_each_other(
     reason = explain_mixed_rows(call, inputs, sizes, rounds_up=rounds_up)
     assert reason.startswith("the rows of a batch change each other: alone and together, ")
     assert explain_mixed_rows(lambda x: (x + 1,), inputs, sizes, rounds_up=rounds_up) == ""
+
+
+def reshape_and_transpose(x: Any) -> tuple[Any, ...]:
+    return (x.reshape(x.shape[::-1]).T,)
+
+
+def reverse_rows_unless_eight_wide(x: Any) -> tuple[Any, ...]:
+    return (x if x.shape[1] == 8 else x[::-1],)
+
+
+@pytest.mark.parametrize("call", [reshape_and_transpose, reverse_rows_unless_eight_wide])
+def test_the_trial_uses_two_extents_of_an_open_axis(call: Callable[..., tuple[Any, ...]]) -> None:
+    inputs = [Value("x", TensorType(DType.FLOAT32, ("n", "length")))]
+    reason = explain_mixed_rows(call, inputs, (8,), rounds_up=False)
+    assert reason.startswith("the rows of a batch change each other: alone and together, ")
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 64, 224])
+def test_the_trial_needs_one_extent_that_the_model_supports(width: int) -> None:
+    def increment(x: Any) -> tuple[Any, ...]:
+        if x.shape[1] != width:
+            raise ValueError(f"the width is {width}")
+        return (x + 1,)
+
+    inputs = [Value("x", TensorType(DType.FLOAT32, ("n", "length")))]
+    assert explain_mixed_rows(increment, inputs, (8,), rounds_up=False) == ""
