@@ -48,6 +48,13 @@ def test_instances_run_at_the_same_time() -> None:
     assert found.requests >= 2
 
 
+def test_a_request_of_the_first_moment_counts_if_there_is_no_other() -> None:
+    """The five calls answer requests that were all issued at the start."""
+    one = Served(1.0)
+    measured = run_closed_loop([one], 1, 8, 0.0, clock=lambda: one.now)
+    assert (measured.requests, measured.p50, measured.p99) == (5, 3.0, 5.0)
+
+
 def test_an_instance_that_fails_is_reported() -> None:
     def fail(first: int, count: int) -> None:
         raise ValueError("no more")

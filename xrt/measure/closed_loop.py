@@ -91,7 +91,9 @@ def run_closed_loop(
     until = min(own[-1][0] for own in calls)  # after that some instances are idle
     counted = [(end, issued) for own in calls for end, issued in own if end <= until]
     # The first requests were issued all at once and waited less than the later ones.
+    # They count where the time was too short for any other.
     latencies = [end - time_ for end, issued in counted for time_ in issued if time_ > began]
+    latencies = latencies or [end - time_ for end, issued in counted for time_ in issued]
     p50, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.99), method="higher"))
     return LoadResult(concurrency, batch * len(counted) / (until - began), len(latencies), p50, p99)
 

@@ -38,7 +38,7 @@ __all__ = [
 Values = tuple[Array, ...]
 """The inputs or the outputs of a call, in order."""
 _EXTENTS = (8, 3, 64, 224, 1)
-"""Extents of the other open axes in a trial. An extent of 1 hides a mix of rows: a transposition of one column changes nothing."""
+"""Extents of the other open axes in a trial. Extent 1 hides mixed rows: transposing one column changes nothing."""
 
 
 def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:

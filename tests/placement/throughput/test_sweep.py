@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
-from xrt.errors import OptionError
+from xrt.errors import OptionError, RunFailed
 from xrt.measure.closed_loop import LoadResult
 from xrt.placement.throughput.request import Split, list_splits, parse_batches, parse_bound
 from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
@@ -75,6 +75,23 @@ def test_nothing_is_chosen_where_a_single_call_takes_too_long() -> None:
     assert found.to_record() is None
     assert found.headline == "nothing serves requests within a p99 of 1 ms; the fastest request takes 2.46 ms"
     assert {one.verdict for one in found.candidates} == {"declined", "over"}
+
+
+def test_a_point_that_fails_leaves_the_measurements_of_the_others() -> None:
+    def run_out_of_memory(split: Split, size: int) -> float:
+        if size >= least:
+            raise RunFailed(f"no memory for {size} rows")
+        return flat(split, size)
+
+    least = 16
+    result = tune(SimulatedBench(run_out_of_memory))
+    check_law(result)
+    assert result.configuration is not None and result.configuration.batch == 8
+    failed = {one.batch: one.note for one in result.candidates if one.verdict == "declined"}
+    assert failed == {16: "no memory for 16 rows", 32: "no memory for 32 rows"}
+    least = 1
+    with pytest.raises(RunFailed, match="no memory for 1 rows"):
+        tune(SimulatedBench(run_out_of_memory))
 
 
 def test_requests_that_are_calls_are_tuned_for_instances_alone() -> None:

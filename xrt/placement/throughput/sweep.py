@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from xrt.errors import XRTError
 from xrt.measure.closed_loop import LoadResult
 from xrt.measure.timing import Clock
 from xrt.placement.throughput.request import Split, ThroughputRequest
@@ -81,18 +82,26 @@ class ThroughputSweep:
 
     def _measure(self, until: float) -> None:
         memory: dict[tuple[Split, int], int | None] = {}
+        errors: list[XRTError] = []
         for number, one in enumerate(self._found):
             if note := self._find_reason_against(one, is_late=number > 0 and self.clock() >= until):
                 self._found[number] = replace(one, note=note)
                 continue
             self.tell(f"{one.concurrency} requests in flight, batches of {one.batch}, {one.split}")
             seconds = min(max(until - self.clock(), 0.0) / (len(self._found) - number), LONGEST)
-            load = self.bench.run_load(one.split, one.batch, one.concurrency, seconds)
             place = one.split, one.batch
-            if place not in memory:
-                memory[place] = self.bench.measure_memory(one.split, self._list_sizes(one.batch) or (one.batch,))
+            try:
+                load = self.bench.run_load(one.split, one.batch, one.concurrency, seconds)
+                if place not in memory:
+                    memory[place] = self.bench.measure_memory(one.split, self._list_sizes(one.batch) or (one.batch,))
+            except XRTError as error:  # a batch that needs too much memory, for example: the other points stay
+                errors.append(error)
+                self._found[number] = replace(one, note=str(error))
+                continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
             self._found[number] = replace(one, verdict=verdict, load=load, memory=memory[place])  # type: ignore[arg-type]
+        if errors and all(one.load is None for one in self._found):
+            raise errors[0]
 
     def _find_reason_against(self, one: ServingCandidate, *, is_late: bool) -> str:
         """Explain why a point is not measured; empty if it is."""
