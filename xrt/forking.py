@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-__all__ = ["get_generation", "leave_to_parent", "renewed", "why_left_behind"]
+__all__ = ["get_generation", "leave_to_parent", "renew_after_fork", "why_left_behind"]
 
 L = TypeVar("L")
 
@@ -37,7 +37,7 @@ def why_left_behind(generation: int) -> str:
     return "it was compiled before this process was forked, and the child lacks its threads; compile in the child, or spawn it"
 
 
-def renewed(lock: L) -> L:
+def renew_after_fork(lock: L) -> L:
     """Return the lock, a Lock, RLock or Condition, which no thread holds in a forked child."""
     _Process.locks.add(lock)
     return lock

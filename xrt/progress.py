@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO, TypeAlias
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = [
     "SWITCH",
@@ -151,7 +151,7 @@ def _is_child() -> bool:
     return module is not None and module.parent_process() is not None
 
 
-_claimed = renewed(threading.Lock())
+_claimed = renew_after_fork(threading.Lock())
 """Locked by the code that shows progress: there is one line."""
 
 

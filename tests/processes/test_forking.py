@@ -72,7 +72,7 @@ def test_a_child_goes_on_and_ends(engine: str, ends: str) -> None:
 @pytest.mark.parametrize("kind", ["Lock", "RLock"])
 def test_a_lock_is_free_in_a_child(kind: str) -> None:
     script = (
-        f"import os, threading; from xrt.forking import renewed; lock = renewed(threading.{kind}()); "
+        f"import os, threading; from xrt.forking import renew_after_fork; lock = renew_after_fork(threading.{kind}()); "
         "threading.Thread(target=lock.acquire).start(); pid = os.fork(); "
         "os._exit(not lock.acquire(timeout=5)) if pid == 0 else print(os.waitpid(pid, 0)[1])"
     )

@@ -17,7 +17,7 @@ from xrt.cache.closing import close_in_background
 from xrt.cache.disk import CompileRequest, DiskStatistics, WeightHashStore, open_disk_tier
 from xrt.cache.disk.config import expand_user
 from xrt.errors import OptionError
-from xrt.forking import get_generation, leave_to_parent, renewed
+from xrt.forking import get_generation, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     from xrt.cache.signature import Signature
@@ -162,7 +162,7 @@ class CompileCache:
         self.disk = disk
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         # Re-entrant: a lease may be collected, and so released, while its thread is in here.
-        self._lock = renewed(threading.RLock())
+        self._lock = renew_after_fork(threading.RLock())
         self._hits = self._misses = self._failures = self._evictions = 0
 
     def lease(

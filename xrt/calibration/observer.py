@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.calibration.collectors import Collector, make_collector, read_parameters
 from xrt.errors import CalibrationError, CalibrationWarning, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 
 __all__ = ["Observer"]
@@ -25,7 +25,7 @@ class Observer:
         self.method, self._given = method, dict(parameters or {})
         make_collector(method, self._given)
         self._collectors: dict[str, tuple[str, Collector]] = {}
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
         """Calls of the model that were observed."""
 

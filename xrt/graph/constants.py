@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.dtypes import DType
 from xrt.graph.memory_map import find_file_offset, release
 from xrt.graph.types import TensorType
@@ -21,7 +21,7 @@ REMEMBERED = 1 << 16
 """Digests of constants in files that the process keeps, for the next time that the same file is loaded."""
 
 _digests: OrderedDict[object, bytes] = OrderedDict()
-_lock = renewed(Lock())
+_lock = renew_after_fork(Lock())
 
 
 class Constant:

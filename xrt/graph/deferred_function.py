@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.function import Function
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class DeferredFunction(Function):
     ) -> None:
         """``computed`` names the outputs that nodes define. ``weights`` reads the bytes of constants, by their digests."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
-        self.__dict__.update(_computed=frozenset(computed), _weights=weights, _read=read, _lock=renewed(threading.Lock()))
+        self.__dict__.update(
+            _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
+        )
 
     @property
     def is_read(self) -> bool:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = ["LARGE", "pause_gc"]
 
@@ -24,7 +24,7 @@ LARGE = 50
 class _Paused:
     """Who has paused the collector; the last one puts it back."""
 
-    lock = renewed(threading.Lock())
+    lock = renew_after_fork(threading.Lock())
     count = 0
     was_on = False
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.module.copying import Copyable, Given, Savable
 from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
@@ -94,12 +94,12 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
-        self._lock = renewed(threading.RLock())
+        self._lock = renew_after_fork(threading.RLock())
         self._warned = self._closed = False
         self._waits = 0  # calls that waited for a program of their sizes alone
         self._checks = OutputChecks(self._settings.check, self.threads)
         self._everything = partial(make_engine_list, engine, device, replace(self._settings, lock=None), self._cache)
-        self._planning = renewed(threading.RLock())  # one plan at a time, while calls of other signatures go on
+        self._planning = renew_after_fork(threading.RLock())  # one plan at a time, while calls of other signatures go on
 
     # ------------------------------------------------------------------ what it is
 

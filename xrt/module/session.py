@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.errors import InputError, RunFailed, XRTError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Held:
     def __init__(self, array: Array, owner: Session) -> None:
         self.array = array
         self.owners: weakref.WeakSet[Session] = weakref.WeakSet([owner])
-        self.lock = renewed(threading.Lock())
+        self.lock = renew_after_fork(threading.Lock())
 
     def share(self, other: Session) -> None:
         with self.lock:
@@ -94,7 +94,7 @@ class Session:
         self._lost: frozenset[str] = frozenset()
         """The states that a call may have written in part, since it failed or was interrupted."""
         self._compiled: StatefulFunction | None = None
-        self._busy = renewed(threading.Lock())
+        self._busy = renew_after_fork(threading.Lock())
         if self._of is not None:
             self._of.check_sizes(self._sizes)
 
@@ -191,7 +191,7 @@ class Session:
         """Return a session that goes on from this state on its own. An array is copied when one of the two writes to it."""
         with self._turn("forked"):
             other = object.__new__(type(self))
-            other.__dict__.update(self.__dict__, _busy=renewed(threading.Lock()), _held=dict(self._held))
+            other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _held=dict(self._held))
             for held in self._held.values():
                 held.share(other)
             return other

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
 from xrt.progress import Tell, show_progress
@@ -126,7 +126,7 @@ class Specialization:
         self._clustering = drop_unused_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self._program: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.cache.closing import close_in_background
 from xrt.cache.memory import LEAST_BYTES, THREADS, count_bytes
 from xrt.errors import SignatureWarning, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 if TYPE_CHECKING:
     from xrt.module.dispatch import FastPath
@@ -71,7 +71,7 @@ class SpecializationCache:
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, tuple[FastPath, _Entry]] = OrderedDict()
         self._executables: dict[int, _Shared] = {}
-        self._lock = renewed(RLock())
+        self._lock = renew_after_fork(RLock())
         self._dropped = self._warned = False
         self.nbytes = self.idle_threads = 0
         """What the executables hold between calls; each counts at least `LEAST_BYTES`."""

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.memory_map import release
 from xrt.runtime.program import Program
@@ -164,7 +164,7 @@ class _Compilation:
         """By signature the places of the nodes that are to blame."""
         self._progress = progress
         self._done = 0
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
     def outcomes(self) -> list[Lease | Refusal]:
@@ -328,7 +328,7 @@ def _let_go(function: Function) -> None:
 
 
 _turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-_turns_lock = renewed(threading.Lock())
+_turns_lock = renew_after_fork(threading.Lock())
 
 
 def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
@@ -336,4 +336,4 @@ def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
     if engine.compiles_in_parallel:
         return nullcontext()
     with _turns_lock:
-        return _turns.setdefault(type(engine), renewed(threading.Lock()))
+        return _turns.setdefault(type(engine), renew_after_fork(threading.Lock()))

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.runtime.state import UpdateCopy
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Recorder:
         """The most bytes of arrays that a call held at each launch; None where none was counted."""
         self.held_at_end = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def add(self, index: int, began: float, ended: float) -> None:
         """Record a launch, by its place in the plan."""

@@ -20,7 +20,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.formats.bundle import make_working_directory
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message, SharedBuffer, read_block
@@ -50,7 +50,7 @@ class WorkerHandle:
         self._limits = limits
         self.seconds = limits.seconds
         """What the next requests may take each."""
-        self.lock = renewed(threading.RLock())
+        self.lock = renew_after_fork(threading.RLock())
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import ModelError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.graph.memory_map import Stamp, make_stamp
 
@@ -36,7 +36,7 @@ class OpenFiles:
     def __init__(self, files: Files) -> None:
         """Raises OSError where one cannot be opened, and StaleFunction where it is not the one with that stamp."""
         self._files = files
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         with ExitStack() as stack:
             self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
             for number in range(len(files)):

@@ -16,7 +16,7 @@ from xrt.cache.disk.weight_hashes import WeightHashStore
 from xrt.cache.signature import CODE_UNKNOWN, Signature
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import find_stale
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class DiskTier:
         self.store = Store(directory)
         self.limit = limit
         self.weights = WeightHashStore(self.store)
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self._statistics = DiskStatistics()
         self._room = -1  # not known before the first look
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from xrt.errors import BundleError, CacheError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph.memory_map import Stamp, make_stamp
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class WeightHashStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._new: list[tuple[Path, Stamp, weakref.ref[Function]]] = []
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def recall(self, function: Function, path: Path, stamp: Stamp | None) -> None:
         """Let the constants of a Function that was loaded from the file have their hashes, or remember to `keep` them.

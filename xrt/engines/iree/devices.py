@@ -14,7 +14,7 @@ from typing import Any
 from iree.runtime import VmInstance, create_hal_module
 from iree.runtime._binding import create_hal_driver, parse_flags
 
-from xrt.forking import get_generation, leave_to_parent, renewed
+from xrt.forking import get_generation, leave_to_parent, renew_after_fork
 from xrt.graph import Function, Node, TensorType
 
 __all__ = ["IreeDevice", "get_device", "is_small"]
@@ -22,7 +22,7 @@ __all__ = ["IreeDevice", "get_device", "is_small"]
 SMALL_WORK = 1 << 18
 """Operations on single elements up to which handing work to a pool (20 us) costs more than a second thread saves."""
 
-_lock = renewed(threading.Lock())
+_lock = renew_after_fork(threading.Lock())
 
 
 class IreeDevice:

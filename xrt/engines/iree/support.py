@@ -14,7 +14,7 @@ from xrt.engines.iree.preprocess import OPSET, preprocess
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import NodeQuery
 from xrt.engines.toolkit.open_shapes import has_symbolic_dims, why_not_at_every_size
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph import (
     Constant,
     DType,
@@ -145,7 +145,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self._answers: dict[NodeQuery, str | None] = {}
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def answer(self, question: NodeQuery, function: Function) -> str | None:
         """Return the answer; where there is none yet, ask this one and those of the Function's other nodes."""

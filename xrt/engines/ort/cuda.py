@@ -21,7 +21,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.executable import ValueTransport, choose_transport, list_computed_outputs
 from xrt.engines.ort.session import LIBRARY, summarize_error
 from xrt.errors import CompileRefused, RunFailed
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class OrtOnDevice(Executable):
         self._held = held
         self._outputs = list_computed_outputs(function)
         self._constants: dict[str, Any] = {}
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self._options = onnxruntime.RunOptions()
         if place.kind != "cpu":
             self._options.add_run_config_entry(UNSYNCHRONIZED, "1")

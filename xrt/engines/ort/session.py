@@ -23,7 +23,7 @@ from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.engines.toolkit.error_text import remove_noise, shorten
 from xrt.errors import CompileRefused, OptionError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = [
@@ -394,7 +394,7 @@ _WORKSPACE = "inner values and scratch, in an arena that grows to the largest ca
 class _State:
     """What this process has decided."""
 
-    lock = renewed(threading.Lock())
+    lock = renew_after_fork(threading.Lock())
     shared: int | None = None
     """Threads of the shared pool; None while each session has its own."""
     used = False

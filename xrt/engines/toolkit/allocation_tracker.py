@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar, Self
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = ["AllocationTracker"]
 
@@ -68,7 +68,7 @@ class AllocationTracker:
     ``weight`` is by how much it shares in what sessions opened at the same time grow by.
     """
 
-    _lock = renewed(threading.Lock())
+    _lock = renew_after_fork(threading.Lock())
     _now: ClassVar[_Openings | None] = None
 
     def __init__(self, weight: int) -> None:

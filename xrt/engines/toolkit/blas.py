@@ -18,7 +18,7 @@ from itertools import product
 from types import TracebackType
 from typing import Any
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = ["BlasCalls", "BlasLibrary", "BlasThreads", "blas_limit", "find_blas"]
 
@@ -56,7 +56,7 @@ class BlasThreads:
 
     def __init__(self, libraries: Sequence[BlasLibrary]) -> None:
         self.libraries = tuple(libraries)
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
         self._under_way: list[int] = []
         self._before: list[int] = []
 

@@ -19,7 +19,7 @@ from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.engines.toy.tape import StepKernel
 from xrt.engines.toy.update_order import order_updates
 from xrt.errors import CompileRefused
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
 from xrt.passes import infer_shapes, specialize
 
@@ -237,8 +237,8 @@ class ByShapes(Executable):
         self._most = most
         self._any_shape: Executable | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
-        self._lock = renewed(threading.Lock())
-        self._making = renewed(threading.Lock())  # one at a time; calls of shapes that are known do not wait for it
+        self._lock = renew_after_fork(threading.Lock())
+        self._making = renew_after_fork(threading.Lock())  # one at a time; calls of shapes that are known do not wait for it
         self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:

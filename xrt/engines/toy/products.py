@@ -17,7 +17,7 @@ import numpy as np
 
 from xrt.engines import native
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = ["ProductThreads", "multiply", "product_threads"]
 
@@ -111,7 +111,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def executor(self) -> ThreadPoolExecutor:
         with self._lock:

@@ -17,7 +17,7 @@ from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_rewrite import rewrite_nodes
 from xrt.engines.tvm.decompositions import decompose
 from xrt.engines.tvm.relax_rewrites import rewrite
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
 from xrt.passes import find_constant, fold_constants
@@ -29,7 +29,7 @@ log = logging.getLogger("xrt.engines.tvm")
 INLINE = 64
 """Constants of at most this many elements stay constants: shapes, axes, scales, which the importer reads while it imports."""
 
-compiler_lock = renewed(threading.RLock())
+compiler_lock = renew_after_fork(threading.RLock())
 """TVM's builders share a stack that knows nothing of threads: one import or compile at a time."""
 
 

@@ -26,7 +26,7 @@ from xrt.builder.record_op import emit
 from xrt.engines import names, probe
 from xrt.engines.contract.registry import list_by_rank
 from xrt.errors import FallbackWarning, ModelError, OptionError, PlanError, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.frontends.torch.capture import Leaf
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.lower import Lowering
@@ -272,7 +272,7 @@ class FrozenGraph:
     def __init__(self, compile: Callable[[Mapping[int, torch.Tensor]], Compiled], tensors: Mapping[int, torch.Tensor]) -> None:  # noqa: A002  # as elsewhere
         self._compile = compile
         self._indices = tuple(tensors)
-        self._guard = renewed(threading.Lock())
+        self._guard = renew_after_fork(threading.Lock())
         self._pick = itemgetter(*self._indices) if len(tensors) > 1 else lambda args: (args[self._indices[0]],)
         self._variants: tuple[tuple[tuple[torch.Tensor, ...], list[int], Compiled], ...] = ()
         self._made = 0

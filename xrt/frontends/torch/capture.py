@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.errors import InputError, ModelError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.frontends.torch.lower import CHECKS, Lowering
 from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.symbols import Symbols
@@ -213,7 +213,7 @@ def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
 
 MOST_DECOMPOSITIONS = 8
 """How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
-_EXPORT = renewed(threading.RLock())
+_EXPORT = renew_after_fork(threading.RLock())
 """`torch.export` is not safe in several threads: one module is captured at a time."""
 
 

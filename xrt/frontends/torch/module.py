@@ -20,7 +20,7 @@ from xrt.cache import open_cache
 from xrt.cache.closing import close_in_background
 from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import FallbackWarning, InputError, ModelError, PlanError, warn
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
 from xrt.frontends.torch.capture import (
     Capture,
@@ -378,7 +378,7 @@ class TorchModule(XRTModule):
         self._latest: _Compiled | None = None
         self._split: SplitModule | None = None
         self._calls = 0
-        self._guard = renewed(threading.RLock())
+        self._guard = renew_after_fork(threading.RLock())
         self._is_closed = False
 
     # ------------------------------------------------------------------ calls

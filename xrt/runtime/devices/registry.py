@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.runtime.devices.dlpack import find_array_device
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.names import normalize_device, parse_device_index, parse_device_kind
@@ -31,7 +31,7 @@ _makers: dict[str, Maker] = {"cuda": _cuda}
 _origins: dict[str, str] = {}
 """By kind what gives another process the maker of its devices, where that is not the one above."""
 _opened: dict[str, Device] = {}
-_lock = renewed(threading.Lock())
+_lock = renew_after_fork(threading.Lock())
 
 
 def device(name: str) -> Device:

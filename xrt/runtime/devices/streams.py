@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.runtime.devices.registry import device
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._made: dict[str, Stream] = {}
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def made(self, name: str) -> Stream | None:
         """Return the stream on a device, if there is one yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import asdict, dataclass
 
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 
 __all__ = ["TransferCounter", "TransferStats"]
 
@@ -46,7 +46,7 @@ class TransferCounter:
 
     def __init__(self) -> None:
         self._counts = asdict(TransferStats())
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def add(self, **more: int) -> None:
         """Add to the counts of those names."""

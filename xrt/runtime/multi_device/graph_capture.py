@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import RunOptions
 from xrt.errors import XRTError
-from xrt.forking import renewed
+from xrt.forking import renew_after_fork
 from xrt.graph import TensorType, Type
 from xrt.runtime.multi_device.transfer_plan import HOST, DeviceLaunch
 from xrt.runtime.program import DEFAULT
@@ -40,7 +40,7 @@ class CapturedCall:
         self._recording: GraphCapture | None = None
         self._inputs: dict[int, Array] = {}
         self._outputs: list[Array] = []
-        self._lock = renewed(threading.Lock())
+        self._lock = renew_after_fork(threading.Lock())
 
     def run(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the outputs of a replayed call; None where it must be played. The first call records."""
