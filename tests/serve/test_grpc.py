@@ -164,6 +164,17 @@ def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
     on_server(app({"double": xrt.XRTModule(double())}, max_queue=1), test)
 
 
+def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
+    async def test(port: int) -> None:
+        await call(port, "RepositoryModelUnload", model_name="double")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(port, "ModelInfer", model_name="double")
+        message = "model 'double' is not served: it was unloaded"
+        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.NOT_FOUND, message)
+
+    on_server(app({"double": xrt.XRTModule(double(), engine="toy")}), test)
+
+
 def test_a_message_that_does_not_arrive_is_refused() -> None:
     async def test(port: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

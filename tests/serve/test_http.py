@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
 from xrt.serve.metrics import ACCESS
+from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
 
@@ -578,6 +580,69 @@ def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
         assert (await ask(application, "GET", "/v2")).document["models"] == {}
         assert (await control("models/double/load")).status == 200  # a module that was handed in is still open
         assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
+def test_a_model_may_be_loaded_again_while_a_body_arrives(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="toy")
+    body, sent = json.dumps({"inputs": [tensor("x", X)]}).encode(), []
+
+    async def receive() -> Any:
+        await application.load("double")
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def test() -> None:
+        await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
+        assert sent[0]["status"] == 200, sent[1]["body"]
+
+    run(application, test)
+
+
+def test_a_load_is_completed_when_its_client_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="toy")
+
+    async def test() -> None:
+        old = application.models.find("double", None)
+        loading = asyncio.ensure_future(application.load("double"))
+        for _ in range(3):  # it opens the file
+            await asyncio.sleep(0)
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+        await application.models.wait_for_changes()
+        assert application.models.find("double", None) is not old and old.why_not_ready == "it is closed"
+        assert 'xrt_model_ready{model="double",version="1"} 1.0' in (await ask(application, "GET", "/metrics")).body.decode()
+
+    run(application, test)
+
+
+def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = {name: tmp_path / f"{name}.onnx" for name in ("bad", "good")}
+    for path in paths.values():
+        onnx.save(double(), path)
+    application = app(paths, engine="toy")
+
+    def open_or_fail(path: Path, options: Any) -> Any:
+        if path == paths["bad"]:
+            raise ValueError("the loader has a defect")
+        return open_module(path, options)
+
+    async def test() -> None:
+        old = {name: application.models.find(name, None) for name in paths}
+        monkeypatch.setattr("xrt.serve.repository.open_module", open_or_fail)
+        await application.reload()
+        assert {name: application.models.find(name, None) is model for name, model in old.items()} == {"bad": True, "good": False}
+        assert [record.getMessage() for record in caplog.records if record.exc_info] == ["model bad cannot be loaded again"]
 
     run(application, test)
 

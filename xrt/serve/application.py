@@ -160,6 +160,7 @@ class Application:
         self.begin_drain()
         if self._preparing is not None:
             await self._preparing
+        await self.models.wait_for_changes()
         for model in self.models:
             await model.drain()
         self.models.close()
@@ -297,7 +298,7 @@ class Application:
         began, status = time.perf_counter(), FAILED
         model = self.models.find(name, version)
         try:
-            answer = await self._run(model, scope, receive)
+            answer = await self._run(model, version, scope, receive)
             status = answer[0]
         except RequestRefusal as refusal:
             status = refusal.status
@@ -306,18 +307,19 @@ class Application:
             model.metrics.note_request("http", status, time.perf_counter() - began)
         return answer
 
-    async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
+    async def _run(self, model: ServedModel, version: str | None, scope: Scope, receive: Receive) -> Answer:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
         headers = dict(scope["headers"])
         with model.receive() as count:
             body = await self._read_body(receive, headers, count)
         with model.admit():
-            return await self._run_admitted(model, headers, body)
+            return await self._run_admitted(model.name, version, headers, body)
 
-    async def _run_admitted(self, model: ServedModel, headers: dict[bytes, bytes], body: bytes) -> Answer:
+    async def _run_admitted(self, name: str, version: str | None, headers: dict[bytes, bytes], body: bytes) -> Answer:
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
         request = await self.run_if_large(len(body), read_request, *read)
+        model = self.models.find(name, version)  # it may have been loaded again while the body arrived
         response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
         length, parts = await self.run_if_large(response.bytes, write_response, request, response)
         if length is None:

@@ -140,7 +140,8 @@ class _Service:
     @contextmanager
     def _admit(self) -> Iterator[None]:
         """Count a call from before its message is read, so that the messages in memory are bounded; raises RequestRefusal."""
-        if self._reading >= sum(model.most_requests for model in self._application.models):
+        # With no model in service one call is admitted, so that its client gets the reason.
+        if self._reading >= max(1, sum(model.most_requests for model in self._application.models)):
             raise RequestRefusal(f"{self._reading} calls are under way, and no more are read; try again", BUSY, retry_after=1)
         self._reading += 1
         try:
@@ -202,9 +203,10 @@ class _Service:
         model = self._application.models.find(request.model_name, request.model_version)
         try:
             limit = self._application.options.max_request_bytes
-            asked = await self._application.run_if_large(size, read_message, request, limit)
-            response = await model.infer(asked, self._find_session(context))
-            answer = await self._application.run_if_large(response.bytes, write_message, asked, response)
+            inference = await self._application.run_if_large(size, read_message, request, limit)
+            model = self._application.models.find(request.model_name, request.model_version)  # it may have been loaded again
+            response = await model.infer(inference, self._find_session(context))
+            answer = await self._application.run_if_large(response.bytes, write_message, inference, response)
             status = OK
         except RequestRefusal as refusal:
             status = refusal.status

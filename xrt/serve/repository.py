@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ class Repository:
         self._options, self._metrics, self._opening = options, metrics, opening
         self._entries: dict[str, dict[str, _Entry]] = {}
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
         for name, version, source in _list_models(models):
             for kind, text in (("name", name), ("version", version)):
                 if not _NAME.fullmatch(text):
@@ -174,7 +175,18 @@ class Repository:
         in as an object is put back into service.
         """
         self._check_control(name)
-        await self._load(name)
+        await self._complete(self._load(name))
+
+    async def _complete(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change to its end, also if the client that requested it goes away: each model is in service or closed."""
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def wait_for_changes(self) -> None:
+        """Wait until the loads and unloads that have begun are complete."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
 
     async def _load(self, name: str) -> None:
         async with self._changing:
@@ -184,7 +196,7 @@ class Repository:
                     continue
                 try:
                     entry.served = await self._prepare(name, version, entry.source)
-                except RequestRefusal:
+                except BaseException:
                     if old is not None:
                         old.show_metrics()  # not those of the model that failed
                     raise
@@ -195,19 +207,24 @@ class Repository:
 
     async def _prepare(self, name: str, version: str, source: Any) -> ServedModel:
         try:
-            made = await asyncio.to_thread(self._make, name, version, source)
+            model = await asyncio.to_thread(self._make, name, version, source)
         except (XRTError, OSError) as error:
             raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
-        await made.prepare()
-        if made.why_not_ready:
-            reason = made.why_not_ready
-            made.close()
-            raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {reason}")
-        return made
+        try:
+            await model.prepare()
+            if reason := model.why_not_ready:
+                raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {reason}")
+        except BaseException:
+            model.close()
+            raise
+        return model
 
     async def unload(self, name: str) -> None:
         """Take a model out of service, and close it after its requests; raises RequestRefusal for an unknown one."""
         self._check_control(name)
+        await self._complete(self._unload(name))
+
+    async def _unload(self, name: str) -> None:
         async with self._changing:
             for _, _, entry in self._list_entries(name):
                 old, entry.served = entry.served, None
@@ -223,12 +240,17 @@ class Repository:
 
     async def reload(self) -> None:
         """Load all models again; a failure is logged, and the old model stays in service."""
+        await self._complete(self._reload())
+
+    async def _reload(self) -> None:
         for name in self._entries:
             try:
                 await self._load(name)
                 _log.info("model %s was loaded again", name)
             except RequestRefusal as refusal:
                 _log.error("%s", refusal)
+            except Exception:  # noqa: BLE001  # the models after this one are loaded all the same
+                _log.exception("model %s cannot be loaded again", name)
 
     def close(self) -> None:
         """Take all models out of service, and close the modules that were opened here."""
