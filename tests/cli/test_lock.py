@@ -83,6 +83,7 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
         (("--undecided=fail",), 3, "it fails, as --undecided=fail asks. Give it more --budget, or a quieter machine"),
     ],
 )
+@pytest.mark.slow
 def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
     asked: tuple[str, ...], code: int, says: str, lock: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

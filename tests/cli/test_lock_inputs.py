@@ -53,6 +53,7 @@ def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     return Path(shutil.copy(target, tmp_path / "locks"))
 
 
+@pytest.mark.slow
 def test_a_bundle_has_the_sizes_and_the_plan_of_a_lock(
     of_four: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
