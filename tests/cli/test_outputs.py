@@ -20,7 +20,7 @@ from tests.runtime.trace_format import read_trace
 from xrt.cli import main
 from xrt.errors import BundleError, ModelError, OptionError
 from xrt.formats import onnx
-from xrt.formats.output import replace_file, why_not_folder, why_not_writable
+from xrt.formats.output import remove_dead_temporaries, replace_file, why_not_folder, why_not_writable
 from xrt.graph import DType, Function, Node, TensorType, Value
 
 TYPE = TensorType(DType.FLOAT32, (2, 3))
@@ -201,5 +201,18 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next_one(tmp_path: Path) 
         replace_file(target, lambda file: file.write(b"whole"))
         assert len(list(tmp_path.glob(".xrt-*.tmp"))) == 1  # of the writer that lives
         assert target.read_bytes() == b"whole"
-    replace_file(target, lambda file: file.write(b"again"))
+    remove_dead_temporaries(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.xrt"]
+
+
+def test_a_folder_is_listed_once_for_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, scan = [], os.scandir
+
+    def count(folder: Path) -> object:
+        folders.append(folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", count)
+    for number in range(10):
+        replace_file(tmp_path / f"part-{number}", lambda file: file.write(b"rows"))
+    assert folders == [tmp_path]

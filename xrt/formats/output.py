@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,7 +36,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
             with real.open("wb") as device:
                 device.write(content.getvalue())
             return
-        remove_dead_temporaries(real.parent)
+        _clean_once(real.parent)
         temporary, file = _open_temporary(real)
         try:
             with file:
@@ -58,6 +59,10 @@ def remove_dead_temporaries(folder: Path) -> None:
             with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
                 if _lock(file, wait=False):
                     os.unlink(path)  # noqa: PTH108  # with the lock: its writer would otherwise begin with it now
+
+
+# A job writes thousands of files to a folder; to list it for each would take quadratic time.
+_clean_once = cache(remove_dead_temporaries)
 
 
 def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
