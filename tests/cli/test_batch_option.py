@@ -10,10 +10,13 @@ from click.testing import CliRunner
 
 from tests.integrations.models import write_classifier
 from tests.serve.serving import double
+from xrt.bench.targets import set_dims
 from xrt.cli.app import cli
 from xrt.errors import ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
+from xrt.graph import DType, Function, TensorType, Value
+from xrt.graph.types import Dim
 
 
 def run(*arguments: object) -> str:
@@ -73,3 +76,17 @@ def test_a_named_first_axis_is_the_batch_and_a_fixed_one_must_be_it(tmp_path: Pa
             run(command, tmp_path / "fixed.onnx", "-e", "toy", "--batch", "4")
         message = "the model's batch is 2, and 4 was asked; only a named extent can be chosen"
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sized"),
+    [
+        ([("batch", 4), (None, 4)], [(8, 4), (8, 4)]),
+        ([(None, 4), ("batch", 4)], [(8, 4), (8, 4)]),
+        ([(None, "batch", 4), (None, 4)], [(None, 8, 4), (None, 4)]),  # a sequence: its first axis is the time
+    ],
+)
+def test_the_batch_sizes_named_and_unnamed_first_axes(shapes: list[tuple[Dim, ...]], sized: list[tuple[Dim, ...]]) -> None:
+    inputs = tuple(Value(f"x{place}", TensorType(DType.FLOAT32, shape)) for place, shape in enumerate(shapes))
+    function = set_dims(Function(inputs, inputs, opsets={"": 20}), {"batch": 8})
+    assert [value.type.shape for value in function.inputs] == sized  # type: ignore[union-attr]

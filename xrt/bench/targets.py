@@ -110,9 +110,12 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
 
 
 def name_batch(function: Function) -> Function:
-    """Call the first axes of inputs ``batch`` where they are open and have no name, as scikit-learn's exporter leaves them."""
+    """Call the first axes of inputs ``batch`` where they are open and have no name, as scikit-learn's exporter leaves them.
+
+    If ``batch`` is another axis, as in a model of sequences, nothing is named.
+    """
     shapes = _shapes(function)
-    if any(BATCH in shape for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
+    if any(BATCH in shape[1:] for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
         return function
     inputs = [
         Value(value.name, type_.with_shape((BATCH, *type_.shape[1:])))
