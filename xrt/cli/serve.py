@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.cli.options import DEFAULT_ENGINE, ENGINE_NAMES, isolation_keywords, isolation_options, parse_memory, parse_wait
+from xrt.cli.options import (
+    DEFAULT_ENGINE,
+    ENGINE_NAMES,
+    isolation_keywords,
+    isolation_options,
+    parse_memory,
+    parse_seconds,
+    parse_wait,
+)
 from xrt.cli.screen import complain, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -72,9 +80,9 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 @click.option("--max-wait", callback=parse_wait, metavar="TIME", help="How long a request waits for its batch to fill: 2ms")
 @click.option("--max-queue", type=click.IntRange(1), help="Requests that wait for a model; more are refused  [default: 128]")
 @click.option("--max-request", callback=parse_memory, metavar="SIZE", help="Size of a request: 16MB  [default: 67MB]")
-@click.option("--body-timeout", callback=parse_wait, metavar="TIME", help="For a request's body to arrive  [default: 30s]")
+@click.option("--body-timeout", callback=parse_seconds, metavar="TIME", help="For a request's body to arrive  [default: 30s]")
 @click.option("--max-sessions", type=click.IntRange(0), help="Sessions of a model at once  [default: 256]")
-@click.option("--session-idle", callback=parse_wait, metavar="TIME", help="When an unused session is forgotten  [default: 5m]")
+@click.option("--session-idle", callback=parse_seconds, metavar="TIME", help="When an unused session is forgotten  [default: 5m]")
 @click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
 @click.option(
     "--no-model-control", "model_control", flag_value=False, default=None, help="Refuse requests that load or unload models"

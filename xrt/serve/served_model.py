@@ -334,6 +334,10 @@ def _list_extents(value: Value) -> tuple[int, ...]:
     return (-1,) if shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in shape)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 _LEAST = {"instances": 1, "max_queue": 1, "max_request_bytes": 1, "max_sessions": 0}
 
 
@@ -375,10 +379,12 @@ class ServingOptions:
         for name in ("explicit_sessions", "model_control"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} is True or False; got {getattr(self, name)!r}")
-        for name in ("max_wait", "body_timeout", "session_idle"):
+        if self.max_wait is not None and (not _is_number(self.max_wait) or not self.max_wait >= 0):
+            raise OptionError(f"max_wait is a number of seconds from 0 on; got {self.max_wait!r}")
+        for name in ("body_timeout", "session_idle"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-                raise OptionError(f"{name} is a number of seconds from 0 on; got {value!r}")
+            if not _is_number(value) or not value > 0:
+                raise OptionError(f"{name} is a number of seconds above 0; got {value!r}")
         given = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
         if self.batch is not None and (not given or any(type(size) is not int or size < 1 for size in given)):
             raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")

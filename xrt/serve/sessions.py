@@ -150,7 +150,7 @@ class SessionTable:
 
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""
-        if self._timer is None and self._entries and self.idle > 0:
+        if self._timer is None and self._entries:
             self._timer = asyncio.get_running_loop().call_later(self.idle, self._look)
 
     def _look(self) -> None:
