@@ -21,6 +21,7 @@ from xrt.graph import DType
 from xrt.serve import app, start_grpc
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.grpc_service import SERVICE
+from xrt.serve.metrics import ACCESS
 from xrt.serve.protocol import DATATYPES
 
 PROTO = TOP / "proto" / "open_inference.proto"
@@ -173,6 +174,28 @@ def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
         assert (error.value.code(), error.value.details()) == (grpc.StatusCode.NOT_FOUND, message)
 
     on_server(app({"double": xrt.XRTModule(double(), engine="toy")}), test)
+
+
+def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    application = app({"double": xrt.XRTModule(double(), engine="toy")})
+    begun = asyncio.Event()
+
+    async def load(name: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def test(port: int) -> None:
+        monkeypatch.setattr(application, "load", load)
+        loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
+        await begun.wait()
+        loading.cancel()
+        while not caplog.messages:  # until the server has been told
+            await asyncio.sleep(0)
+        (message,) = caplog.messages
+        assert " 'RepositoryModelLoad' 499 " in message
+
+    with caplog.at_level("INFO", ACCESS):
+        on_server(application, test)
 
 
 def test_a_message_that_does_not_arrive_is_refused() -> None:

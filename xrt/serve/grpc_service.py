@@ -19,6 +19,7 @@ from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.application import EXTENSIONS, SERVER, Application
 from xrt.serve.protocol import (
     BUSY,
+    CANCELLED,
     DATATYPES,
     FAILED,
     LATE,
@@ -117,19 +118,21 @@ class _Service:
 
         async def answer_or_abort(stream: Any, context: Any) -> Any:
             self._application.start()
-            began, refusal = time.perf_counter(), None
+            began, refusal, status = time.perf_counter(), None, OK
             try:
                 if name != "ModelInfer":
                     return await answer((await self._read(kind, context))[0], context)
                 with self._admit():
                     return await self._infer(*await self._read(kind, context), context)
+            except asyncio.CancelledError:
+                status = CANCELLED
+                raise
             except RequestRefusal as refused:
-                refusal = refused
+                refusal, status = refused, refused.status
             except Exception as error:  # noqa: BLE001  # no client gets a traceback
                 _log.exception("a request for %s failed", name)
-                refusal = RequestRefusal(f"the server failed: {type(error).__name__}", FAILED)
+                refusal, status = RequestRefusal(f"the server failed: {type(error).__name__}", FAILED), FAILED
             finally:
-                status = refusal.status if refusal is not None else OK
                 self._application.log.note_request(context.peer(), name, status, time.perf_counter() - began, refusal)
             if refusal.retry_after is not None:
                 context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
@@ -208,6 +211,9 @@ class _Service:
             response = await model.infer(inference, self._find_session(context))
             answer = await self._application.run_if_large(response.bytes, write_message, inference, response)
             status = OK
+        except asyncio.CancelledError:
+            status = CANCELLED
+            raise
         except RequestRefusal as refusal:
             status = refusal.status
             raise

@@ -20,6 +20,7 @@ from xrt.graph import DType
 __all__ = [
     "BINARY",
     "BUSY",
+    "CANCELLED",
     "CONFLICT",
     "DATATYPES",
     "FAILED",
@@ -49,6 +50,8 @@ __all__ = [
 
 OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
+CANCELLED = 499
+"""nginx's status for a client that closed the request."""
 FAILED, BUSY = 500, 503
 _GRPC = {
     MALFORMED: "INVALID_ARGUMENT",
