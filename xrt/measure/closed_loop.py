@@ -88,8 +88,8 @@ def run_closed_loop(
         return done
 
     calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
-    until = min(own[-1][0] for own in calls)  # after that some instances are idle
-    counted = [(end, issued) for own in calls for end, issued in own if end <= until]
+    until = min(instance_calls[-1][0] for instance_calls in calls)  # after that some instances are idle
+    counted = [(end, issued) for instance_calls in calls for end, issued in instance_calls if end <= until]
     # The first requests were issued all at once and waited less than the later ones.
     # They count where the time was too short for any other.
     latencies = [end - time_ for end, issued in counted for time_ in issued if time_ > began]

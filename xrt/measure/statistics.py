@@ -67,13 +67,13 @@ def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) 
 
     The interval always holds the median; of a single ratio it is that ratio and says nothing.
     """
-    given = np.asarray(ratios, np.float64)
-    medians = _resample_medians(given, np.random.default_rng(seed))
-    return _make_interval(float(np.median(given)), medians, confidence)
+    sample = np.asarray(ratios, np.float64)
+    medians = _resample_medians(sample, np.random.default_rng(seed))
+    return _make_interval(float(np.median(sample)), medians, confidence)
 
 
-def _resample_medians(given: Array, generator: np.random.Generator) -> Array:
-    return np.asarray(np.median(generator.choice(given, (RESAMPLES, given.size)), axis=1), np.float64)
+def _resample_medians(sample: Array, generator: np.random.Generator) -> Array:
+    return np.asarray(np.median(generator.choice(sample, (RESAMPLES, sample.size)), axis=1), np.float64)
 
 
 def _make_interval(median: float, resampled: Array, confidence: float) -> RatioInterval:
@@ -105,11 +105,11 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
     The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
     interval also holds the medians of so many equal parts of the rounds, one after the other.
     """
-    found = compute_round_ratio(of, to)
+    interval = compute_round_ratio(of, to)
     ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
     length = len(ratios) // parts
     medians = [statistics.median(ratios[at : at + length]) for at in range(0, length * parts, length)]
-    return RatioInterval(found.median, min(found.low, *medians), max(found.high, *medians))
+    return RatioInterval(interval.median, min(interval.low, *medians), max(interval.high, *medians))
 
 
 def compute_geometric_mean(
@@ -149,8 +149,8 @@ class Timing:
     @property
     def interval(self) -> Interval:
         """Where the median would lie in 95 of 100 such runs."""
-        found = bootstrap(self.seconds)
-        return Interval(found.low, found.high)
+        ratio_interval = bootstrap(self.seconds)
+        return Interval(ratio_interval.low, ratio_interval.high)
 
 
 @dataclass(frozen=True, slots=True)

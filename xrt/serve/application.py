@@ -272,8 +272,8 @@ class Application:
     def list_statistics(self, name: str, version: str) -> dict[str, Any]:
         """What models have done, as Triton has it: one version, all of a model, or all models."""
         versions = [version] if version else self.models.list_versions(self.models.find(name, None).name) if name else []
-        found = [self.models.find(name, one) for one in versions] if name else self.models
-        return {"model_stats": [model.metrics.statistics.describe() for model in found]}
+        models = [self.models.find(name, one) for one in versions] if name else self.models
+        return {"model_stats": [model.metrics.statistics.describe() for model in models]}
 
     async def _control(self, path: list[str], scope: Scope, receive: Receive) -> Answer:
         """Answer Triton's extension of model repositories. No request names a file: the operator has."""
@@ -282,11 +282,11 @@ class Application:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
         body = await self._read_body(receive, dict(scope["headers"]), lambda size: None, limit=CONTROL_BYTES)
-        given = decode_control(body)
+        request = decode_control(body)
         if path == ["index"]:
-            return _write(self.models.list_index(ready=given.ready))
+            return _write(self.models.list_index(ready=request.ready))
         if path[2] == "load":
-            check_no_files(given.parameters)
+            check_no_files(request.parameters)
             await self.load(path[1])
         else:
             await self.unload(path[1])

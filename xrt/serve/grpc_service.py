@@ -179,8 +179,8 @@ class _Service:
 
     async def _describe_model(self, request: Any, context: Any) -> Any:
         models = self._application.models
-        found = models.find(request.name, request.version)
-        return messages.ModelMetadataResponse(**found.describe(models.list_versions(found.name)))
+        model = models.find(request.name, request.version)
+        return messages.ModelMetadataResponse(**model.describe(models.list_versions(model.name)))
 
     async def _describe_config(self, request: Any, context: Any) -> Any:
         config = make_config(self._application.models.find(request.name, request.version))
@@ -273,18 +273,18 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
         except UnicodeDecodeError as error:
             raise RequestRefusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
         return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
-    found = np.empty(count, DATATYPES[datatype].dtype.numpy)
+    array = np.empty(count, DATATYPES[datatype].dtype.numpy)
     try:
         for at in range(0, count, PIECE):
-            found[at : at + PIECE] = np.array(elements[at : at + PIECE], dtype=found.dtype)
-        return found.reshape(shape)
+            array[at : at + PIECE] = np.array(elements[at : at + PIECE], dtype=array.dtype)
+        return array.reshape(shape)
     except OverflowError:
         raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
 
 
-def _read_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
-    return {name: getattr(given[name], kind) for name, kind in chosen.items() if kind is not None}
+def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: value.WhichOneof("parameter_choice") for name, value in parameters.items()}
+    return {name: getattr(parameters[name], kind) for name, kind in chosen.items() if kind is not None}
 
 
 def write_message(request: InferRequest, response: InferResponse) -> Any:

@@ -158,20 +158,20 @@ def decode_json(
         raise _refuse_datatype(name, datatype)
     if not _has_nesting(skeleton, shape) or (not count and _count_elements(text, skeleton)):
         raise _refuse_count(name, shape, _count_elements(text, skeleton), is_nested=b"[[" in skeleton)
-    found = np.empty(count, kind.dtype.numpy)
+    array = np.empty(count, kind.dtype.numpy)
     if not count:
-        return found.reshape(shape)
+        return array.reshape(shape)
     is_nested = b"[" in skeleton[1:]
     flat, at, filled = text.translate(_NO_BRACKETS) if is_nested else text.strip().strip(b"[]"), 0, 0
     while at < len(flat):
         end = flat.find(b",", at + PIECE)
         end = len(flat) if end < 0 else end
         piece = _parse_piece(name, datatype, flat[at:end], parse)
-        found[filled : filled + piece.size] = piece[: count - filled]
+        array[filled : filled + piece.size] = piece[: count - filled]
         at, filled = end + 1, filled + piece.size
     if filled != count:
         raise _refuse_count(name, shape, filled, is_nested=False)
-    return found.reshape(shape)
+    return array.reshape(shape)
 
 
 def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
@@ -249,9 +249,9 @@ def _refuse_datatype(name: str, datatype: str) -> RequestRefusal:
     return RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}")
 
 
-def _refuse_count(name: str, shape: tuple[int, ...], found: int, *, is_nested: bool) -> RequestRefusal:
+def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: bool) -> RequestRefusal:
     return RequestRefusal(
-        f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {found}"
+        f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {count}"
         + ", nested otherwise" * is_nested
     )
 
@@ -396,15 +396,15 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     """Return the request in a body; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
     whole = memoryview(body)
-    asked, parse = _decode(whole[:length])
+    document, parse = _decode(whole[:length])
     rest = _Tail(whole[length:])
-    inputs = {one.name: _read_input(one, rest, limit, parse) for one in asked.inputs}
-    if len(inputs) != len(asked.inputs):
+    inputs = {one.name: _read_input(one, rest, limit, parse) for one in document.inputs}
+    if len(inputs) != len(document.inputs):
         raise RequestRefusal("the request gives an input more than once")
     rest.check_end()
-    default = _flag(asked.parameters, "binary_data_output", "the request", False)
-    outputs = {one.name: _flag(one.parameters, "binary_data", f"output {one.name!r}", default) for one in asked.outputs}
-    return InferRequest(inputs, asked.id, asked.parameters, outputs, default)
+    default = _flag(document.parameters, "binary_data_output", "the request", False)
+    outputs = {one.name: _flag(one.parameters, "binary_data", f"output {one.name!r}", default) for one in document.outputs}
+    return InferRequest(inputs, document.id, document.parameters, outputs, default)
 
 
 def _read_length(text: bytes, most: int) -> int:
@@ -449,10 +449,10 @@ def _load_special(text: bytes) -> Any:
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
-    found = parameters.get(name, default)
-    if not isinstance(found, bool):
+    flag = parameters.get(name, default)
+    if not isinstance(flag, bool):
         raise RequestRefusal(f"parameter {name!r} of {where} is true or false")
-    return found
+    return flag
 
 
 class _Tail:
@@ -474,20 +474,20 @@ class _Tail:
             raise RequestRefusal(f"{len(self._data) - self._at} bytes follow the last tensor of the request")
 
 
-def _read_input(given: _Input, rest: _Tail, limit: int, parse: Callable[[bytes], Any]) -> Array:
-    if given.datatype not in DATATYPES:
+def _read_input(tensor: _Input, rest: _Tail, limit: int, parse: Callable[[bytes], Any]) -> Array:
+    if tensor.datatype not in DATATYPES:
         raise RequestRefusal(
-            f"input {given.name!r} has datatype {given.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}"
+            f"input {tensor.name!r} has datatype {tensor.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}"
         )
-    shape = check_shape(given.name, given.shape, limit)
-    size, data = given.parameters.get("binary_data_size"), bytes(given.data)
+    shape = check_shape(tensor.name, tensor.shape, limit)
+    size, data = tensor.parameters.get("binary_data_size"), bytes(tensor.data)
     if size is None:
         if not data:
-            raise RequestRefusal(f"input {given.name!r} has neither data nor the parameter binary_data_size")
-        return decode_json(given.name, given.datatype, shape, data, parse)
+            raise RequestRefusal(f"input {tensor.name!r} has neither data nor the parameter binary_data_size")
+        return decode_json(tensor.name, tensor.datatype, shape, data, parse)
     if data:
-        raise RequestRefusal(f"input {given.name!r} has both data and the parameter binary_data_size")
-    return decode_binary(given.name, given.datatype, shape, rest.take(given.name, size))
+        raise RequestRefusal(f"input {tensor.name!r} has both data and the parameter binary_data_size")
+    return decode_binary(tensor.name, tensor.datatype, shape, rest.take(tensor.name, size))
 
 
 class ControlRequest(msgspec.Struct):
@@ -538,9 +538,9 @@ def _encode_data(name: str, datatype: str, array: Array) -> Any:
 
 
 def _describe(request: InferRequest, response: InferResponse, outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if request.id:
-        found["id"] = request.id
+        document["id"] = request.id
     if response.parameters:
-        found["parameters"] = response.parameters
-    return {**found, "outputs": outputs}
+        document["parameters"] = response.parameters
+    return {**document, "outputs": outputs}

@@ -165,8 +165,8 @@ class Repository:
 
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """The index of the repository, as Triton has it; with ``ready`` only what is in service."""
-        found = [entry.describe(name, version) for name, version, entry in self._list_entries()]
-        return [one for one in found if not ready or one["state"] == "READY"]
+        entries = [entry.describe(name, version) for name, version, entry in self._list_entries()]
+        return [one for one in entries if not ready or one["state"] == "READY"]
 
     async def load(self, name: str) -> None:
         """Open a model's files again and serve what they hold now; raises RequestRefusal where they cannot be served.
@@ -260,8 +260,8 @@ class Repository:
 
 def _list_models(models: Any) -> Iterator[tuple[str, str, Any]]:
     if isinstance(models, Mapping):
-        for name, given in models.items():
-            versions = given if isinstance(given, Mapping) else {"1": given}
+        for name, source in models.items():
+            versions = source if isinstance(source, Mapping) else {"1": source}
             yield from ((str(name), str(version), model) for version, model in versions.items())
         return
     for model in models if isinstance(models, Sequence) and not isinstance(models, str) else [models]:

@@ -107,8 +107,8 @@ def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent:
 def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
     for alone, result in zip(expected, together, strict=False):
         for before, after in zip(alone, result, strict=True):
-            if not (found := compare(after, before, tolerance_for(before.dtype, "network"))):
-                return f"the rows of a batch change each other: alone and together, {found.message}; leave batch out"
+            if not (comparison := compare(after, before, tolerance_for(before.dtype, "network"))):
+                return f"the rows of a batch change each other: alone and together, {comparison.message}; leave batch out"
     return ""
 
 

@@ -219,25 +219,25 @@ class ServedModel:
                 results = await self._submit(held, values)
             except Exception as error:
                 raise self._explain(error) from error
-        found = dict(zip((v.name for v in self.outputs), results, strict=True))
-        wanted = request.outputs or found
+        outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
+        wanted = request.outputs or outputs
         parameters = {"session_id": session.name} if session else {}
-        return InferResponse(self.name, self.version, {n: found[n] for n in wanted}, self._datatypes, parameters)
+        return InferResponse(self.name, self.version, {n: outputs[n] for n in wanted}, self._datatypes, parameters)
 
     def _check_outputs(self, request: InferRequest) -> None:
-        known = [value.name for value in self.outputs]
+        names = [value.name for value in self.outputs]
         for name in request.outputs:
-            if name not in known:
-                raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(known)}")
+            if name not in names:
+                raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(names)}")
             if request.outputs[name] is False and not DATATYPES[self._datatypes[name]].has_json:
                 raise RequestRefusal(
                     f"output {name!r} is {self._datatypes[name]}, which JSON cannot hold; ask for it with binary_data"
                 )
 
-    def _bind(self, given: Mapping[str, Array]) -> tuple[Array, ...]:
+    def _bind(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
         """Return the values of a call in order; raises RequestRefusal where they do not fit, so that no batch holds such."""
         try:
-            values = inputs.bind(self.inputs, (), given)
+            values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
                 self._check_datatype(value, array)
             inputs.check(self.inputs, values)
@@ -248,8 +248,8 @@ class ServedModel:
     def _check_datatype(self, value: Value, array: Array) -> None:
         declared = self._datatypes[value.name]
         if array.dtype != DATATYPES[declared].dtype.numpy:
-            found = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
-            raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {found}")
+            datatype = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
+            raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {datatype}")
 
     def _submit(self, session: Any, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         if self._stateful:
@@ -318,15 +318,15 @@ def _check_names(model: str, outputs: tuple[Value, ...]) -> None:
 
 def _name_datatype(model: str, value: Value) -> str:
     """Return the protocol's datatype of an input or output; raises OptionError where there is none."""
-    found = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
-    if found is None:
+    datatype = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
+    if datatype is None:
         if value.type is None:
             raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
         raise OptionError(
             f"{value.name!r} of model {model!r} is {value.type}, which the Open Inference Protocol has no datatype for; "
             f"it has: {', '.join(DATATYPES)}{_NO_MAPS if 'map(' in str(value.type) else ''}"
         )
-    return found
+    return datatype
 
 
 def _list_extents(value: Value) -> tuple[int, ...]:
@@ -385,15 +385,15 @@ class ServingOptions:
             value = getattr(self, name)
             if not _is_number(value) or not value > 0:
                 raise OptionError(f"{name} is a number of seconds above 0; got {value!r}")
-        given = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
-        if self.batch is not None and (not given or any(type(size) is not int or size < 1 for size in given)):
+        sizes = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
+        if self.batch is not None and (not sizes or any(type(size) is not int or size < 1 for size in sizes)):
             raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of batches in order; empty where requests are not joined."""
-        given = {*self.batch} if isinstance(self.batch, Sequence) else {self.batch or 1}
-        return tuple(sorted(given)) if max(given) > 1 else ()
+        sizes = {*self.batch} if isinstance(self.batch, Sequence) else {self.batch or 1}
+        return tuple(sorted(sizes)) if max(sizes) > 1 else ()
 
     @property
     def rounds_up(self) -> bool:
@@ -406,11 +406,11 @@ class ServingOptions:
             return self
         sizes = tuple(getattr(tuned, "sizes", ()) or ())
         batch = list(sizes) if sizes else getattr(tuned, "batch", None)
-        found: dict[str, Any] = {
+        tuned_options: dict[str, Any] = {
             "batch": batch,
             "instances": getattr(tuned, "instances", None),
         }
-        return replace(self, **{name: value for name, value in found.items() if getattr(self, name) is None})
+        return replace(self, **{name: value for name, value in tuned_options.items() if getattr(self, name) is None})
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -418,8 +418,8 @@ class ServingOptions:
         return tuple(field.name for field in fields(cls))
 
     @classmethod
-    def make(cls, given: Mapping[str, Any]) -> ServingOptions:
+    def make(cls, options: Mapping[str, Any]) -> ServingOptions:
         """Return the options of that mapping; raises OptionError for an unknown name."""
-        if unknown := [name for name in given if name not in cls.names()]:
+        if unknown := [name for name in options if name not in cls.names()]:
             raise OptionError(f"xrt.serve has no option {unknown[0]!r}; it has: {', '.join(cls.names())}")
-        return cls(**given)
+        return cls(**options)

@@ -89,39 +89,39 @@ class SessionTable:
         return len(self._entries)
 
     @contextmanager
-    def enter(self, asked: SessionRequest) -> Iterator[Any]:
+    def enter(self, request: SessionRequest) -> Iterator[Any]:
         """Give the session for one call; raises RequestRefusal where it is in use, gone, or one too many."""
-        entry = self._find(asked)
+        entry = self._find(request)
         entry.is_busy = True
         try:
             yield entry.session
         except BaseException as error:
             if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
-                self._forget(asked.name, f"a call of it failed: {error}")  # its state may be written in part
+                self._forget(request.name, f"a call of it failed: {error}")  # its state may be written in part
             raise
         finally:
             entry.is_busy, entry.used = False, self.clock()
-            if asked.end:
-                self._entries.pop(asked.name, None)
+            if request.end:
+                self._entries.pop(request.name, None)
             self._watch()
 
-    def _find(self, asked: SessionRequest) -> _Entry:
+    def _find(self, request: SessionRequest) -> _Entry:
         self.sweep()
-        entry = self._entries.get(asked.name)
+        entry = self._entries.get(request.name)
         if entry is not None and entry.is_busy:
-            raise RequestRefusal(f"a call of session {asked.name!r} is under way; a session makes one call at a time", CONFLICT)
-        if entry is None or asked.start:
-            self._check_new(asked, is_known=entry is not None)
-            entry = self._entries[asked.name] = _Entry(self.make(), self.clock())
-            self._forgotten.pop(hash(asked.name), None)
-        self._entries.move_to_end(asked.name)
+            raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
+        if entry is None or request.start:
+            self._check_new(request, is_known=entry is not None)
+            entry = self._entries[request.name] = _Entry(self.make(), self.clock())
+            self._forgotten.pop(hash(request.name), None)
+        self._entries.move_to_end(request.name)
         return entry
 
-    def _check_new(self, asked: SessionRequest, *, is_known: bool) -> None:
-        if not asked.start and (why := self._forgotten.get(hash(asked.name))) is not None:
-            raise RequestRefusal(f"session {asked.name!r} is gone: {why}; begin again with session_start", GONE)
-        if asked.start is False or (self.explicit and not asked.start):
-            raise RequestRefusal(f"there is no session {asked.name!r}; begin it with session_start", UNKNOWN)
+    def _check_new(self, request: SessionRequest, *, is_known: bool) -> None:
+        if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
+            raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
+        if request.start is False or (self.explicit and not request.start):
+            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
         if not is_known and len(self._entries) >= self.most:
             raise RequestRefusal(
                 f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1

@@ -61,8 +61,8 @@ class TritonPythonModel:
         results: list[Any] = [None] * len(values)
         for places in groups.values():
             rows = [len(values[place][0]) if self._joins else 1 for place in places]
-            found = run_batch(self._call, [values[place] for place in places], rows, self._sizes)
-            for place, result in zip(places, found, strict=True):
+            answers = run_batch(self._call, [values[place] for place in places], rows, self._sizes)
+            for place, result in zip(places, answers, strict=True):
                 results[place] = result
         return results
 

@@ -53,9 +53,9 @@ def export_triton(
         raise OptionError(f"{os.fspath(bundle)!r} is no bundle; compile the model first: xrt compile MODEL -o model.xrt")
     if unknown := [name for name in options if name not in _OPTIONS]:
         raise OptionError(f"export_triton has no option {unknown[0]!r}; it has: {', '.join(_OPTIONS)}")
-    asked = ServingOptions.make(options)
+    serving_options = ServingOptions.make(options)
     with load(source) as module:
-        chosen, is_wanted = asked.complete(getattr(module, "serving", None)), asked.batch is not None
+        chosen, is_wanted = serving_options.complete(getattr(module, "serving", None)), serving_options.batch is not None
         served = ServedModel(name or source.stem, str(version), [module], chosen, Metrics(), is_wanted=is_wanted)
         served.close()
         _check_exportable(served)

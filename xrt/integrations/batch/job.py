@@ -98,10 +98,10 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     except (InputError, EngineError) as error:
         error.add_note(f"in the rows from {chunk.start} on of {chunk.path}, which are counted from 0 here")
         raise
-    made = {value.name: to_arrow(value, results[value.name], list(errors)) for value in model.outputs}
+    result_columns = {value.name: to_arrow(value, results[value.name], list(errors)) for value in model.outputs}
     if job.on_error == "column":
-        made[ERROR] = _list_reasons(errors, table.num_rows)
-    part = add_columns(table, kept, made)
+        result_columns[ERROR] = _list_reasons(errors, table.num_rows)
+    part = add_columns(table, kept, result_columns)
     part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
     replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
     return ChunkReport(chunk, len(errors), model.module.engines[0])
@@ -183,20 +183,20 @@ class JobFolder:
 
 def _read_manifest(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise BatchJobError(f"{path} is damaged ({error}); {_AFTER_DAMAGE}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise BatchJobError(f"{path} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
-    return found
+    return content
 
 
 def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:
     status = Path(job.model).stat()
     model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
     settled = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
-    found = {"format": FORMAT, "model": model, **settled, "rows": [asdict(file) for file in files], "parts": len(chunks)}
-    return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # as it will be read
+    description = {"format": FORMAT, "model": model, **settled, "rows": [asdict(file) for file in files], "parts": len(chunks)}
+    return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # as it will be read
 
 
 def _check_equal(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -138,14 +138,14 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Row
     """Return the columns as the inputs; raises InputError where a column is missing."""
     for one in inputs:
         if one.column not in columns:
-            known = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
+            column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
             raise InputError(
-                f"input {one.name!r} is filled from column {one.column!r}, and the rows have {known} "
+                f"input {one.name!r} is filled from column {one.column!r}, and the rows have {column_names} "
                 f"Name the column: columns={{{one.name!r}: ...}} (--column {one.name}=COLUMN on the command line)"
             )
     errors: dict[int, str] = {}
-    found = {one.name: _convert(one, columns[one.column], errors) for one in inputs}
-    return Rows(len(next(iter(columns.values()))) if columns else 0, found, errors)
+    arrays = {one.name: _convert(one, columns[one.column], errors) for one in inputs}
+    return Rows(len(next(iter(columns.values()))) if columns else 0, arrays, errors)
 
 
 def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
@@ -153,14 +153,14 @@ def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
     if column.dtype != object:
         with suppress(InputError):  # which rows are the cause is found below
             return _fit(wanted, column, column.shape[:1])
-    found: list[Array | None] = []
+    items: list[Array | None] = []
     for row, value in enumerate(column):
         try:
-            found.append(_fit(wanted, _as_array(wanted, value), ()))
+            items.append(_fit(wanted, _as_array(wanted, value), ()))
         except InputError as error:
             errors.setdefault(row, str(error))
-            found.append(None)
-    return found
+            items.append(None)
+    return items
 
 
 def _as_array(wanted: RowInput, value: Any) -> Array:
@@ -184,10 +184,10 @@ def _fit(wanted: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
     """Return an array of those leading axes with the input's type and shape; itself, where it has both."""
     inner = array.shape[len(rows) :]
     if not _matches(inner, wanted.shape):
-        known = [dim for dim in wanted.shape if isinstance(dim, int)]
-        if len(known) < len(wanted.shape) or math.prod(known) != math.prod(inner):
+        fixed_shape = [dim for dim in wanted.shape if isinstance(dim, int)]
+        if len(fixed_shape) < len(wanted.shape) or math.prod(fixed_shape) != math.prod(inner):
             raise InputError(f"input {wanted}; got {array.dtype}{list(inner)}")
-        array = array.reshape((*rows, *known))  # a row that was stored flat
+        array = array.reshape((*rows, *fixed_shape))  # a row that was stored flat
     return _cast(wanted, array)
 
 
@@ -225,7 +225,7 @@ ERROR = "error"
 
 def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Array]:
     """Return each output of a call as an array or a list with one item per row; raises OptionError where that cannot be."""
-    found = []
+    arrays = []
     for value, result in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
         item = to_host(result)
         length = len(item) if isinstance(item, list) else item.shape[0] if getattr(item, "ndim", 0) else None
@@ -234,14 +234,14 @@ def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Arr
             raise OptionError(
                 f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
             )
-        found.append(_as_objects(item) if isinstance(item, list) else item)
-    return found
+        arrays.append(_as_objects(item) if isinstance(item, list) else item)
+    return arrays
 
 
 def _as_objects(items: Sequence[Any]) -> Array:
-    found = np.empty(len(items), object)
-    found[:] = items
-    return found
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
 
 
 class ResultRows:
@@ -271,15 +271,15 @@ class ResultRows:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
         if len(shapes) == 1:
             ((shape, dtype),) = shapes
-            found = np.full((self._count, *shape), _missing(dtype), dtype)
+            column = np.full((self._count, *shape), _missing(dtype), dtype)
             for indices, array in parts:
-                found[indices] = array
-            return found
-        found = _as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * self._count)
+                column[indices] = array
+            return column
+        column = _as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * self._count)
         for indices, array in parts:
             for row, item in zip(indices, array, strict=True):
-                found[row] = item
-        return found
+                column[row] = item
+        return column
 
 
 def _empty(value: Value, count: int) -> Array:
@@ -308,10 +308,10 @@ USUAL_BATCH = 32
 
 def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int | None = None, **options: Any) -> XRTModule:
     """Open a bundle, or an ONNX file on ``engine``; ``options`` are those of `xrt.load` or XRTModule."""
-    given: dict[str, Any] = options if threads is None else {"threads": threads, **options}
+    keywords: dict[str, Any] = options if threads is None else {"threads": threads, **options}
     if is_bundle(path):
-        return load(path, engine=engine, **given)
-    return XRTModule(os.fspath(path), engine or None, **given)
+        return load(path, engine=engine, **keywords)
+    return XRTModule(os.fspath(path), engine or None, **keywords)
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
@@ -381,11 +381,11 @@ class RowModel:
         """Return the columns that are passed on; raises OptionError for one that is missing, or named as an output."""
         used = {one.column for one in self.inputs}
         kept = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
-        made = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
+        result_names = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
         for name in kept:
             if name not in columns:
                 raise OptionError(f"keep names {name!r}; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}")
-            if name in made:
+            if name in result_names:
                 raise OptionError(
                     f"{name!r} is a column of the rows and of the results; give the output another name: "
                     f"outputs={{{name!r}: ...}}, or list the columns to keep without it"
@@ -407,10 +407,10 @@ class RowModel:
 
     def _run(self, group: RowGroup, results: ResultRows, errors: dict[int, str]) -> None:
         try:
-            found = self._call(group)
+            outputs = self._call(group)
             if not self._has_independent_rows:
-                self._check_independence(group, found)
-            results.add(group.indices, found)
+                self._check_independence(group, outputs)
+            results.add(group.indices, outputs)
         except (InputError, EngineError) as error:
             if self._on_error == "raise":
                 if len(group.indices) == 1:
@@ -451,14 +451,14 @@ class RowModel:
         values = [group.values[one.name] for one in self.inputs]
         if missing:
             values = [_repeat_last(array, missing) for array in values]
-        found = split_outputs(self.module.outputs, self.module(*values), rows + missing)
-        chosen = [array for value, array in zip(self.module.outputs, found, strict=True) if value.name in self._names]
+        outputs = split_outputs(self.module.outputs, self.module(*values), rows + missing)
+        chosen = [array for value, array in zip(self.module.outputs, outputs, strict=True) if value.name in self._names]
         return [array[:rows] for array in chosen] if missing else chosen
 
 
-def _name_outputs(declared: Sequence[Value], asked: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     names = [value.name for value in declared]
-    chosen = dict(asked) if isinstance(asked, Mapping) else {name: name for name in (names if asked is None else asked)}
+    chosen = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
     for name in chosen:
         if name not in names:
             raise OptionError(f"outputs names {name!r}; the model's outputs are {', '.join(names)}.{did_you_mean(name, names)}")

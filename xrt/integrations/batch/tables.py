@@ -74,10 +74,10 @@ def _from_lists_of_row(values: Any) -> Array:
 
 
 def _as_objects(items: Sequence[Any]) -> Array:
-    found = np.empty(len(items), object)
+    array = np.empty(len(items), object)
     for place, item in enumerate(items):
-        found[place] = item
-    return found
+        array[place] = item
+    return array
 
 
 def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
@@ -121,10 +121,10 @@ def _item_type(type_: Type | None) -> Any:
         return None if value is None else pa.map_(_element_type(type_.key), value)
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
-    found = _element_type(type_.dtype)
+    item_type = _element_type(type_.dtype)
     for _ in type_.shape:
-        found = pa.list_(found)
-    return found
+        item_type = pa.list_(item_type)
+    return item_type
 
 
 def _element_type(dtype: DType) -> Any:
@@ -137,20 +137,20 @@ def _nest(array: Array, mask: Array, leaves: Any) -> Any:
     """Return leaves in lists for each axis but the first, the outermost with nulls."""
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else leaves
-    found = leaves
+    nested = leaves
     for axis in range(array.ndim - 1, 0, -1):
         count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
-        found = pa.ListArray.from_arrays(offsets, found, mask=pa.array(mask) if axis == 1 and mask.any() else None)
-    return found
+        nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
+    return nested
 
 
-def add_columns(table: Any, kept: Sequence[str], made: Mapping[str, Any]) -> Any:
+def add_columns(table: Any, kept: Sequence[str], columns: Mapping[str, Any]) -> Any:
     """Return the kept columns of a table with further ones behind them."""
-    found = table.select(list(kept))
-    for name, column in made.items():
-        found = found.append_column(name, column)
-    return found
+    result = table.select(list(kept))
+    for name, column in columns.items():
+        result = result.append_column(name, column)
+    return result
 
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}
@@ -195,8 +195,8 @@ def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
 
     Raises InputError for a path that is missing, for a folder without such files and for another format.
     """
-    found = [file for path in paths for file in _expand(Path(path))]
-    return tuple(_describe(path) for path in dict.fromkeys(found))
+    files = [file for path in paths for file in _expand(Path(path))]
+    return tuple(_describe(path) for path in dict.fromkeys(files))
 
 
 def _expand(path: Path) -> list[Path]:
@@ -231,13 +231,13 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
 
     It does not depend on the processors, which may be others when a job is continued.
     """
-    found = []
+    chunks = []
     most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
     for number, file in enumerate(files):
         size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(_count_bytes(file), 1)))
         starts = range(0, file.rows, size)
-        found += [Chunk(number, file.path, start, min(start + size, file.rows)) for start in starts]
-    return found
+        chunks += [Chunk(number, file.path, start, min(start + size, file.rows)) for start in starts]
+    return chunks
 
 
 def _count_bytes(file: RowFile) -> int:

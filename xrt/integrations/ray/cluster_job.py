@@ -50,13 +50,13 @@ def run_cluster_job(
     try:
         if not missing:
             return report
-        own = not ray.is_initialized()
-        if own:
+        is_local_cluster = not ray.is_initialized()
+        if is_local_cluster:
             _connect(ray, address)
         try:
             return _run(ray, job, missing, os.fspath(place.path), report, workers, num_cpus, progress)
         finally:
-            if own:
+            if is_local_cluster:
                 ray.shutdown()
     finally:
         place.close()
@@ -81,23 +81,23 @@ def _run(
 ) -> JobReport:
     """Hand out the chunks, a few more at a time than can run, and collect the reports, which come to this process."""
     task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
-    given = 0
+    submitted = 0
     running: set[Any] = set()
     try:
         while True:
             room = max(1, int(ray.cluster_resources().get("CPU", 1)) // num_cpus)
             limit = workers or AHEAD * room
-            while len(running) < limit and given < len(missing):
-                count = count_next_chunks(len(missing) - given, min(room, limit))
-                running.add(task.remote(job, folder, missing[given : given + count]))
-                given += count
+            while len(running) < limit and submitted < len(missing):
+                count = count_next_chunks(len(missing) - submitted, min(room, limit))
+                running.add(task.remote(job, folder, missing[submitted : submitted + count]))
+                submitted += count
             if not running:
                 return report
             done, _ = ray.wait(list(running))
             for one in done:
                 running.discard(one)
-                for made in _take(ray, one):
-                    report = report.add(made)
+                for chunk_report in _take(ray, one):
+                    report = report.add(chunk_report)
                     progress(report)
     finally:
         for one in running:

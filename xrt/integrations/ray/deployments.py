@@ -63,7 +63,7 @@ def deployment(
         from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
         of_ray.setdefault("request_router_config", RequestRouterConfig(request_router_class=ConsistentHashRouter))
-    made = serve.deployment(
+    server = serve.deployment(
         serve.ingress(None)(ModelReplica),
         name=name,
         max_ongoing_requests=ongoing,
@@ -71,19 +71,19 @@ def deployment(
         ray_actor_options={"num_cpus": num_cpus, **(ray_actor_options or {})},
         **of_ray,
     )
-    return made.bind(_make_absolute(model), engine, of_app)
+    return server.bind(_make_absolute(model), engine, of_app)
 
 
-def _check_names(given: Mapping[str, Any], taken: Any) -> None:
+def _check_names(options: Mapping[str, Any], taken: Any) -> None:
     import inspect
 
     from xrt.errors import did_you_mean
     from xrt.serve.served_model import ServingOptions
 
-    known = [name for name in inspect.signature(taken).parameters if not name.startswith("_")]
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, [*known, *ServingOptions.names()])
+    parameters = [name for name in inspect.signature(taken).parameters if not name.startswith("_")]
+    for name in options:
+        if name not in parameters:
+            hint = did_you_mean(name, [*parameters, *ServingOptions.names()])
             raise OptionError(f"{name!r} is no option of xrt.serve.app and none of ray.serve.deployment.{hint}")
 
 
