@@ -79,6 +79,9 @@ class XRTError(Exception):
     The command ``xrt`` prints such an error as one line; ``xrt --debug ...`` adds the traceback.
     """
 
+    updated: tuple[str, ...] | None = ()
+    """The inputs of a call that may have been updated in place in part; None if that is unknown."""
+
 
 class ModelError(XRTError, ValueError):
     """The model cannot be read, or breaks a rule of the graph.

@@ -64,3 +64,12 @@ def recurrent(batch: Any = "batch") -> Function:
     nodes = (Node("Add", ("x", "h"), ("sum",)), Node("Tanh", ("sum",), ("h_next",)))
     ends = (Value("x", type_), Value("h", type_)), (Value("sum", type_), Value("h_next", type_))
     return Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),), name="recurrent")
+
+
+def token_sums() -> Function:
+    """Return a model that adds ``x`` to its state, which is updated in place, and picks the columns ``ids`` of it."""
+    state = TensorType(DType.FLOAT32, (1, 3))
+    inputs = Value("ids", TensorType(DType.INT64, (1,))), Value("x", state), Value("h", state)
+    outputs = Value("y", TensorType(DType.FLOAT32, (1, 1))), Value("h_next", state)
+    nodes = Node("Add", ("h", "x"), ("h_next",)), Node("Gather", ("h_next", "ids"), ("y",)).with_attributes(axis=1)
+    return Function(inputs, outputs, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.module.small_models import recurrent
+from tests.module.small_models import recurrent, token_sums
 from xrt import ops
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
-from xrt.errors import InputError, ModelError, RunFailed
+from xrt.errors import DeviceError, InputError, ModelError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
@@ -314,6 +314,24 @@ def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None
     np.testing.assert_allclose(other(X), np.exp(2 * X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("first", ["ort", "torch"])
+def test_a_bad_index_loses_its_state_and_leaves_the_plan_to_others(first: str) -> None:
+    module = xrt.XRTModule(token_sums(), engine=[first, "toy"])
+    session, other = module.new_session(), module.new_session()
+    good, bad = np.array([1]), np.array([99])
+    other(ids=good, x=X)
+    session(ids=good, x=X)
+    before = [launch.engine for launch in module.plan.launches]
+    for _ in range(2):
+        with pytest.raises(RunFailed) as failed:
+            session(ids=bad, x=X)
+        assert failed.value.has_bad_index
+        assert session.lost <= {"h"}
+        session.reset()
+    assert [launch.engine for launch in module.plan.launches] == before
+    np.testing.assert_array_equal(other(ids=good, x=X), [[4]])
+
+
 @dataclass(frozen=True)
 class InterruptedEngine(RecordingEngine):
     """Runs Exp after it has done what the test puts into `before_run`."""
@@ -387,6 +405,22 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
     session.restore(tmp_path / "s")
     session(X)
     np.testing.assert_array_equal(session.state["a"], 2 * X)
+
+
+@pytest.mark.parametrize("error", [InputError, DeviceError])
+def test_an_error_of_any_kind_between_two_writes_loses_the_first_state_alone(error: type[Exception]) -> None:
+    engine, session = interruptible()
+    session(X)
+
+    def fail() -> None:
+        raise error("in the middle of a step")
+
+    engine.before_run.append(fail)
+    with pytest.raises(error, match=r"^in the middle of a step$"):
+        session(X)
+    with pytest.raises(InputError, match=r"^the state 'a' may have been written in part"):
+        session(X)
+    np.testing.assert_allclose(session.state["b"], np.exp(X), rtol=1e-6)
 
 
 def test_a_compile_that_is_interrupted_loses_nothing() -> None:

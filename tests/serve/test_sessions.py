@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xrt
+from tests.module.small_models import token_sums
 from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
@@ -261,5 +262,28 @@ def test_weights_are_shared_and_state_is_not() -> None:
 
         found = await asyncio.gather(*(count(f"s{place}") for place in range(8)))
         assert found == [np.cumsum(np.arange(20)).tolist()] * 8
+
+    run(application, test)
+
+
+def test_a_bad_index_ends_its_session_and_leaves_the_model_as_it_was() -> None:
+    """The state was written in part before the index was read: it is lost, and the request is at fault."""
+    module = xrt.XRTModule(token_sums(), engine=["torch", "toy"])
+    application = app({"sums": module})
+
+    async def test() -> None:
+        async def ask(index: int, **parameters: Any) -> Reply:
+            x = tensor("x", [[1, 2, 3]])
+            ids = {"name": "ids", "datatype": "INT64", "shape": [1], "data": [index]}
+            return await infer(application, "sums", {"inputs": [ids, x], "parameters": parameters})
+
+        assert first(await ask(1, session_id="a")) == 2
+        before = [launch.engine for launch in module.plan.launches]
+        assert (await ask(99, session_id="a")).status == 400
+        assert [launch.engine for launch in module.plan.launches] == before
+        gone = await ask(1, session_id="a")
+        assert gone.status == 410
+        assert gone.error.startswith("session 'a' is gone: a call of it failed: ")
+        assert first(await ask(1, session_id="a", session_start=True)) == 2
 
     run(application, test)

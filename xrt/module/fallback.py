@@ -51,6 +51,13 @@ class Call:
         named = zip(function.inputs, self.inputs, strict=True)
         return replace(self, before=tuple((given, _copied(given)) for value, given in named if value.name in updated))
 
+    def on_copies(self, function: Function) -> Call:
+        """Return the call with copies of the inputs that it updates, and without the caller's buffers."""
+        updated = {name for name, _ in function.aliases}
+        named = zip(function.inputs, self.inputs, strict=True)
+        inputs = tuple(_copied(given) if value.name in updated else given for value, given in named)
+        return replace(self, inputs=inputs, options=replace(self.options, out=None))
+
     def on(self, program: Program) -> list[Any]:
         """Run it."""
         return program.run(self.inputs, self.options, self.inspection)
@@ -110,9 +117,13 @@ class FailedCall:
         alike = [launch for launch, one in zip(launches, executables, strict=True) if one is executables[number]]
         return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
 
-    def restore(self) -> None:
-        """Restore the inputs, as `Call.restore` does."""
-        self.call.restore(self.program.plan, self.error)
+    def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
+        """Restore the inputs; if that cannot be, return the failure with a call on copies, and the error to raise."""
+        try:
+            self.call.restore(self.program.plan, self.error)
+        except RunFailed as error:
+            return replace(self, call=self.call.on_copies(function)), error
+        return self, None
 
 
 def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:

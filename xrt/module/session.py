@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.errors import InputError, RunFailed, XRTError
+from xrt.errors import InputError, XRTError
 from xrt.forking import renew_after_fork
 from xrt.runtime import inputs
 
@@ -133,11 +133,8 @@ class Session:
             self._lost = of.fixed
             try:
                 results = of.module(*values) if options is None else of.module(*values, options=options)
-            except RunFailed as error:
+            except XRTError as error:
                 self._lost = frozenset(name for name in of.fixed if error.updated is None or name in error.updated)
-                raise
-            except XRTError:  # it did not run
-                self._lost = frozenset()
                 raise
             results = (results,) if len(of.function.outputs) == 1 else results
             following = {
@@ -181,6 +178,11 @@ class Session:
             of = self._known()
             self._check_kept("there is nothing to read")
             yield {name: self._make(of, name).array for name in of.states}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Names of the states that a failed call may have written in part. Set, restore or reset them before the next call."""
+        return self._lost
 
     def reset(self) -> None:
         """Forget the state; the next call begins with a new one."""

@@ -193,10 +193,11 @@ class Specialization:
         """Return the Program of the first plan that works, all that was refused by then, and the results of a call that failed.
 
         What an engine refuses at compile, or fails to run in that call, is left out of the next plan. A call that fails on every
-        plan raises its first error: the inputs may be the cause.
+        plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an error in any
+        case. Copies of its inputs then decide whether the next plan works for later calls.
         """
         new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
-        first = failed
+        first, lost = failed, None
         while True:
             if new:
                 refused += new
@@ -205,6 +206,8 @@ class Specialization:
                 except PlanError:
                     if first is None:
                         raise
+                    if lost is not None:
+                        first.error.updated = lost.updated
                     first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
                     raise first.error  # noqa: B904  # that no engine is left is not the cause of it
             made = self._attempt(plan)
@@ -213,18 +216,20 @@ class Specialization:
                 continue
             if failed is None or first is None:
                 return made, refused, []
+            if lost is None:
+                failed, lost = failed.make_repeatable(self.function)
             try:
-                failed.restore()
-            except RunFailed:
-                self._take(made, refused)  # for later calls
-                raise
-            try:
-                return made, refused, failed.call.on(made)
+                results = failed.call.on(made)
             except RunFailed as again:
                 first.error.add_note(f"placed elsewhere, it failed too: {again}")
                 first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
                 failed = FailedCall(failed.call, made, again)
                 new = (failed.refusal,)
+                continue
+            if lost is not None:
+                self._take(made, refused)
+                raise lost
+            return made, refused, results
 
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         from xrt.runtime import compile_plan

@@ -44,6 +44,7 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
     What is the caller's mistake, such as an InputError, is raised as it is.
     """
     if isinstance(error, XRTError) and not isinstance(error, EngineError):
+        error.updated = None  # the launch had begun
         return error
     said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RunFailed) and (error.region or launch.name in said):

@@ -13,7 +13,7 @@ import numpy as np
 from xrt.cache.closing import close_with
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
-from xrt.errors import InputError, RunFailed
+from xrt.errors import InputError, RunFailed, XRTError
 from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_frame
 from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
 from xrt.runtime.inputs import check_updated
@@ -155,7 +155,7 @@ class Program:
         except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
             number = actions.index(action)
             failed = to_run_failed(self.plan.launches[number], error)
-            if isinstance(failed, RunFailed):
+            if isinstance(failed, XRTError):
                 failed.updated = self._list_touched(number)
             raise failed  # noqa: B904  # it has its cause
 

@@ -16,7 +16,7 @@ from xrt.graph import TensorType, Value
 from xrt.module.concurrency import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
-from xrt.serve.protocol import BUSY, DATATYPES, FAILED, NAMES, Array, InferRequest, InferResponse, RequestRefusal
+from xrt.serve.protocol import BUSY, DATATYPES, FAILED, MALFORMED, NAMES, Array, InferRequest, InferResponse, RequestRefusal
 from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
 from xrt.serve.sessions import SessionTable, read_session
 
@@ -218,7 +218,10 @@ class ServedModel:
             try:
                 results = await self._submit(held, values)
             except Exception as error:
-                raise self._explain(error) from error
+                refusal = self._explain(error)
+                if session and held and refusal.status == MALFORMED and held.lost:  # the step had begun to write its state
+                    self.sessions.forget(session.name, f"a call of it failed: {refusal}")
+                raise refusal from error
         outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
         wanted = request.outputs or outputs
         parameters = {"session_id": session.name} if session else {}

@@ -97,7 +97,7 @@ class SessionTable:
             yield entry.session
         except BaseException as error:
             if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
-                self._forget(request.name, f"a call of it failed: {error}")  # its state may be written in part
+                self.forget(request.name, f"a call of it failed: {error}")  # its state may be written in part
             raise
         finally:
             entry.is_busy, entry.used = False, self.clock()
@@ -134,9 +134,10 @@ class SessionTable:
             if entry.used > limit and not entry.is_busy:
                 break
             if not entry.is_busy:
-                self._forget(name, self._expired)
+                self.forget(name, self._expired)
 
-    def _forget(self, name: str, why: str) -> None:
+    def forget(self, name: str, why: str) -> None:
+        """Remove a session; later requests for it are refused with the reason."""
         self._entries.pop(name, None)
         self._forgotten[hash(name)] = why[:_LONGEST_REASON]
         while len(self._forgotten) > _REMEMBERED:
@@ -146,7 +147,7 @@ class SessionTable:
         """Remember the sessions of a table that this one replaces as gone."""
         self._forgotten = old._forgotten
         for name in list(old._entries):
-            self._forget(name, why)
+            self.forget(name, why)
 
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""

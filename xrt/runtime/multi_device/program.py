@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines import RunOptions
-from xrt.errors import DeviceError, RunFailed
+from xrt.errors import DeviceError, RunFailed, XRTError
 from xrt.runtime.arena import Arena
 from xrt.runtime.devices.registry import device
 from xrt.runtime.devices.transfer_stats import TransferCounter, TransferStats
@@ -101,7 +101,11 @@ class MultiDeviceProgram(Program):
         self.begin(options, call.streams)
         try:
             self.enter(call, inputs)
-            self.play(call, options, inspection)
+            try:
+                self.play(call, options, inspection)
+            except XRTError as error:
+                error.updated = None  # launches before it may have updated inputs
+                raise
             results = self._outputs(call, inputs, options)
         finally:
             self.hold(call)
