@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import suppress
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import Any, ClassVar, TypeVar
+from weakref import ReferenceType, WeakSet, ref
 
 __all__ = ["get_generation", "leave_to_parent", "renew_after_fork", "why_left_behind"]
 
@@ -22,7 +22,8 @@ class _Process:
 
     generation = 0
     locks: WeakSet[Any] = WeakSet()
-    left: WeakSet[Any] = WeakSet()
+    left: ClassVar[dict[int, ReferenceType[Any]]] = {}
+    """By identity: values need not be hashable, and equal ones are not the same."""
 
 
 def get_generation() -> int:
@@ -46,15 +47,17 @@ def renew_after_fork(lock: L) -> L:
 def leave_to_parent(value: object) -> None:
     """Keep a forked child from ever freeing the value: to close it is the parent's."""
     with suppress(TypeError):  # a class without weak references, of no library
-        _Process.left.add(value)
+        forget, key = _Process.left.pop, id(value)
+        _Process.left[key] = ref(value, lambda _: forget(key, None))
 
 
 def _begin_child() -> None:
     _Process.generation += 1
     for lock in list(_Process.locks):
         lock._at_fork_reinit()
-    for value in list(_Process.left):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # also at the end of the interpreter, which clears all modules
+    for reference in list(_Process.left.values()):
+        if (value := reference()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # also at the end of the interpreter, which clears all modules
     _Process.left.clear()
 
 

@@ -78,3 +78,57 @@ def test_a_lock_is_free_in_a_child(kind: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0\n"
+
+
+def test_a_child_frees_no_value_of_its_parent_though_it_has_no_hash() -> None:
+    """A dataclass that compares by value has no hash, and two equal ones are two."""
+    script = """
+import os
+from dataclasses import dataclass
+from xrt.forking import leave_to_parent
+
+@dataclass
+class Executable:
+    name: str
+    def __del__(self):
+        os.write(1, f"freed in {'parent' if os.getpid() == parent else 'child'}\\n".encode())
+
+parent = os.getpid()
+values = [Executable("x"), Executable("x")]
+for value in values:
+    leave_to_parent(value)
+del value
+child = os.fork()
+values.clear()
+if child:
+    os.waitpid(child, 0)
+else:
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["freed in parent"] * 2
+
+
+def test_a_closed_model_without_streams_leaves_openvino_to_the_child() -> None:
+    """With one thread it has no pool, whose threads a child would lack."""
+    script = """
+import os, numpy as np, xrt
+from xrt.cache import CompileCache
+from xrt.testing.corpus.entry import graph, node
+
+def call(op):
+    function, cache = graph({"x": "float32[3]"}, {"y": "float32[3]"}, node(op, "x", "y")), CompileCache()
+    with xrt.XRTModule(function, engine="openvino", strict=True, threads=1, cache=cache) as module:
+        module(np.ones(3, "float32"))
+    cache.clear()
+
+call("Relu")
+child = os.fork()
+if child:
+    print(os.waitpid(child, 0)[1])
+else:
+    call("Exp")
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout == "0\n", done.stderr

@@ -421,7 +421,8 @@ class OpenVinoExecutable(Executable):
     def close(self) -> None:
         """Free the model without the interpreter's lock, which the library holds unless a request is the last to refer to it."""
         if self.compiled is not None:
-            release_pool()
+            if self.idle_threads:
+                release_pool()
         self.compiled = None
         for frame in self._idle:
             frame.forget_model()
