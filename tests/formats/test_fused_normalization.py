@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import xrt
 from xrt.errors import ModelError
@@ -31,7 +31,7 @@ def make(op: str, opset: int, dtype: Any = np.float32, *, axis: int = -1, known:
     inputs = [helper.make_tensor_value_info("x", kind, [2, 3, 4])]
     held = [numpy_helper.from_array(array.astype(dtype), name) for name, array in (("s", SCALE), ("b", BIAS)) if name in names]
     if not known:
-        inputs.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, [4]))
+        inputs.append(helper.make_tensor_value_info("s", kind, [4]))
         held = held[1:]
     nodes = [helper.make_node(op, names, ["y"], axis=axis, epsilon=1e-5, **({"stash_type": 1} if opset >= 17 else {}))]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [2, 3, 4])], held)
@@ -54,6 +54,14 @@ def test_halves_are_normalized_in_float32(op: str) -> None:
     x = (300 * X).astype(np.float16)  # whose squares float16 does not hold
     with xrt.XRTModule(make(op, 13, np.float16), engine="ort") as module:
         np.testing.assert_allclose(module(x), normalize(x, op, np.float16), rtol=3e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("op", ["LayerNormalization", "SimplifiedLayerNormalization"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_the_scale_may_be_an_input_of_any_float_type(op: str, dtype: Any) -> None:
+    with xrt.XRTModule(make(op, 13, dtype, known=False), engine="toy") as module:
+        found = module(X.astype(dtype), SCALE.astype(dtype))
+    np.testing.assert_allclose(found, normalize(X.astype(dtype), op, dtype), rtol=3e-3, atol=3e-3)
 
 
 def test_axes_are_those_of_the_scale() -> None:

@@ -33,15 +33,16 @@ class FusedNormalization:
     opset: int
     constants: Mapping[str, Constant]
     """Those of the graph."""
+    dtype: DType | None
+    """Element type of the scale; None if it is not declared."""
 
     def expand(self) -> tuple[list[Node], dict[str, Constant]]:
         """Return the nodes, and the constants that they read in addition."""
         self.nodes: list[Node] = []
         self.added: dict[str, Constant] = {}
         node, outputs = self.node, (*self.node.outputs, "", "")
-        scale = self.constants.get(node.inputs[1])
-        half = scale.dtype if scale is not None and scale.dtype in (DType.FLOAT16, DType.BFLOAT16) else None
-        dtype = np.float64 if scale is not None and scale.dtype is DType.FLOAT64 else np.float32
+        half = self.dtype if self.dtype in (DType.FLOAT16, DType.BFLOAT16) else None
+        dtype = np.float64 if self.dtype is DType.FLOAT64 else np.float32
         x = self._write("Cast", node.inputs[0], to=DType.FLOAT32.onnx) if half else node.inputs[0]  # as stash_type says
         if node.op_type == LAYER:
             x = self._write("Sub", x, self._mean(x, outputs[1]))

@@ -17,7 +17,7 @@ from xrt.formats.onnx.operators import OperatorRules
 from xrt.formats.onnx.string_checks import check_texts, text
 from xrt.formats.onnx.tensors import DenseLimit, read_sparse, read_tensor
 from xrt.formats.onnx.types import read_border_value, read_type, read_value
-from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value
 from xrt.graph.gc_pause import pause_gc
 
 if TYPE_CHECKING:
@@ -69,6 +69,15 @@ def _opsets(model: ModelProto) -> dict[str, int]:
     return opsets
 
 
+def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) -> DType | None:
+    """Return the element type of a constant or declared value; None if the graph does not declare it."""
+    if name in constants:
+        return constants[name].dtype
+    declared = next((proto for proto in (*graph.input, *graph.value_info) if proto.name == name), None)
+    type_ = None if declared is None else read_border_value(declared).type
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
 class _Reader:
     """Reads the graphs of one model: they share its opsets and its external data."""
 
@@ -81,7 +90,7 @@ class _Reader:
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
         """Return the graph as a Function; doc and props are what the model says about its main graph."""
         constants = self.constants(graph)
-        nodes = [node for proto in graph.node for node in self.nodes(proto, constants)]
+        nodes = [node for proto in graph.node for node in self.nodes(proto, constants, graph)]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
         inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_border_value(proto) for proto in graph.output)
@@ -119,13 +128,14 @@ class _Reader:
             add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}", self.room))
         return constants
 
-    def nodes(self, proto: NodeProto, constants: dict[str, Constant]) -> list[Node]:
+    def nodes(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
         """Read a node; a normalization that ONNX Runtime's optimizer fused becomes several, and adds constants."""
         domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
         if not is_fused_normalization(domain, proto.op_type, opset):
             return [self.node(proto)]
         self.rules.known.add((domain, proto.op_type))
-        nodes, added = FusedNormalization(self.node(proto), opset, constants).expand()
+        node = self.node(proto)
+        nodes, added = FusedNormalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph)).expand()
         constants.update(added)
         return nodes
 
