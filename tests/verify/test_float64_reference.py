@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xrt.engines.contract import registry
-from xrt.graph import Function
+from xrt.graph import DType, Function, Node, OptionalType, TensorType, Value
 from xrt.testing.corpus.entry import graph, node
 from xrt.verify import CheckVerdict, Verdict
 from xrt.verify.comparison import OutputJudge
@@ -55,6 +55,20 @@ def test_cancellation_is_explained_by_ten_times_the_error_of_the_reference() -> 
     assert judge(SQUARES, INPUTS, [EXACT + 8 * error, 0]).verdict is Verdict.ROUNDING
     for wrong in ([EXACT + 12 * error, 0], [np.nan, 0], [np.inf, 0], [EXACT, 20 * error]):
         assert judge(SQUARES, INPUTS, wrong).verdict is Verdict.DISAGREES
+
+
+def test_an_optional_without_a_value_excuses_and_accuses_nothing() -> None:
+    kind = OptionalType(TensorType(DType.FLOAT32, (2,)))
+    both = SQUARES.replace(
+        inputs=(*SQUARES.inputs, Value("o", kind)),
+        outputs=(*SQUARES.outputs, Value("p", kind)),
+        nodes=(*SQUARES.nodes, Node("Identity", ("o",), ("p",))),
+    )
+    run, inputs = Counted(), [*INPUTS, None]
+    expected = run(both, inputs)
+    near = np.array([EXACT + 8 * abs(float(expected[0][0]) - EXACT), 0], np.float32)
+    assert OutputJudge(both, inputs, run).judge([near, None], expected).verdict is Verdict.ROUNDING
+    assert OutputJudge(both, inputs, run).judge([near, near], expected).verdict is Verdict.DISAGREES
 
 
 def test_an_agreement_takes_no_further_run() -> None:

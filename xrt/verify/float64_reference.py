@@ -97,6 +97,8 @@ def _widen_value(value: Any) -> Any:
 
 
 def _is_near(mine: Any, theirs: Any, exact: Any, tolerance: Tolerance) -> bool:
+    if theirs is None:  # an optional without a value
+        return mine is None
     if isinstance(theirs, list):
         same = isinstance(mine, list) and isinstance(exact, list) and len(mine) == len(theirs) == len(exact)
         return same and all(_is_near(a, b, c, tolerance) for a, b, c in zip(mine, theirs, exact, strict=True))
