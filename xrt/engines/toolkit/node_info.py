@@ -66,11 +66,15 @@ class CompiledBody:
         declared = self.function.outputs[output].type
         if not isinstance(declared, TensorType):
             raise ValueError(f"output {output} of body {self.function.name!r} was never computed, and its type is not declared")
-        sizes: dict[Any, int] = {}
+        sizes: dict[str, int] = {}
         for value, given in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.picks)], strict=True):
             if isinstance(value.type, TensorType) and hasattr(given, "shape"):
-                sizes.update(zip(value.type.shape or (), given.shape, strict=False))
-        return declared.dtype, [dim if isinstance(dim, int) else sizes.get(dim, 0) for dim in declared.shape or ()]
+                pairs = zip(value.type.shape or (), given.shape, strict=False)
+                sizes.update((dim, size) for dim, size in pairs if isinstance(dim, str))
+        extents = [
+            dim if isinstance(dim, int) else sizes.get(dim, 0) if isinstance(dim, str) else 0 for dim in declared.shape or ()
+        ]
+        return declared.dtype, extents
 
     @classmethod
     def compile(

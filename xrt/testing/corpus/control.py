@@ -71,6 +71,15 @@ _ROW = body(
     node("Abs", "a", "row"),
 )
 
+_SUMS = body(
+    {"i": "int64[]", "cond": "bool[]", "a": "float32[?,?]"},
+    {"cond_out": "bool[]", "next": "float32[?,?]", "sums": "float32[?]"},
+    node("Identity", "cond", "cond_out"),
+    node("Neg", "a", "next"),
+    node("ReduceSum", "a last", "sums", keepdims=0),
+    constants={"last": i64([1])},
+)
+
 M = f32([[1, 2], [3, 4]])
 
 _RANGE_STEP = body(
@@ -241,6 +250,18 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         ),
         (i64(0), X, np.ones((2, 3), np.float32)),
         (np.ones((2, 3), np.float32),),
+    ),
+    CorpusEntry(
+        "loop_of_no_turns_over_unnamed_extents",
+        "no turn: an extent of what is stacked that the model does not name is 0, whatever other unnamed extents are",
+        graph(
+            {"n": "int64[]", "x": "float32[?,?]"},
+            {"y": "float32[?,?]"},
+            node("Loop", "n yes x", "h y", body=_SUMS),
+            constants={"yes": TRUE},
+        ),
+        (i64(0), np.ones((2, 5), np.float32)),
+        (np.zeros((0, 0), np.float32),),
     ),
     CorpusEntry(
         "loop_stops_by_its_condition",
