@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by
 from auto_figures import figures_of, small_figures, sorted_out, with_probes
 
 from xrt.bench import machine
-from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.registry import probe_all
 from xrt.engines.contract.spec import split_specs
 from xrt.measure.statistics import compute_geometric_mean
 from xrt.models import names

@@ -25,7 +25,7 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
 from xrt.graph import DType, Function
-from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import take_turns
 from xrt.measure.timing import Clock, choose_calls, seconds_per_call, seconds_per_turn, time_call
 from xrt.models import sample_inputs
 from xrt.models.layer_builder import LayerBuilder

@@ -26,7 +26,7 @@ import xrt
 from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import take_turns
 from xrt.measure.timing import time_call
 from xrt.runtime import available_cores
 

@@ -115,7 +115,7 @@ def start(folder: Path, engine: str, way: str) -> dict[str, float]:
 
 def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Return medians in seconds, and the ratios to the engine's own of the same rounds."""
-    from xrt.measure.interleave import take_turns  # here, so that a start imports nothing for the sake of the benchmark
+    from xrt.measure.statistics import take_turns  # here, so that a start imports nothing for the sake of the benchmark
 
     for way in WAYS:
         start(folder, engine, way)

@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from xrt.bench import RatioInterval, machine
-from xrt.measure.interleave import take_turns
-from xrt.measure.statistics import compute_quartiles
+from xrt.measure.statistics import compute_quartiles, take_turns
 
 WAYS = {
     "numpy": "import numpy",

@@ -29,7 +29,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.partition import DependencyGraph, partition
-from xrt.partition.clustering.greedy_merge import merge_greedily
+from xrt.partition.clustering import merge_greedily
 from xrt.partition.quotient_graph import QuotientGraph
 
 UNSUPPORTED = 0.1

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.measure.interleave import take_turns
-from xrt.measure.statistics import compute_geometric_mean, compute_round_ratio
+from xrt.measure.statistics import compute_geometric_mean, compute_round_ratio, take_turns
 from xrt.measure.timing import choose_calls_per_turn, seconds_per_turn
 from xrt.precision import ErrorBudget
 from xrt.precision.budget import find_fault

@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.pytorch_ways import compile_ways
 from xrt.bench import Timing, interleave, machine, ratio
-from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import take_turns
 from xrt.measure.timing import LONGEST_WAIT
 
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")

@@ -3,11 +3,9 @@
 One model serves the prompt and each further token. A session keeps the caches of keys and values, which the engines write in
 place; what is copied instead is counted. Tokens are the most likely ones.
 
-The decoders are written in code (`xrt.models.decoders`), or come from the library transformers: ``--source torch`` captures one
-by `xrt.from_torch`, ``--source onnx`` exports it by `torch.onnx.export`, which needs onnxscript. Their caches grow by a Concat;
-``xrt.stateful(model, pairs, capacity=...)`` keeps them in buffers.
-
-    python examples/decode.py [--model gpt|llama] [--source code|torch|onnx] [--engines ort,openvino,auto] [--tokens 32]
+The decoders are written in code (`xrt.models.transformers`), or come from the library transformers: ``--source torch`` captures
+one by `xrt.from_torch`, ``--source onnx`` exports it by `torch.onnx.export`, which needs onnxscript. Their caches grow by a
+Concat; ``xrt.stateful(model, pairs, capacity=...)`` keeps them in buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import numpy as np
 
 import xrt
 from xrt.graph import Function
-from xrt.models.decoders import DecoderSizes, gpt_decoder, llama_decoder
+from xrt.models.transformers import DecoderSizes, gpt_decoder, llama_decoder
 
 PROMPT = np.array([[11, 7, 42, 3, 19, 23, 5, 2]])
 

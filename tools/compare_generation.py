@@ -1,4 +1,4 @@
-"""Compare greedy tokens of the decoders of `xrt.models.decoders` with those of the library transformers, on each engine.
+"""Compare greedy tokens of the decoders of `xrt.models.transformers` with those of the library transformers, on each engine.
 
 Models of the library get random weights, and the decoders get the same. It needs torch and transformers:
 
@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import xrt
 from xrt.graph import Function
-from xrt.models.decoders import DecoderSizes, gpt_decoder, llama_decoder
+from xrt.models.transformers import DecoderSizes, gpt_decoder, llama_decoder
 
 PROMPT = np.array([[11, 7, 42, 3, 19]])
 SIZES: dict[str, Any] = {"layers": 3, "hidden": 64, "heads": 8, "inner": 256, "vocabulary": 500, "capacity": 128}

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 from tools.conformance_record import ENGINES, TOP, versions
 from tools.known_failures import list_known_failures
 from xrt.testing import ConformanceReport, Outcome, ResultWord, conform
-from xrt.testing.auto_cases import BUDGET
+from xrt.testing.conformance import BUDGET
 
 AUTO = TOP / "docs" / "conformance-auto.json"
 

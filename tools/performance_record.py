@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xrt.bench.machine_info import describe
+from xrt.bench.report import describe
 from xrt.engines.native import why_not_shipped
 
 TOP = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from xrt.engines.native import library_path
+from xrt.engines.native import bindings
 
 if __name__ == "__main__":
-    library_path.SHIPPED = Path(sys.argv[1]).resolve()
+    bindings.SHIPPED = Path(sys.argv[1]).resolve()
     sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]]))

@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 from onnx import defs
 
 from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
-from xrt.passes.gradient.definitions import DEFINITIONS
-from xrt.passes.gradient.reasons import MISSING, WITHOUT_GRADIENT
+from xrt.passes.gradient.preparation import DEFINITIONS, MISSING, WITHOUT_GRADIENT
 from xrt.passes.gradient.table import RULES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "gradients.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xrt.engines.contract import registry
-from xrt.engines.contract.deviations import DEVIATIONS
+from xrt.engines.contract.graph_compiler import DEVIATIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "numerics.md"
 BEGIN, END = "<!-- deviations: generated -->", "<!-- end of deviations -->"

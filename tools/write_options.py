@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 
 from tools.conformance_page import table
 from xrt.engines import RunOptions
-from xrt.engines.contract.option_list import OptionEntry, list_options
 from xrt.engines.contract.registry import engine_class
-from xrt.module.keywords import ModuleKeywords, iter_keywords
+from xrt.engines.contract.spec import OptionEntry, list_options
+from xrt.module.options import ModuleKeywords, iter_keywords
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 ENGINES = ("toy", "ort", "tensorrt", "tvm", "openvino", "xla", "iree", "torch")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xrt import serve as serve
     from xrt import training as training
     from xrt.builder import ops as ops
-    from xrt.builder.graph import Graph as Graph
+    from xrt.builder.tracing import Graph as Graph
     from xrt.engines import CompileContext as CompileContext
     from xrt.engines import Executable as Executable
     from xrt.engines import ExecutionOptions as ExecutionOptions
@@ -64,7 +64,7 @@ _HOMES = {
     "Executable": "xrt.engines",
     "ExecutionOptions": "xrt.engines",
     "Function": "xrt.graph",
-    "Graph": "xrt.builder.graph",
+    "Graph": "xrt.builder.tracing",
     "GraphCompiler": "xrt.engines",
     "Node": "xrt.graph",
     "OpTable": "xrt.engines",

@@ -15,8 +15,7 @@ import numpy as np
 
 import xrt
 from benchmarks.zoo.model import Case, load_case
-from xrt.measure.interleave import take_turns
-from xrt.measure.statistics import compute_round_ratio
+from xrt.measure.statistics import compute_round_ratio, take_turns
 from xrt.measure.timing import seconds_per_call, time_call
 
 FOLDER = Path(__file__).parents[2] / "build" / "zoo"

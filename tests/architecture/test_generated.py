@@ -46,7 +46,7 @@ def test_make_conformance_runs_every_engine() -> None:
 def test_ways_that_were_run_again_replace_their_own_letters_only() -> None:
     record = replace(RECORD, versions=versions())
     outcomes = [Outcome(entry.case, ResultWord.DECLINED, "why", entry.operators, group=entry.group) for entry in record.entries]
-    found = record.renew_after_fork({"iree": ConformanceReport("iree", tuple(outcomes))})
+    found = record.renewed({"iree": ConformanceReport("iree", tuple(outcomes))})
     assert found.count("iree", ResultWord.DECLINED) == len(record.entries)
     for way in WAYS:
         if way.engines != ("iree",):
@@ -57,7 +57,7 @@ def test_ways_of_other_tests_or_versions_do_not_come_into_the_record() -> None:
     few = ConformanceReport("iree", (Outcome("test_abs", ResultWord.PASSED),))
     for record in (replace(RECORD, versions=versions()), replace(RECORD, versions={})):
         with pytest.raises(SystemExit, match="without --only"):
-            record.renew_after_fork({"iree": few} if record.versions else {})
+            record.renewed({"iree": few} if record.versions else {})
 
 
 def test_the_record_reads_back(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison, process
+from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
+from xrt.bench.comparison import BenchWorker
 from xrt.bench.jobs import Job, JobFailure, Start, Turn
-from xrt.bench.process import BenchWorker
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
@@ -78,14 +78,14 @@ def test_a_subject_that_cannot_be_loaded_fails_everywhere_and_ends_nothing() -> 
 
 
 def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = process.read_values
+    honest = comparison.read_values
 
     def alter(memory: memoryview, told: Any) -> list[Any]:
         seen.append(told)
         return [y + (len(seen) == 3) for y in honest(memory, told)]
 
     seen: list[Any] = []  # of the reference, of toy, of ort
-    monkeypatch.setattr(process, "read_values", alter)
+    monkeypatch.setattr(comparison, "read_values", alter)
     report = compared("toy", "ort")
     wrong = report.groups[0].rows[-1]
     assert not report.agrees

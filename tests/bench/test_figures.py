@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.measure.interleave import interleave, rotate, take_turns
 from xrt.measure.statistics import (
     RatioInterval,
     Timing,
@@ -17,11 +16,14 @@ from xrt.measure.statistics import (
     compute_geometric_mean,
     compute_ratio_of_medians,
     compute_round_ratio,
+    interleave,
     rank,
     ratio,
+    rotate,
+    take_turns,
 )
-from xrt.measure.timing import choose_calls, seconds_per_turn, time_call
-from xrt.measure.warmup import MOST_CALLS, WINDOW, is_steady, warm_up
+from xrt.measure.timing import WARMUP_CALLS as MOST_CALLS
+from xrt.measure.timing import WINDOW, choose_calls, is_steady, seconds_per_turn, time_call, warm_up
 
 SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)

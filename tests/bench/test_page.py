@@ -18,8 +18,7 @@ from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
 from xrt.bench.html import answer
 from xrt.bench.jobs import Start, Timeline
 from xrt.engines.toy import Toy
-from xrt.html.drawing import MOST, Box, draw_boxes, draw_plan
-from xrt.html.regions import INPUTS, RegionTimes
+from xrt.html.drawing import INPUTS, MOST, Box, RegionTimes, draw_boxes, draw_plan
 from xrt.html.rendering import render_page
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition

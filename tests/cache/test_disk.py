@@ -14,14 +14,14 @@ import pytest
 
 from tests.cache.saving import BULK, Saving, chain, module
 from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_disk_tier
-from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.report import explain_misses, list_entries
+from xrt.cache.disk.store import CacheEntry
 from xrt.engines import CompileContext
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, PlanError
 from xrt.formats import onnx
 from xrt.graph import Constant, Function
 from xrt.module import XRTModule
-from xrt.testing.renaming import rename_values
+from xrt.testing.generate import rename_values
 
 X = np.arange(4, dtype=np.float32)
 
@@ -34,7 +34,7 @@ def engine(tmp_path: Path) -> Saving:
 @pytest.fixture(autouse=True)
 def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
+    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", float("inf"))
 
 
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:

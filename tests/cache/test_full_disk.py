@@ -55,11 +55,11 @@ def test_an_object_goes_through_memory_and_what_does_not_fit_is_an_error(tmp_pat
 
 
 def test_a_program_is_not_saved_where_its_object_might_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from xrt.engines.tvm import linking
+    from xrt.engines.tvm import serialization
 
     engine = registry.create("tvm")
     executable = engine.compile(chain(1), CompileContext())
-    monkeypatch.setattr(linking.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    monkeypatch.setattr(serialization.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     with pytest.raises(CompileRefused) as caught:
         engine.save(executable, CompileContext(workdir=tmp_path))
     assert str(caught.value) == (

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from xrt.cache import CompileCache
-from xrt.cache.closing import wait_until_closed
-from xrt.cache.memory import THREADS
+from xrt.cache.memory import THREADS, wait_until_closed
 from xrt.cache.signature import Signature
 from xrt.engines import Executable
 
@@ -18,7 +17,7 @@ COUNTED = """
 import gc, os, sys, warnings
 import numpy as np
 import xrt
-from xrt.cache.closing import wait_until_closed
+from xrt.cache.memory import wait_until_closed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 warnings.simplefilter("ignore")

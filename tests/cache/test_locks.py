@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from xrt.cache.disk import locks
-from xrt.cache.disk.locks import acquire_lock
+from xrt.cache.disk import store
+from xrt.cache.disk.store import acquire_lock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from xrt.cache.disk.locks import acquire_lock
+from xrt.cache.disk.store import acquire_lock
 release = acquire_lock(Path(sys.argv[1]), 0)
 print("held", flush=True)
 sys.stdin.read()
@@ -27,7 +27,7 @@ sys.stdin.read()
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return where a lock may be, of the system or, as on Windows, of the library."""
     if request.param == "library":
-        monkeypatch.setattr(locks, "fcntl", None)
+        monkeypatch.setattr(store, "fcntl", None)
     return tmp_path / "lock"
 
 

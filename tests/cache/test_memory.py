@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from xrt.cache import CompileCache, Signature
-from xrt.cache.closing import wait_until_closed
+from xrt.cache.memory import wait_until_closed
 from xrt.engines import Executable, RunOptions
 from xrt.errors import CompileRefused, OptionError
 

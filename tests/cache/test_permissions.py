@@ -15,7 +15,7 @@ from tests.cache.saving import Saving, chain, module
 from xrt.cache import CompileCache, Store, open_disk_tier
 from xrt.cache.disk import find_cache_directory
 from xrt.cache.disk.cost_store import CostStore
-from xrt.cache.disk.permissions import make_private, why_not_trusted
+from xrt.cache.disk.store import make_private, why_not_trusted
 from xrt.cli.app import main
 from xrt.errors import CacheError, CacheWarning
 from xrt.module import XRTModule

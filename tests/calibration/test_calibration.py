@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import xrt
 from tests.passes.quantize.models import draw, make_function
-from xrt.calibration import grouping
+from xrt.calibration import collectors
 from xrt.errors import CalibrationError, CalibrationWarning, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Function, Node, Value
 from xrt.models import load
 from xrt.passes import infer_shapes
-from xrt.testing.renaming import rename_values
+from xrt.testing.generate import rename_values
 
 X = draw(1, 3, 6)
 
@@ -83,14 +83,14 @@ def test_batches_come_in_every_form_of_a_call() -> None:
 def test_large_values_are_observed_in_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with xrt.XRTModule(product(), engine="toy") as module:
         whole = module.calibrate([X])
-        monkeypatch.setattr(grouping, "MOST_BYTES", 1)
+        monkeypatch.setattr(collectors, "MOST_BYTES", 1)
         assert module.calibrate([X]) == whole
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_what_is_updated_in_place_is_updated_once(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration runs the model again for large values, and for calls with buffers."""
-    monkeypatch.setattr(grouping, "MOST_BYTES", 1)
+    monkeypatch.setattr(collectors, "MOST_BYTES", 1)
     nodes = [Node("Add", ("x", "s"), ("n",)), Node("MatMul", ("n", "w"), ("a",)), Node("MatMul", ("s", "w"), ("b",))]
     nodes += [Node("Relu", ("a",), ("r",)), Node("MatMul", ("r", "w"), ("c",)), Node("Sum", ("b", "c"), ("y",))]
     function = make_function(nodes, {"w": draw(2, 6, 6)}, (3, 6), "y", "n")

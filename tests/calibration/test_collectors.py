@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from xrt.calibration import METHODS, make_collector
-from xrt.calibration.collectors import LEVELS, find_entropy_threshold
-from xrt.calibration.histogram import BINS, MagnitudeHistogram
+from xrt.calibration.collectors import BINS, LEVELS, MagnitudeHistogram, find_entropy_threshold
 from xrt.errors import OptionError
 
 Array = np.ndarray[Any, Any]

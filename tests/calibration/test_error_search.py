@@ -13,7 +13,7 @@ from xrt.calibration import error_search
 from xrt.calibration.error_search import measure_error, quantize_within
 from xrt.errors import CalibrationError
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.dtypes import DType
+from xrt.graph.types import DType
 
 NAMES = [f"n{i}" for i in range(100)]
 EXACT = Function((Value("x", TensorType(DType.FLOAT32, (1,))),), (Value("x"),), name="")

@@ -13,7 +13,8 @@ import pytest
 
 from xrt import DType, Function, Node, Value, XRTModule
 from xrt.cache import CompileCache
-from xrt.cli import app, doctor
+from xrt.cli import app
+from xrt.cli import engines as engines_module
 from xrt.engines import EngineStatus
 from xrt.errors import XRTWarning
 from xrt.graph import TensorType
@@ -29,7 +30,7 @@ BROKEN = EngineStatus("odd", "broken", "odd 1.0", cause="ImportError: no")
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
     found = list(STATES)
-    monkeypatch.setattr(doctor, "probe_all", lambda: found)
+    monkeypatch.setattr(engines_module, "probe_all", lambda: found)
     return found
 
 
@@ -55,7 +56,7 @@ def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatu
 
 def test_only_variables_that_matter_are_reported() -> None:
     given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
-    assert doctor.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
+    assert engines_module.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
 
 
 def test_the_log_tells_plan_compile_and_cache(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,14 +16,14 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext
 from xrt.errors import LockError
 from xrt.formats import onnx
-from xrt.formats.precision_record import PrecisionRecord
+from xrt.formats.placement_file import PrecisionRecord
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionSetup
-from xrt.placement.request import PlacementRequest
-from xrt.precision.error_check import check_error
+from xrt.placement.result import PlacementRequest
 from xrt.precision.examples import read_examples
+from xrt.precision.execution import check_error
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 

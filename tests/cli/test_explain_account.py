@@ -13,7 +13,7 @@ from tests.placement.test_account import account, table
 from xrt.cli import screen
 from xrt.placement import CostReport, MissingSupport
 
-explain = importlib.import_module("xrt.cli.explain")
+explain = importlib.import_module("xrt.cli.run")
 
 
 @pytest.fixture

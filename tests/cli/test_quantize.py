@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_cache_and_bundles import call
 from tests.passes.quantize.models import draw, make_function
 from xrt.bench import BenchTarget
-from xrt.cli.batches import read_batches
+from xrt.cli.inputs import read_batches
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import InputError
 from xrt.formats.onnx import load, save

@@ -19,7 +19,7 @@ from xrt.formats import onnx
 from xrt.formats.placement_file import read_placement
 from xrt.graph import DType, TensorType, Value
 from xrt.placement import TuningBudget
-from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.runners import LocalRunner
 from xrt.placement.throughput.result import COLUMNS
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]

@@ -19,7 +19,7 @@ from tools.known_failures import list_known_failures
 from xrt.engines import GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
-from xrt.graph.rename import rename_function
+from xrt.graph.node import rename_function
 from xrt.module.specialization import optimize
 from xrt.passes import infer_shapes
 from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_case

@@ -22,10 +22,10 @@ from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
 from xrt.formats.onnx import save
 from xrt.formats.placement_file import read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
-from xrt.partition.explicit import map_nodes_to_engines
+from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement import TuningBudget
-from xrt.placement.profiling.profiler import ProfiledRegion
-from xrt.placement.profiling.runners import LocalRunner, TrialLimits, WorkerRunner
+from xrt.placement.profiler import ProfiledRegion
+from xrt.placement.runners import LocalRunner, TrialLimits, WorkerRunner
 from xrt.runtime import on_device
 from xrt.testing.simulated import SimulatedDevice
 from xrt.worker.isolated_engine import WorkerLimits

@@ -13,7 +13,7 @@ import pytest
 import xrt
 from xrt.cache import CompileCache
 from xrt.runtime.devices import Device, device
-from xrt.runtime.devices.transfer_stats import TransferStats
+from xrt.runtime.devices.interface import TransferStats
 from xrt.testing.simulated import SimulatedMachine, simulate_devices
 
 TOY = "toy{native=off}"

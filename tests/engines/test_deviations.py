@@ -11,7 +11,7 @@ import pytest
 from tools.write_numerics import PAGE, rewrite
 from xrt import OpTable, XRTModule
 from xrt.engines import Deviation
-from xrt.engines.contract.deviations import find_special_values, list_deviations
+from xrt.engines.contract.graph_compiler import find_special_values, list_deviations
 from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.errors import XRTError
 from xrt.formats import text

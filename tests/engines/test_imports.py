@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from xrt.engines.toolkit.imports import hide_module
+from xrt.engines.toolkit.libraries import hide_module
 
 ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
 RUNNING = """

@@ -15,9 +15,9 @@ from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negati
 from tests.engines.written import tensor
 from xrt.engines import RunOptions
 from xrt.engines.iree import Iree
-from xrt.engines.iree.devices import get_device, is_small
+from xrt.engines.iree.executable import get_device, is_small
 from xrt.engines.iree.export import list_parameters
-from xrt.engines.iree.preprocess import preprocess
+from xrt.engines.iree.lowering import preprocess
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, Function, Node, read_attributes
 
@@ -182,7 +182,7 @@ def test_small_work_stays_in_the_calling_thread() -> None:
 @pytest.mark.slow
 def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     code = (
-        "from pathlib import Path; from xrt.engines.iree.devices import get_device\n"
+        "from pathlib import Path; from xrt.engines.iree.executable import get_device\n"
         "def workers(): return sum('iree-worker' in (t / 'comm').read_text() for t in Path('/proc/self/task').iterdir())\n"
         "get_device(1); first = workers(); get_device(3); import time\n"
         "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run

@@ -9,7 +9,7 @@ import pytest
 
 from xrt.engines import CompileContext
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_rewrite import rewrite_nodes
+from xrt.engines.toolkit.node_writer import rewrite_nodes
 from xrt.engines.toy import Toy
 from xrt.graph import Function
 from xrt.testing.corpus.entry import f32, graph, i64, node

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.engines.native_running import Array, on_native, on_python, one_node, ulps
-from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
-from xrt.engines.native.opcodes import ROWS
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, ROWS, fuse_elementwise
 from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 
 BFLOAT16: Any = ml_dtypes.bfloat16

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.native_building import library
 from xrt.engines import OpTable, native
-from xrt.engines.native import abi, bindings, library_path
+from xrt.engines.native import abi, bindings
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
 
@@ -37,24 +37,24 @@ def test_a_library_says_what_it_is() -> None:
 
 
 def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_path, "SHIPPED", library())
-    library_path._shipped.cache_clear()
+    monkeypatch.setattr(bindings, "SHIPPED", library())
+    bindings._shipped.cache_clear()
     try:
         reason = native.why_not_shipped()
         with pytest.raises(EngineUnavailable, match="was built of other sources"):
             native.requires_native()
     finally:
-        library_path._shipped.cache_clear()
+        bindings._shipped.cache_clear()
     name = library().name
     assert reason == (
-        f"{name} was built of other sources than this XRT's: it lacks {', '.join(library_path.FUNCTIONS)}; rebuild it with "
+        f"{name} was built of other sources than this XRT's: it lacks {', '.join(bindings.FUNCTIONS)}; rebuild it with "
         "`make native`, or install XRT again"
     )
 
 
 def test_every_function_that_is_called_is_looked_for_first() -> None:
     source = Path(bindings.__file__).read_text()
-    assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(library_path.FUNCTIONS)
+    assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(bindings.FUNCTIONS)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.aligned_arrays import ALIGNMENT
+from xrt.graph.constants import ALIGNMENT
 
 # ---------------------------------------------------------------------- the arena
 

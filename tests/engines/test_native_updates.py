@@ -16,8 +16,7 @@ from tests.engines.native_running import kernel_of, on_native, on_python
 from xrt import training
 from xrt.builder.tensor import Tensor
 from xrt.engines.native.fusion import fuse_elementwise
-from xrt.engines.native.prepared import PreparedKernel
-from xrt.engines.native.tape import NativeTape
+from xrt.engines.native.tape import NativeTape, PreparedKernel
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
 

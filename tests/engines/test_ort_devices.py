@@ -17,7 +17,7 @@ from tests.devices.models import Net, numbers
 from tests.devices.worlds import World, traffic
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
-from xrt.engines.contract.device import Accelerator
+from xrt.engines.contract.graph_compiler import Accelerator
 from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
 from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned

@@ -14,7 +14,7 @@ from xrt import ops
 from xrt.builder.tracing import trace
 from xrt.engines.ort import Ort
 from xrt.engines.ort.executable import session_function
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from xrt.engines import EngineDeclaration, EngineStatus, create, engine_class, names, parse_spec, probe
-from xrt.engines.contract.discovery import probe_all
-from xrt.engines.contract.registry import find_declaration, list_by_rank
+from xrt.engines.contract.registry import find_declaration, list_by_rank, probe_all
 from xrt.engines.toy import Toy
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine
 

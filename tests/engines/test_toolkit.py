@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
-from xrt.engines.toolkit.error_text import remove_noise, shorten
+from xrt.engines.toolkit.libraries import remove_noise, shorten
+from xrt.engines.toolkit.scatters import make_writable_alias
 
 
 def test_noise_is_removed_from_one_line() -> None:

@@ -19,10 +19,10 @@ from tests.engines.written import Array, function, one, tensor
 from xrt import XRTModule
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
-from xrt.engines.torch.threads import call_within
+from xrt.engines.torch.executable import call_within
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.graph.opaque_call import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 from xrt.passes import infer_shapes
 
 

@@ -21,11 +21,11 @@ from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
 from xrt.engines.torch.inductor import compiler
-from xrt.engines.torch.inductor.known_issues import GAPS
+from xrt.engines.torch.inductor.support import GAPS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.processes import list_descendants
-from xrt.testing import batches
+from xrt.testing import fuzz
 from xrt.testing.cases import ConformanceCase, node_cases
 
 INDUCTOR = Torch("inductor")
@@ -226,7 +226,7 @@ def sample() -> list[tuple[ConformanceCase, Function]]:
 def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:
     """Return the names of cases that fail, with what is wrong; those of a library that is not made are tried in halves."""
     try:
-        executable = INDUCTOR.compile(passes.infer_shapes(batches.merge([f for _, f in cases])), CompileContext(threads=2))
+        executable = INDUCTOR.compile(passes.infer_shapes(fuzz.merge([f for _, f in cases])), CompileContext(threads=2))
     except CompileRefused as refused:
         if len(cases) == 1:
             return [f"{cases[0][0].name}: {refused}"]

@@ -17,7 +17,7 @@ from tests.engines.written import function, one, tensor
 from xrt import XRTModule
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, read_attributes
-from xrt.graph.opaque_call import OpaqueCall, Tagged
+from xrt.graph.node import OpaqueCall, Tagged
 
 X = Tagged("tensor", 0)
 

@@ -17,8 +17,8 @@ import xrt.engines.toy.kernels as kernels
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
+from xrt.engines.toy.device_executor import find_shape_values
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.shape_values import find_shape_values
 from xrt.errors import PlanError
 from xrt.runtime.devices import device
 from xrt.testing import node_cases

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.toy import Toy
-from xrt.engines.toy.update_order import order_updates
+from xrt.engines.toy.tape import order_updates
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 

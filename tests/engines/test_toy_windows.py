@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.toy_running import Array, f32, i64, one, same
-from xrt.engines.toy.kernels import convolution
+from xrt.engines.toy.kernels import windows
 
 SEED = np.random.default_rng(7)
 
@@ -86,7 +86,7 @@ def test_conv_of_other_ranks(shape: tuple[int, ...]) -> None:
 def test_conv_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = drawn(2, 3, 11, 9), drawn(4, 3, 3, 3)
     whole = one("Conv", x, w, strides=[2, 1])
-    monkeypatch.setattr(convolution, "BLOCK", 1)
+    monkeypatch.setattr(windows, "BLOCK", 1)
     same(one("Conv", x, w, strides=[2, 1]), whole)
 
 

@@ -18,7 +18,7 @@ from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.known_issues import DEFECTS
+from xrt.engines.tvm.support import DEFECTS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 

@@ -21,7 +21,7 @@ from tests.engines.emulated_cuda.models import MODELS
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.cuda import codegen, library, nvrtc
+from xrt.engines.tvm.cuda import codegen
 from xrt.engines.tvm.export import import_function
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, PlanError
@@ -110,7 +110,7 @@ def test_names_that_are_not_cs_stay_out_of_the_source() -> None:
 def test_tvms_own_compiler_is_in_its_place_again() -> None:
     before = tvm.get_global_func("tvm_callback_cuda_compile")
     built(traced(*_flat("chain")))
-    with pytest.raises(CompileRefused, match=r"^not today$"), library.use_nvrtc(refuse):
+    with pytest.raises(CompileRefused, match=r"^not today$"), codegen.use_nvrtc(refuse):
         tvm.get_global_func("tvm_callback_cuda_compile")("source")
     assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
 
@@ -127,7 +127,7 @@ ELF = b"\x7fELF"
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_nvrtc_makes_machine_code(architecture: str) -> None:
-    made = nvrtc.binary(source("net"), architecture)
+    made = codegen.binary(source("net"), architecture)
     assert made[:4] == ELF and all(name.encode() in made for name in kernels(source("net")))
 
 
@@ -135,14 +135,14 @@ def test_nvrtc_makes_machine_code(architecture: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_nvrtc_takes_every_source(name: str) -> None:
-    assert nvrtc.binary(source(name), "sm_80")[:4] == ELF
+    assert codegen.binary(source(name), "sm_80")[:4] == ELF
 
 
 def test_what_nvrtc_refuses_is_reported() -> None:
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: tvm.cu\(\d+\): error: .*nothing"):
-        nvrtc.binary("__global__ void f() { nothing; }", "sm_90")
+        codegen.binary("__global__ void f() { nothing; }", "sm_90")
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: nvrtc: error: invalid value"):
-        nvrtc.binary("", "sm_1")
+        codegen.binary("", "sm_1")
 
 
 class Halved(xrt.Graph):
@@ -153,40 +153,40 @@ class Halved(xrt.Graph):
 @pytest.mark.slow
 def test_narrow_floats_compile_with_cudas_headers() -> None:
     text = codegen.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
-    assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
+    assert "#include <cuda_fp16.h>" in text and codegen.binary(text, "sm_90")[:4] == ELF
 
 
 def test_the_version_is_reported() -> None:
-    assert re.fullmatch(r"nvrtc 13\.\d+", nvrtc.version())
+    assert re.fullmatch(r"nvrtc 13\.\d+", codegen.version())
 
 
 def test_a_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "LIBRARY", "libnvrtc.so.0")
-    nvrtc._library.cache_clear()
+    monkeypatch.setattr(codegen, "LIBRARY", "libnvrtc.so.0")
+    codegen._library.cache_clear()
     try:
         with pytest.raises(
             CompileRefused, match=r"compiled by NVRTC 13, which is not to be found: libnvrtc.so.0.*pip install nvidia"
         ):
-            nvrtc.binary("", "sm_90")
+            codegen.binary("", "sm_90")
     finally:
-        nvrtc._library.cache_clear()
+        codegen._library.cache_clear()
 
 
 def test_a_missing_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "folders", lambda name: iter(()))
+    monkeypatch.setattr(codegen, "folders", lambda name: iter(()))
     with pytest.raises(
         CompileRefused, match=r"need the header cuda_fp16.h, which is not to be found; pip install nvidia-cuda-runtime$"
     ):
-        nvrtc._includes("#include <cuda_fp16.h>\n")
-    assert nvrtc._includes("") == []
+        codegen._includes("#include <cuda_fp16.h>\n")
+    assert codegen._includes("") == []
 
 
 def test_headers_are_looked_for_next_to_the_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_fp16.h").write_text("")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    assert nvrtc._includes("#include <cuda_fp16.h>\n")[0].startswith("-I")
-    assert tmp_path / "include" in nvrtc.folders("include")
+    assert codegen._includes("#include <cuda_fp16.h>\n")[0].startswith("-I")
+    assert tmp_path / "include" in codegen.folders("include")
 
 
 # ---------------------------------------------------------------------- what is taken
@@ -249,9 +249,9 @@ def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatc
     context = CompileContext(device="cuda:0", accelerator=EmulatedDevice())
     with pytest.raises(CompileRefused, match=r"^TVM's runtime for CUDA does not load: libcuda.so.1: .*; it needs the driver"):
         Tvm().compile(traced(*_flat("chain")), context)
-    monkeypatch.setattr(library, "package_lib_paths", list)
+    monkeypatch.setattr(codegen, "package_lib_paths", list)
     with pytest.raises(CompileRefused, match=r"^this build of TVM has no runtime for CUDA: there is no libtvm_runtime_cuda.so"):
-        library.load_runtime()
+        codegen.load_runtime()
 
 
 # ---------------------------------------------------------------------- the emulated device

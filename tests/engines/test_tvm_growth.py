@@ -12,9 +12,7 @@ from tvm import tirx
 from tests.engines.tvm_running import CONTEXT, run
 from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.expressions import loads, operations
-from xrt.engines.tvm.row_fusion import fuse_rows
-from xrt.engines.tvm.schedules import CpuSchedule
+from xrt.engines.tvm.schedules import CpuSchedule, fuse_rows, loads, operations
 from xrt.graph import Function, Node
 
 pytestmark = pytest.mark.slow

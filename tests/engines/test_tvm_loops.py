@@ -12,7 +12,7 @@ from tests.engines.tvm_running import CONTEXT, run
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.loop_schedules import CpuModel, LoopNest
+from xrt.engines.tvm.schedules import CpuModel, LoopNest
 from xrt.graph import Function, Node, TensorType, read_attributes
 from xrt.module import XRTModule
 
@@ -159,7 +159,7 @@ def test_transposes(permutation: tuple[int, ...], shape: tuple[int, ...]) -> Non
 
 @pytest.mark.slow
 def test_indices_that_wrap_around() -> None:
-    """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.no_vectorize`."""
+    """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.pipeline`."""
     x = random(3, 4, 5)
     node = Node("Tile", ("x", "r"), ("y",))
     f = function(node, inputs={"x": tensor(3, 4, 5)}, outputs={"y": tensor(18, 16, 10)}, constants={"r": np.array([6, 4, 2])})
@@ -168,8 +168,7 @@ def test_indices_that_wrap_around() -> None:
 
 def test_what_wraps_around_is_compiled_alone_and_the_rest_is_not() -> None:
     from xrt.engines.tvm.export import import_function
-    from xrt.engines.tvm.no_vectorize import find_wrapping_functions
-    from xrt.engines.tvm.pipeline import legalize
+    from xrt.engines.tvm.pipeline import find_wrapping_functions, legalize
     from xrt.engines.tvm.target import make_target
 
     tile = function(

@@ -17,8 +17,8 @@ from tests.engines.tvm_running import CONTEXT
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm
+from xrt.engines.tvm.destination_passing import MOST, find_inplace_inputs, name_entry
 from xrt.engines.tvm.executable import RelaxExecutable
-from xrt.engines.tvm.inplace_analysis import MOST, find_inplace_inputs, name_entry
 from xrt.graph import Function, Node
 from xrt.testing.corpus import find_entry
 

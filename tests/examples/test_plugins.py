@@ -52,7 +52,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 PROBE = """
 import sys
-from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.registry import probe_all
 (status,) = probe_all(sys.argv[1:])
 print(status.state, status.distribution)
 """

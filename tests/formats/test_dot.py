@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from xrt.formats.dot import to_dot, to_networkx
+from xrt.formats.dump import to_dot, to_networkx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load_light
 

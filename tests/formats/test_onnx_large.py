@@ -19,7 +19,7 @@ from xrt.formats.onnx import load, weightless_model
 from xrt.formats.onnx.protobuf_wire import MalformedMessage, Walk, encode
 from xrt.formats.onnx.weightless_model import extract_weights
 from xrt.graph import Function
-from xrt.graph.aligned_arrays import ALIGNMENT
+from xrt.graph.constants import ALIGNMENT
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 

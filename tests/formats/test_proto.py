@@ -20,7 +20,7 @@ from xrt.errors import BundleError
 from xrt.formats import xrt_pb2
 from xrt.formats.protobuf import Kind, field_names, read, write
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.dtypes import DType
+from xrt.graph.types import DType
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 from xrt.partition.plan import Reason

@@ -265,9 +265,9 @@ def by_the_grammar(text: str) -> object:
     """Return what comes of a text where nothing is taken at one look."""
     with pytest.MonkeyPatch.context() as patch:
         for name in (
-            "text_parser._PLAIN_START",
-            "text_parser._PLAIN_NAMES",
-            "text_parser._PLAIN_ATTRIBUTES",
+            "text._PLAIN_START",
+            "text._PLAIN_NAMES",
+            "text._PLAIN_ATTRIBUTES",
             "text_types._PLAIN",
         ):
             patch.setattr(f"xrt.formats.{name}", NEVER)

@@ -17,7 +17,7 @@ from xrt.errors import FallbackWarning
 from xrt.frontends.torch import backend
 from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
-from xrt.graph.opaque_call import DOMAIN
+from xrt.graph.node import DOMAIN
 
 pytestmark = pytest.mark.slow
 

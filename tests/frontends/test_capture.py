@@ -17,7 +17,7 @@ from tests.frontends.cases import Call
 from xrt.errors import ModelError
 from xrt.frontends.torch.capture import capture
 from xrt.frontends.torch.rules import RULES
-from xrt.graph.opaque_call import OpaqueCall
+from xrt.graph.node import OpaqueCall
 
 
 class Block(nn.Module):

@@ -16,8 +16,7 @@ from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
 from xrt.testing.corpus.found import ENTRIES
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.files import read_entry, write_entry
-from xrt.testing.fuzz import Fuzzer, make_sample
-from xrt.testing.shrink import Sample, shrink
+from xrt.testing.fuzz import Fuzzer, Sample, make_sample, shrink
 from xrt.verify import Verdict
 from xrt.verify.execution import run_alone
 
@@ -147,7 +146,7 @@ def test_the_command_counts_and_exits_with_0(capsys):
 
 
 def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [RecordingEngine(takes="nothing")])
+    monkeypatch.setattr("xrt.cli.conformance.split_specs", lambda text: [RecordingEngine(takes="nothing")])
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "2", "--way", "alone", "--in-process"])
     assert left.value.code == 1
@@ -156,7 +155,7 @@ def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
+    monkeypatch.setattr("xrt.cli.conformance.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
     seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])

@@ -11,12 +11,9 @@ from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.graph import Function
 from xrt.passes import infer_shapes
-from xrt.testing.batches import merge, settle_batch
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.testing.execution_modes import Alternating
 from xrt.testing.fault_injection import FaultyEngine
-from xrt.testing.fuzz import Fuzzer, make_sample
-from xrt.testing.shrink import Sample
+from xrt.testing.fuzz import Alternating, Fuzzer, Sample, make_sample, merge, settle_batch
 from xrt.verify import Verdict
 from xrt.verify.execution import run_alone
 

@@ -12,8 +12,8 @@ from tests.graph.tracing import F32, compute, trace
 from xrt import ops
 from xrt.builder import Builder, Tensor, after, device, inline, scope
 from xrt.builder import trace as builder_trace
-from xrt.builder.graph import Graph
 from xrt.builder.symbol import current
+from xrt.builder.tracing import Graph
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.graph.verify import verify

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.graph.gc_pause import LARGE, pause_gc
+from xrt.graph.function import LARGE, pause_gc
 from xrt.passes import infer_shapes
 
 

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xrt.formats import file_mapping
-from xrt.formats.file_mapping import SETTLED
+from xrt.formats import output
 from xrt.formats.onnx import load, save
+from xrt.formats.output import SETTLED
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
-from xrt.graph.memory_map import find_file_offset, is_mapped, release
+from xrt.graph.constants import find_file_offset, is_mapped, release
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,8 @@ def saved(path: Path) -> Function:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is written in the test have been written a while ago."""
-    now = file_mapping.time.time_ns
-    monkeypatch.setattr(file_mapping.time, "time_ns", lambda: now() + 2 * SETTLED)
+    now = output.time.time_ns
+    monkeypatch.setattr(output.time, "time_ns", lambda: now() + 2 * SETTLED)
 
 
 @pytest.fixture

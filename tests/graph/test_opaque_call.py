@@ -9,7 +9,7 @@ import pytest
 
 from xrt.errors import ModelError
 from xrt.graph import Node, read_attributes
-from xrt.graph.opaque_call import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 
 ARGUMENTS: list[Any] = [
     None,

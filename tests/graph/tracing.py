@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from xrt import builder
 from xrt.formats import onnx
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.graph.verify import verify
 

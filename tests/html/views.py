@@ -17,10 +17,9 @@ from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
 from xrt.placement.report import CostReport, RegionCost
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
-from xrt.placement.throughput.request import Split
-from xrt.placement.throughput.result import ServingCandidate, ServingConfiguration, ThroughputResult
+from xrt.placement.throughput.result import ServingCandidate, ServingConfiguration, Split, ThroughputResult
 from xrt.runtime import LaunchTime, Profile
-from xrt.runtime.devices.transfer_stats import TransferStats
+from xrt.runtime.devices.interface import TransferStats
 from xrt.runtime.profile import Moment
 
 __all__ = ["VIEWS", "make_chain", "make_plan"]

@@ -14,7 +14,7 @@ from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import as_planned, make_module
 from xrt.testing.strategies import Form, make_random_inputs
-from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.comparison import find_ambiguity
 
 PLAIN = Form(dtypes=Form().dtypes[:3])
 

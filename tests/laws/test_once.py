@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
-from xrt.cache.closing import wait_until_closed
+from xrt.cache.memory import wait_until_closed
 from xrt.testing.corpus import find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import make_module

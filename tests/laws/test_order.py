@@ -17,7 +17,7 @@ from xrt.graph import Function
 from xrt.partition import Plan, partition
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.fault_injection import RecordingEngine
-from xrt.testing.renaming import rename_values
+from xrt.testing.generate import rename_values
 from xrt.testing.strategies import functions
 
 pytestmark = pytest.mark.slow

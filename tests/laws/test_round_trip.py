@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded
 from xrt.formats import onnx
-from xrt.formats.text import to_text
-from xrt.formats.text_parser import parse
+from xrt.formats.text import parse, to_text
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.strategies import functions

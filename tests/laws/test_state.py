@@ -17,7 +17,7 @@ from xrt.module.options import REFERENCE
 from xrt.module.state import StatefulFunction
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
-from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.comparison import find_ambiguity
 
 pytestmark = pytest.mark.slow
 

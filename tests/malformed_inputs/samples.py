@@ -29,11 +29,10 @@ from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.serialization import to_bytes
+from xrt.partition.plan import to_bytes
 from xrt.placement import decision_store
 from xrt.placement.lockfile import create_lock, list_node_ranges
-from xrt.placement.request import PlacementRequest
-from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node
 from xrt.testing.files import write_entry

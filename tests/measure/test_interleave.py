@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from xrt.measure import timing
-from xrt.measure.interleave import interleave
+from xrt.measure.statistics import interleave
 
 
 @pytest.mark.parametrize("idle", [0, 0.1])

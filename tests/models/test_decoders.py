@@ -12,7 +12,7 @@ import xrt
 from xrt.errors import InputError, ModelError, OptionError
 from xrt.graph import Function
 from xrt.graph.state import Capacity, declare_capacity, find_capacity
-from xrt.models.decoders import DecoderSizes, gpt_decoder, llama_decoder
+from xrt.models.transformers import DecoderSizes, gpt_decoder, llama_decoder
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "inner": 96, "vocabulary": 50}
 IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])

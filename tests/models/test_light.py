@@ -8,7 +8,7 @@ import pytest
 from xrt.engines import CompileContext, create
 from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, TensorType, Value
-from xrt.graph.dtypes import DType
+from xrt.graph.types import DType
 from xrt.models import fill_random_weights, light_models, load_light, sample_inputs
 
 NINE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xrt.placement import TuningBudget
-from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.runners import LocalRunner
 
 
 @pytest.fixture

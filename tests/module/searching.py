@@ -17,10 +17,9 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.graph import Function, Node
 from xrt.module.options import REFERENCE
-from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
+from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
-from xrt.placement.request import PlacementRequest
-from xrt.placement.result import CandidateComparison, CandidateResult
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 
 PATIENCE = 60.0
 MODEL = relu(("N", 3))

@@ -11,7 +11,7 @@ import xrt
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import EngineUnavailable, PlanError
 from xrt.graph import Function, Node
-from xrt.module.advice import with_advice
+from xrt.module.specialization import with_advice
 from xrt.testing.corpus.entry import graph, node
 
 MODEL = graph({"x": "float32[2]"}, {"y": "float32[2]"}, node("Relu", "x", "t"), node("Abs", "t", "y"))

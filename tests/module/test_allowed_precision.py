@@ -19,7 +19,7 @@ from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.contract.options import Precision
 from xrt.errors import OptionError
 from xrt.graph import Function
-from xrt.placement.available_engines import list_available_engines
+from xrt.placement.engine_list import list_available_engines
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),

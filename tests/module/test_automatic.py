@@ -22,7 +22,7 @@ from xrt.engines.contract.registry import EngineStatus
 from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import Constant, DType, Function, TensorType, Value
-from xrt.partition.explicit import map_nodes_to_engines
+from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [

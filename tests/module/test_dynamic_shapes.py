@@ -17,7 +17,7 @@ from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
-from xrt.partition.explicit import map_nodes_to_engines
+from xrt.partition.partitioner import map_nodes_to_engines
 
 OPEN = TensorType(DType.FLOAT32, ("N", 3))
 NODES = (Node("Relu", ("x",), ("a",), name="relu"), Node("Neg", ("a",), ("y",), name="neg"))

@@ -12,10 +12,10 @@ import pytest
 
 import xrt
 from tests.module.small_models import X, relu
-from xrt.engines.contract.option_list import list_options
+from xrt.engines.contract.spec import list_options
 from xrt.errors import DeviceError, InputError, OptionError, PlanError, UnknownEngine, XRTError
 from xrt.formats import text
-from xrt.module.keywords import OWNERS, ModuleKeywords, iter_keywords
+from xrt.module.options import OWNERS, ModuleKeywords, iter_keywords
 
 BATCHES = "function main(x: float32[n,3]) -> (y: float32[n,3]) {\n opset ai.onnx 18\n y = Relu(x)\n}"
 

@@ -13,12 +13,11 @@ from tests.module.test_throughput import WEIGHT, perceptron, tensor
 from xrt.errors import LockError
 from xrt.formats.placement_file import PlacementFile
 from xrt.measure.statistics import RatioInterval
-from xrt.module import load_check
-from xrt.module.load_check import check_module_load
-from xrt.module.lockfile import lock_module
+from xrt.module import lockfile
+from xrt.module.lockfile import check_module_load, lock_module
 from xrt.module.tuning import tune_throughput
 from xrt.placement.throughput.load_check import LoadCheckResult
-from xrt.placement.throughput.request import Split
+from xrt.placement.throughput.result import Split
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")]
 
@@ -59,7 +58,7 @@ def test_each_size_runs_by_the_plan_of_the_lock(lock: PlacementFile, tmp_path: P
         np.testing.assert_allclose(module(x), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-6)
         return LoadCheckResult("held", limit, locked, RatioInterval(1, 1, 1), 1, f"{seconds}")
 
-    monkeypatch.setattr(load_check, "check_load", look)
+    monkeypatch.setattr(lockfile, "check_load", look)
     with make_module(tmp_path) as m:
         assert check_module_load(m, lock, [X], 0.05, 2.0, seed=7).note == "2.0"
     assert seen == [("ort", "ort", "ort")]  # the one plan counts for all sizes
@@ -74,7 +73,7 @@ def test_it_runs_loads(lock: PlacementFile, tmp_path: Path) -> None:
 def test_a_configuration_for_more_cores_is_not_put_under_load(
     lock: PlacementFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_check, "available_cores", lambda: 2)
+    monkeypatch.setattr(lockfile, "available_cores", lambda: 2)
     assert lock.serving is not None
     large = lock.replace(serving=replace_record(lock.serving, instances=1 << 20))
     with make_module(tmp_path) as m:

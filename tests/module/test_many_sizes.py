@@ -16,15 +16,14 @@ import pytest
 import xrt
 from tests.module.small_models import relu
 from xrt.cache import CompileCache, Signature
-from xrt.cache.closing import close_in_background, close_with, wait_until_closed
-from xrt.cache.memory import LEAST_BYTES, THREADS
+from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, close_with, wait_until_closed
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
-from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import OptionError, SignatureWarning
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.dispatch import FastPath
+from xrt.module.specializable import MAX_READY
 from xrt.module.specialization import Specialization
-from xrt.module.specialization_cache import MAX_READY
 
 HANDLES = Path("/proc/self/fd")
 PATIENCE = 60.0

@@ -17,7 +17,7 @@ from xrt.errors import LockError, SignatureWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.lockfile import lock_module
-from xrt.placement.time_limit import begin
+from xrt.placement.runners import begin
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.SignatureWarning")
 

@@ -12,7 +12,7 @@ import pytest
 import xrt
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
-from xrt.formats.precision_record import PrecisionRecord
+from xrt.formats.placement_file import PrecisionRecord
 from xrt.graph import Function
 from xrt.models import load, sample_inputs
 from xrt.partition import partition

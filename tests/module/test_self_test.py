@@ -13,13 +13,13 @@ import pytest
 import xrt
 from tests.module.test_bundle import X, perceptron
 from xrt.cache import CompileCache, Store
-from xrt.cache.disk.checked_files import CheckedFileStore
+from xrt.cache.disk.tier import CheckedFileStore
 from xrt.errors import BundleError, OptionError, SelfTestFailed
+from xrt.formats.arrays import Example, decode_example, encode_example
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container
-from xrt.formats.example import Example, decode_example, encode_example
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module import self_test
+from xrt.module import saving
 from xrt.module.module import XRTModule
 
 
@@ -37,7 +37,7 @@ def load(path: Path, **options: Any) -> XRTModule:
 
 
 def read(path: Path) -> Example | None:
-    data = BundleFile(path).find_section(self_test.SECTION)
+    data = BundleFile(path).find_section(saving.SELF_TEST_SECTION)
     return None if data is None else decode_example(data)
 
 
@@ -149,7 +149,7 @@ def test_other_results_are_an_error_with_the_largest_difference(path: Path, monk
     example = read(path)
     assert example is not None
     wrong = Example(example.inputs, tuple((name, array + np.float32(0.5)) for name, array in example.outputs))
-    monkeypatch.setattr(self_test, "read_example", lambda file: wrong)
+    monkeypatch.setattr(saving, "read_example", lambda file: wrong)
     with pytest.raises(SelfTestFailed) as raised:
         load(path).run_self_test()
     text = str(raised.value)
@@ -212,7 +212,7 @@ def test_results_of_another_thread_budget_pass(path: Path) -> None:
 def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each checksum that is computed; small and new files are mapped, and their times tell a change."""
     monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
-    monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**18))
+    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**18))
     sizes: list[int] = []
 
     class Counted:

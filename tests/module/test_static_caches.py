@@ -11,7 +11,7 @@ import xrt
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import InputError, ModelError, OptionError
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, Node, TensorType, Value, list_states
 
 HEADS, WIDTH, LAYERS, VOCABULARY = 4, 6, 2, 30

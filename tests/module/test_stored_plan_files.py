@@ -32,7 +32,7 @@ from xrt.module import model_source, stored_plans
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files count as settled that were written just now."""
     monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
-    monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
 
 
 @pytest.fixture

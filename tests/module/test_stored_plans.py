@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files count as settled that were written just now."""
     monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
-    monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
 
 
 def network() -> Function:
@@ -124,7 +124,7 @@ def test_a_call_of_a_new_process_loads_few_modules(path: Path) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert sum(name.startswith("xrt") for name in loaded) <= 120
-    assert not {"onnx", "google", "msgspec", "xrt.passes.propagation", "xrt.partition.partitioner", "xrt.graph.verify"} & {
+    assert not {"onnx", "google", "msgspec", "xrt.passes.shape_inference", "xrt.partition.partitioner", "xrt.graph.verify"} & {
         *loaded
     }
     assert not [name for name in loaded if name.startswith(("xrt.engines.toy", "xrt.verify.", "xrt.worker"))][1:]

@@ -20,9 +20,8 @@ from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
 from xrt.placement import TuningBudget
-from xrt.placement.profiling.runners import LocalRunner
-from xrt.placement.throughput.batch_dim import find_batch_dim
-from xrt.placement.throughput.request import Split
+from xrt.placement.runners import LocalRunner
+from xrt.placement.throughput.result import Split, find_batch_dim
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 

@@ -12,7 +12,7 @@ from tests.graph.tracing import trace
 from xrt import ops
 from xrt.formats import onnx
 from xrt.graph import Function, Node, TensorType
-from xrt.graph.type_strings import may_equal
+from xrt.graph.schemas import may_equal
 
 REFUSED = ("test_scan_sum",)
 """Scan of opset 8 works on batches; it is not traced, and says so."""

@@ -17,8 +17,7 @@ from xrt import ops
 from xrt.builder.ops.stubs import stub
 from xrt.errors import ModelError
 from xrt.graph import Attribute, AttrKind, DType, OptionalType, TensorType
-from xrt.graph.op_schema import find_operator
-from xrt.graph.schemas import latest_opset
+from xrt.graph.schemas import find_operator, latest_opset
 
 ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
 F32_2 = TensorType(DType.FLOAT32, (2,))

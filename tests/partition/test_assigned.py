@@ -15,8 +15,8 @@ from tests.partition.drawn import chain, engine, function, graphs, node, palette
 from xrt.errors import OptionError, PlanError
 from xrt.graph import Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, map_nodes_to_engines, map_nodes_to_regions, partition, plan_from_assignment
-from xrt.partition.explicit import MEASURED_REASON
-from xrt.partition.subgraph import extract_subgraph
+from xrt.partition.fold import extract_subgraph
+from xrt.partition.partitioner import MEASURED_REASON
 
 TERMS = {"x": "x", "y": "y"}
 

@@ -7,8 +7,8 @@ from xrt import XRTModule
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Reason, partition
-from xrt.partition.explicit import MEASURED_REASON, plan_from_assignment
-from xrt.partition.grouping import group, group_reasons, list_some
+from xrt.partition.partitioner import MEASURED_REASON, plan_from_assignment
+from xrt.partition.plan import group, group_reasons, list_some
 
 
 def test_equal_things_stand_together_where_the_first_stood() -> None:

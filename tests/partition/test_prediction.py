@@ -12,7 +12,7 @@ from xrt.graph import DType, Function, TensorType, Value, fingerprint, shape_key
 from xrt.partition import CostTable, MeasuredCost, Plan, partition, plan_from_assignment
 from xrt.partition.cost_table import LAUNCH
 from xrt.placement import ProfilingRequest, choose_requests, predict_cost
-from xrt.placement.cost_model.prediction import inline_regions
+from xrt.placement.prediction import inline_regions
 
 
 def mixture() -> Plan:

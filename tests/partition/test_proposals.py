@@ -17,7 +17,7 @@ from xrt.placement import (
     propose_plans,
     rank_missing_support,
 )
-from xrt.placement.cost_model.bitset_graph import BitsetGraph, to_mask
+from xrt.placement.bitset_graph import BitsetGraph, to_mask
 
 # ------------------------------------------------------------------ search, pieces, proposals
 

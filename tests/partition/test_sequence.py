@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrt.partition.clustering.cut_refinement import CutCounter, find_earliest_slots, minimize_cut
-from xrt.partition.clustering.greedy_merge import merge_greedily
-from xrt.partition.clustering.non_delaying import cluster_without_delay
-from xrt.partition.clustering.scheduling import find_engine_sequence
-from xrt.partition.dependencies import DependencyGraph
-from xrt.partition.quotient_graph import QuotientGraph
+from xrt.partition.clustering import (
+    CutCounter,
+    cluster_without_delay,
+    find_earliest_slots,
+    find_engine_sequence,
+    merge_greedily,
+    minimize_cut,
+)
+from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph
 
 DEVICES = ("", "cuda:0", "cuda:1")
 

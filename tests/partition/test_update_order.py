@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.partition.drawn import function, node
-from xrt.partition.clustering.cluster import Cluster
-from xrt.partition.fold import fold
-from xrt.partition.update_order import schedule_updates
+from xrt.partition.clustering import Cluster
+from xrt.partition.fold import fold, schedule_updates
 
 
 @st.composite

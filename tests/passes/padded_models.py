@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.passes import infer_shapes
 from xrt.passes.padding import Extent, PaddedFunction

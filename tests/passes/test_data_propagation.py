@@ -15,8 +15,8 @@ from xrt import XRTModule
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.module.specialization import optimize
-from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, inference, propagation
-from xrt.passes.data_propagation import PROPAGATED, Contents, propagate
+from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, shape_inference
+from xrt.passes.contents import PROPAGATED, Contents, propagate
 from xrt.placement.reference import evaluate
 from xrt.testing.strategies import functions, make_random_inputs
 
@@ -112,9 +112,9 @@ BLOCKS = {
 def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block, expected, columns = BLOCKS[name]
     asked: list[str] = []
-    whole, single = inference.infer_types, propagation.node_types
-    monkeypatch.setattr(inference, "infer_types", lambda *given: asked.append("all") or whole(*given))
-    monkeypatch.setattr(propagation, "node_types", lambda node, *given: asked.append("one") or single(node, *given))
+    whole, single = shape_inference.infer_types, shape_inference.node_types
+    monkeypatch.setattr(shape_inference, "infer_types", lambda *given: asked.append("all") or whole(*given))
+    monkeypatch.setattr(shape_inference, "node_types", lambda node, *given: asked.append("one") or single(node, *given))
     for count in (20, 40):
         asked.clear()
         simple = optimize(infer_shapes(chain(block, count, 2, 50)), fold=True)

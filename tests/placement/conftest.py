@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.runners import LocalRunner
 
 
 @pytest.fixture

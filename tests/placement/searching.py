@@ -13,7 +13,7 @@ from xrt.engines.contract import registry
 from xrt.graph import Function
 from xrt.placement import TuningBudget, TuningResult, tune
 from xrt.placement.reference import evaluate
-from xrt.placement.request import PlacementRequest
+from xrt.placement.result import PlacementRequest
 
 TOY = registry.create("toy")
 PAIR = chain("Exp", "Cos")

@@ -13,11 +13,11 @@ from xrt import OpTable
 from xrt.engines import GraphCompiler, Precision
 from xrt.engines.contract import registry
 from xrt.engines.toy import KernelContext, Run, Toy
-from xrt.formats.precision_record import PrecisionRecord
+from xrt.formats.placement_file import PrecisionRecord
 from xrt.graph import DType, Node
 from xrt.models import load, sample_inputs
 from xrt.placement import byte_sums
-from xrt.placement.quantized_form import QuantizedForm, fit_table, make_planned_function, prepare_for_quantization
+from xrt.placement.lockfile import QuantizedForm, fit_table, make_planned_function, prepare_for_quantization
 from xrt.testing.fault_injection import FaultyEngine
 
 ops: OpTable[Any] = Toy.kernels.extend("saturating")

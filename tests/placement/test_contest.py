@@ -10,15 +10,12 @@ import pytest
 
 from tests.module.test_faults import OPS, chain
 from xrt.engines.contract import registry
-from xrt.measure.interleave import rotate
-from xrt.measure.statistics import bootstrap, compute_round_ratio
+from xrt.measure.statistics import bootstrap, compute_round_ratio, rotate
 from xrt.measure.timing import median_interval, sample_call_times
 from xrt.partition import Plan, partition
-from xrt.partition.explicit import plan_from_assignment
-from xrt.placement.interleaved import StoppingRule, TimedCandidate, run_interleaved
-from xrt.placement.prepared_plans import PreparedPlan
+from xrt.partition.partitioner import plan_from_assignment
+from xrt.placement.race import PreparedPlan, RankedPlan, StoppingRule, TimedCandidate, run_interleaved, select_winner
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
-from xrt.placement.selection import RankedPlan, select_winner
 
 
 @dataclass

@@ -22,7 +22,7 @@ from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, Pla
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.partition.explicit import map_nodes_to_engines
+from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import (
@@ -34,8 +34,7 @@ from xrt.placement.regression_check import (
     find_runner_up,
     make_baseline,
 )
-from xrt.placement.request import PlacementRequest
-from xrt.placement.result import CandidateComparison, CandidateResult
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")

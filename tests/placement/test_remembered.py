@@ -21,7 +21,7 @@ from xrt.engines import CompileContext, ExecutionOptions
 from xrt.errors import CacheWarning
 from xrt.partition import ClusteringOptions
 from xrt.placement import CostStore, TuningBudget, decision_store
-from xrt.placement.request import PlacementRequest
+from xrt.placement.result import PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]

@@ -12,8 +12,7 @@ from tests.module.test_faults import X, chain
 from xrt.engines import ExecutionOptions
 from xrt.graph import Function
 from xrt.passes import infer_shapes
-from xrt.placement.profiling.activations import STRETCH, capture_activations, find_first_random_node
-from xrt.placement.profiling.correctness import CheckResult, check_against_reference
+from xrt.placement.profiler import STRETCH, CheckResult, capture_activations, check_against_reference, find_first_random_node
 from xrt.placement.reference import evaluate
 from xrt.verify.execution import Stopped
 

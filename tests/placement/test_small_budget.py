@@ -18,17 +18,14 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import PlacementWarning, RunFailed
 from xrt.graph import Attribute, Constant, Function, Node
 from xrt.measure.timing import median_interval
-from xrt.partition.questions import QuestionKeys, with_names, without_names
+from xrt.partition.support_matrix import QuestionKeys, with_names, without_names
 from xrt.passes import infer_shapes
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
-from xrt.placement.interleaved import TimedCandidate
-from xrt.placement.prepared_plans import PreparedPlan
-from xrt.placement.profiling.correctness import CheckResult
-from xrt.placement.profiling.profiler import RegionProfiler
+from xrt.placement.profiler import CheckResult, RegionProfiler
+from xrt.placement.race import PreparedPlan, RankedPlan, TimedCandidate, select_winner
 from xrt.placement.result import CandidateResult, TuningResult, more_than
-from xrt.placement.selection import RankedPlan, select_winner
+from xrt.placement.runners import OutOfTime, within
 from xrt.placement.session import TuningSession
-from xrt.placement.time_limit import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
 
@@ -146,7 +143,7 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
             raise Stopped
         return CheckResult()
 
-    monkeypatch.setattr("xrt.placement.profiling.profiler.check_against_reference", compare)
+    monkeypatch.setattr("xrt.placement.profiler.check_against_reference", compare)
     monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
     found = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
     assert found.race.winner is not None

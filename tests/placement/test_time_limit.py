@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, sys
-from xrt.placement.time_limit import OutOfTime, within
+from xrt.placement.runners import OutOfTime, within
 
 def work():
     {work}

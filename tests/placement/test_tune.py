@@ -24,10 +24,10 @@ from xrt.errors import OptionError, PlacementWarning
 from xrt.graph import shape_key
 from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.cost_table import CostTable, MeasuredCost
-from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
+from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import CostStore, TuningBudget
 from xrt.placement.reference import evaluate
-from xrt.placement.request import PlacementRequest
+from xrt.placement.result import PlacementRequest
 from xrt.placement.session import TuningSession
 from xrt.testing.fault_injection import FaultyEngine
 

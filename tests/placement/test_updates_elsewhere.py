@@ -17,13 +17,12 @@ from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, list_states
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.subgraph import extract_subgraph
-from xrt.placement.plans import Candidates
-from xrt.placement.profiling.profiler import RegionProfiler
-from xrt.placement.profiling.runners import LocalRunner, TrialLimits
-from xrt.placement.request import PlacementRequest
+from xrt.partition.fold import extract_subgraph
+from xrt.placement.profiler import RegionProfiler
+from xrt.placement.race import Candidates
+from xrt.placement.result import PlacementRequest
+from xrt.placement.runners import LocalRunner, OutOfTime, TrialLimits
 from xrt.placement.session import TuningSession
-from xrt.placement.time_limit import OutOfTime
 from xrt.runtime import Program, compile_plan, make_timed_call
 
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")

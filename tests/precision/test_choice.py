@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xrt.measure.statistics import FLOOR
-from xrt.precision.choice import FAR, LAYERS, choose_fastest, list_contenders, list_targets
+from xrt.precision.integer_search import FAR, LAYERS, choose_fastest, list_contenders, list_targets
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from xrt.cli.quantize import _prepare
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError
-from xrt.formats.precision_record import BalancedValue, FormKind, PrecisionRecord
+from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
 from xrt.graph import Function
 from xrt.models import load, sample_inputs
 from xrt.passes.quantize import list_balanced_values
 from xrt.placement import CostStore
-from xrt.placement.quantized_form import (
+from xrt.placement.lockfile import (
     QuantizedForm,
     balance_values,
     fit_table,
@@ -29,11 +29,10 @@ from xrt.placement.quantized_form import (
     make_planned_function,
     prepare_for_quantization,
 )
-from xrt.placement.request import PlacementRequest
-from xrt.placement.result import TuningResult
+from xrt.placement.result import PlacementRequest, TuningResult
 from xrt.precision.budget import ErrorBudget
 from xrt.precision.examples import read_examples
-from xrt.precision.forms import list_product_forms, measure_products
+from xrt.precision.integer_search import list_product_forms, measure_products
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.terms import PrecisionTerms
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xrt.errors import CalibrationError
-from xrt.precision.budget import ErrorBudget
-from xrt.precision.intervals import bound_mean, bound_metric, bound_share, find_t
+from xrt.precision.budget import ErrorBudget, bound_mean, bound_metric, bound_share, find_t
 
 RANDOM = np.random.default_rng(0)
 

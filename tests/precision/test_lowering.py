@@ -14,14 +14,13 @@ from xrt.cache import CompileCache, open_cache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError
-from xrt.formats.precision_record import KeptNodeRecord, PrecisionRecord
+from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord
 from xrt.graph import Function, NodePattern
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.placement import CostStore
-from xrt.placement.quantized_form import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
-from xrt.placement.request import PlacementRequest
-from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult
+from xrt.placement.lockfile import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
 from xrt.precision.budget import ErrorBudget
 from xrt.precision.examples import read_examples
 from xrt.precision.lowering import LoweringWithinBudget

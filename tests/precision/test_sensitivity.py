@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import xrt
 from xrt.models import load, sample_inputs
-from xrt.placement.quantized_form import QuantizedForm, list_quantizable_nodes, prepare_for_quantization
-from xrt.precision.sensitivity import choose_kept_nodes, find_node_errors, make_switchable_model
+from xrt.placement.lockfile import QuantizedForm, list_quantizable_nodes, prepare_for_quantization
+from xrt.precision.integer_search import choose_kept_nodes, find_node_errors, make_switchable_model
 
 NAMES = [f"n{number}" for number in range(100)]
 

@@ -17,10 +17,10 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.graph.aligned_arrays import ALIGNMENT
+from xrt.graph.constants import ALIGNMENT
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.runtime import Program, compile_plan
-from xrt.runtime.arena import Arena, Lifetime, plan_arena
+from xrt.runtime.memory_plan import Arena, Lifetime, plan_arena
 
 # ---------------------------------------------------------------------- placing
 

@@ -15,8 +15,8 @@ import xrt
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning
-from xrt.partition.explicit import map_nodes_to_engines
-from xrt.runtime.blame import MOST, describe_patterns, to_blame
+from xrt.partition.partitioner import map_nodes_to_engines
+from xrt.runtime.compile import MOST, describe_patterns, to_blame
 from xrt.testing.fault_injection import Choosy
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")

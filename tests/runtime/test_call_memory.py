@@ -12,7 +12,7 @@ import pytest
 import xrt
 from xrt import ops, training
 from xrt.errors import InputError
-from xrt.runtime.call_memory import CallMemory, ValueCounter
+from xrt.runtime.call_frame import CallMemory, ValueCounter
 
 if TYPE_CHECKING:
     from xrt.runtime.call_frame import CallFrame

@@ -15,8 +15,7 @@ from tests.runtime.test_program import MIXED, X, made
 from tests.runtime.trace_format import check_nesting, read_trace
 from xrt.engines import RunOptions
 from xrt.errors import InputError
-from xrt.runtime.profile import HOST, Moment, Profile, Recorder
-from xrt.runtime.trace import make_trace
+from xrt.runtime.profile import HOST, Moment, Profile, Recorder, make_trace
 
 PROFILED = RunOptions(profile=True)
 MAIN, OTHER = (1, "MainThread"), (2, "other")

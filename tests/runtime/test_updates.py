@@ -9,7 +9,7 @@ import pytest
 
 import xrt
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.runtime.state import may_overlap
+from xrt.runtime.memory_plan import may_overlap
 
 CACHE, NEW, AT = TensorType(DType.FLOAT32, (1, 512, 64)), TensorType(DType.FLOAT32, (1, 1, 64)), TensorType(DType.INT64, (1,))
 

@@ -23,7 +23,7 @@ from xrt.cli import main
 from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
-from xrt.module import self_test
+from xrt.module import saving
 from xrt.serve import app, server
 from xrt.serve.server import Addresses, run_server
 
@@ -281,13 +281,13 @@ def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(tmp_path: 
     with xrt.XRTModule(double((2, 3)), engine="ort") as module:
         module.save(path)
     application = app({"double": path})
-    read = self_test.read_example
+    read = saving.read_example
 
     def spoil(file: Any) -> Any:
         example = read(file)
         return replace(example, outputs=tuple((name, array + 1) for name, array in example.outputs))
 
-    monkeypatch.setattr(self_test, "read_example", spoil)
+    monkeypatch.setattr(saving, "read_example", spoil)
 
     async def test() -> None:
         await application.start()

@@ -18,7 +18,7 @@ from xrt.comparison import Tolerance
 from xrt.engines.toy import Toy
 from xrt.graph import Function, Node
 from xrt.testing import ConformanceCase, ResultWord, conform, group_cases, run_case, run_reference
-from xrt.testing.conditioning import SoftmaxBounds
+from xrt.testing.cases import SoftmaxBounds
 from xrt.testing.conformance import PreparedCase, run_single
 
 TIGHT = Tolerance(1e-6, 1e-12)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xrt.testing.crash_notes import LONGEST, note_case
+from xrt.testing.suite import LONGEST, note_case
 
 SUITE = """
 import ctypes

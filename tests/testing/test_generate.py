@@ -15,12 +15,12 @@ from xrt.engines.contract import registry
 from xrt.errors import InputError
 from xrt.formats import onnx as formats
 from xrt.graph import Function, SequenceType, TensorType, Value
-from xrt.graph.dtypes import DType
+from xrt.graph.types import DType
 from xrt.graph.verify import verify
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.graph_draft import LARGEST, Seeded
 from xrt.testing.strategies import functions, labels
-from xrt.testing.suite_base import bounded
+from xrt.testing.suite import bounded
 from xrt.verify.execution import run_alone
 
 many = settings(bounded, max_examples=150)

@@ -8,7 +8,7 @@ import pytest
 from xrt.comparison import IndexAmbiguity, StepAmbiguity, compare_all
 from xrt.engines.contract import registry
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
 
 

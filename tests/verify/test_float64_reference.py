@@ -13,9 +13,8 @@ from xrt.engines.contract import registry
 from xrt.graph import DType, Function, Node, OptionalType, TensorType, Value
 from xrt.testing.corpus.entry import graph, node
 from xrt.verify import CheckVerdict, Verdict
-from xrt.verify.comparison import OutputJudge
+from xrt.verify.comparison import OutputJudge, widen
 from xrt.verify.execution import Stopped, run_alone
-from xrt.verify.float64_reference import widen
 
 SQUARES = graph(
     {"x": "float32[2]", "y": "float32[2]"},

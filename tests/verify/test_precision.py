@@ -19,7 +19,7 @@ from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Va
 from xrt.partition import partition
 from xrt.placement.reference import REFERENCE, evaluate
 from xrt.verify import Verdict, bisect, verify
-from xrt.verify.precision import find_precision
+from xrt.verify.comparison import find_precision
 
 pytestmark = pytest.mark.sample(3)
 

@@ -6,11 +6,9 @@ is the ratio within a round. Nothing here decides what a module does.
 
 from xrt.bench.comparison import BenchOptions, compare_engines
 from xrt.bench.html import page
-from xrt.bench.machine_info import machine
-from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
+from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine
 from xrt.bench.targets import AUTO, BenchCandidate, BenchTarget
-from xrt.measure.interleave import interleave
-from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, ratio
+from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, interleave, ratio
 
 __all__ = [
     "AUTO",

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xrt.bench.report import BenchReport, Group, ReportRow
-from xrt.html.charts import Bar, Strip, make_bars, make_strips
-from xrt.html.drawing import picture_plan
+from xrt.html.drawing import Bar, Strip, make_bars, make_strips, picture_plan
 from xrt.html.formatting import format_list, format_ratio_interval, format_seconds_interval, seconds, size
 from xrt.html.rendering import render_cell, render_page
 from xrt.partition.html import color_engines

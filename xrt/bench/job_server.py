@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.bench.jobs import Job, Start, Timeline, Turn
-from xrt.bench.machine_info import peak_bytes
+from xrt.bench.report import peak_bytes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.shared_values import put_values
+from xrt.engines.toolkit.memory_planner import put_values
 from xrt.graph import Function
-from xrt.html.regions import RegionTimes
-from xrt.measure.timing import Call, choose_calls, seconds_per_call, time_call, wait_until_idle
-from xrt.measure.warmup import Warmup, warm_up
+from xrt.html.drawing import RegionTimes
+from xrt.measure.timing import Call, Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.html import list_regions

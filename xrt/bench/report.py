@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from xrt import __version__
 from xrt.bench.targets import BenchCandidate
 from xrt.graph import FrozenDict
+from xrt.runtime import available_cores
 
 if TYPE_CHECKING:
     from xrt.bench.jobs import Start, Timeline
     from xrt.measure.statistics import Interval, RatioInterval
 
-__all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict"]
+__all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict", "describe", "machine", "peak_bytes"]
 
 SCHEMA = 2
 """The version of what `Report.to_dict` gives; it grows when a field changes its meaning or goes."""
-
 Verdict: TypeAlias = Literal["fastest", "tie", "slower", "too noisy", "wrong", "failed"]
 
 
@@ -118,3 +125,46 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict | FrozenDict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def machine(*distributions: str) -> str:
+    """Name the machine and the versions of what was measured, in one line."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "onnx", *distributions))
+    return f"{platform.machine()} {platform.system()}, Python {platform.python_version()}, {versions}"
+
+
+def describe() -> dict[str, str | int]:
+    """Return what else may explain a time: the processor, its cores and how busy it was, as plain data."""
+    return {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": available_cores(),
+        "load": f"{os.getloadavg()[0]:.2f}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "xrt": __version__,
+        "numpy": metadata.version("numpy"),
+        "onnx": metadata.version("onnx"),
+    }
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or "unknown"
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had resident.
+
+    Linux's ``ru_maxrss`` starts at what the parent had when it started the child, however little the child takes; the
+    high-water mark in /proc does not. Elsewhere there is only the former.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        marks = [line.split()[1] for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM")]
+        if marks:
+            return int(marks[0]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -13,6 +13,8 @@ from xrt.lazy_names import load_lazily
 if TYPE_CHECKING:
     from xrt.builder.builder import DEFAULT_OPSET as DEFAULT_OPSET
     from xrt.builder.builder import Builder as Builder
+    from xrt.builder.record_op import DTypeLike as DTypeLike
+    from xrt.builder.record_op import Operand as Operand
     from xrt.builder.tensor import Tensor as Tensor
     from xrt.builder.tracing import GraphBase as GraphBase
     from xrt.builder.tracing import after as after
@@ -20,17 +22,15 @@ if TYPE_CHECKING:
     from xrt.builder.tracing import inline as inline
     from xrt.builder.tracing import scope as scope
     from xrt.builder.tracing import trace as trace
-    from xrt.builder.type_promotion import DTypeLike as DTypeLike
-    from xrt.builder.type_promotion import Operand as Operand
-    from xrt.graph.type_strings import Inference as Inference
+    from xrt.graph.schemas import Inference as Inference
 
 _MODULES = {
     "Builder": "xrt.builder.builder",
     "DEFAULT_OPSET": "xrt.builder.builder",
-    "DTypeLike": "xrt.builder.type_promotion",
+    "DTypeLike": "xrt.builder.record_op",
     "GraphBase": "xrt.builder.tracing",
-    "Inference": "xrt.graph.type_strings",
-    "Operand": "xrt.builder.type_promotion",
+    "Inference": "xrt.graph.schemas",
+    "Operand": "xrt.builder.record_op",
     "Tensor": "xrt.builder.tensor",
     "after": "xrt.builder.tracing",
     "device": "xrt.builder.tracing",

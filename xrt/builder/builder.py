@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import replace
@@ -11,33 +11,190 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from xrt.builder.finalize import finalize
-from xrt.builder.inlining import adopt, inline_function
+from xrt.builder.record_op import is_strong, is_weak, natural_dtype, weak_array
 from xrt.builder.symbol import Symbol, recording
 from xrt.builder.tensor import Tensor
-from xrt.builder.type_promotion import is_strong, is_weak, natural_dtype, weak_array
 from xrt.errors import ModelError, did_you_mean
+from xrt.graph.attributes import AttrKind
 from xrt.graph.constants import Constant
-from xrt.graph.dtypes import DType
 from xrt.graph.function import Function
-from xrt.graph.node import Node
-from xrt.graph.op_schema import domain_title, latest_version
-from xrt.graph.rename import Names
-from xrt.graph.type_strings import Inference, may_equal
-from xrt.graph.types import TensorType
+from xrt.graph.node import Names, Node, rename_function, rename_node
+from xrt.graph.schemas import Inference, domain_title, latest_version, may_equal
+from xrt.graph.state import State, declare_states
+from xrt.graph.types import DType, TensorType, Value
 
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
     from xrt.graph.types import Type
 
-__all__ = ["DEFAULT_OPSET", "Builder"]
+__all__ = ["DEFAULT_OPSET", "Builder", "adopt", "finalize", "inline_function"]
+
+
+def finalize(builder: Builder) -> Function:
+    """Return the Function that a builder has recorded. It takes names and may record nodes: call it once."""
+    computed = {name for node in builder.nodes for name in node.outputs}
+    renames: dict[str, str] = {}
+    outputs: list[Value] = []
+    aliases: dict[str, str] = {}
+    for tensor, wanted, target in _all_outputs(builder):
+        name = wanted if wanted is not None else renames.get(tensor.name, tensor.name)
+        if wanted is not None and wanted != tensor.name:
+            builder.names.take(_free(builder, wanted))
+        if target in builder.states and any(value.name == name for value in outputs):
+            name = _copy(builder, tensor, None)  # a session returns the one and keeps the other
+        elif _can_be_called(builder, tensor, name, computed, renames):
+            renames[tensor.name] = name
+        else:
+            name = _copy(builder, tensor, wanted)
+        if target is not None:
+            aliases[target] = name
+        if target is None or all(value.name != name for value in outputs):
+            outputs.append(Value(name, tensor.type))
+    function = _function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
+    return _with_updates(builder, function, aliases)
+
+
+def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
+    """Yield the outputs that were asked for with their names, then the values of updated inputs with the inputs' names."""
+    for tensor, wanted in builder.outputs:
+        yield tensor, wanted, None
+    for target, tensor in builder.updates.items():
+        yield tensor, None, target
+
+
+def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
+    if idle := [name for name in builder.states if name not in aliases]:
+        raise ModelError(f"state {idle[0]!r} of graph {builder.name!r} gets no next value; call self.update({idle[0]}, value)")
+    updated = function.replace(aliases=tuple((a, b) for a, b in aliases.items() if a not in builder.states))
+    if not builder.states:
+        return updated if aliases else function
+    return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
+
+
+def _free(builder: Builder, wanted: str) -> str:
+    if not wanted or wanted in builder.names:
+        raise ModelError(f"an output is to be named {wanted!r}, which another value of the graph is; choose another name")
+    return wanted
+
+
+def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
+    """Whether the value itself can be the output of that name, without a node that copies it.
+
+    The outputs of a body are computed in it, each once, as ONNX's runtimes expect.
+    """
+    if tensor.name in renames:
+        return builder.outer is None and renames[tensor.name] == name
+    if tensor.builder is builder and tensor.name in computed:
+        return True
+    return builder.outer is None and tensor.name == name
+
+
+def _copy(builder: Builder, tensor: Tensor, wanted: str | None) -> str:
+    name = wanted if wanted is not None else builder.names.plain(f"{tensor.name}_copy")
+    builder.record(Node("Identity", (tensor.name,), (name,), name=name), [tensor.type])
+    return name
+
+
+def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
+    nodes = tuple(_with_opsets(node, builder.opsets) for node in builder.nodes)
+    if renames:
+        nodes = tuple(rename_node(node, renames, {}) for node in nodes)
+    types = {renames.get(name, name): type_ for name, type_ in builder.types.items()}
+    shown = {value.name for value in outputs}
+    return Function(
+        inputs=tuple(tensor.value for tensor in builder.inputs),
+        outputs=outputs,
+        nodes=nodes,
+        constants=_used(builder.constants, nodes, shown),
+        opsets=dict(builder.opsets),
+        types={name: type_ for name, type_ in types.items() if name not in shown},
+        name=builder.name,
+    )
+
+
+def _with_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
+    """Return the node with bodies that import what the graph does: a domain may have been imported after they were traced."""
+    late = {a.name: _importing(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
+    return node.with_attributes(**late) if late else node
+
+
+def _importing(body: Function, opsets: Mapping[str, int]) -> Function:
+    if body.opsets == opsets:
+        return body
+    return body.replace(opsets=dict(opsets), nodes=tuple(_with_opsets(node, opsets) for node in body.nodes))
+
+
+def _used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:
+    used = outputs.union(*(node.uses for node in nodes))
+    return {name: constant for name, constant in constants.items() if name in used}
+
+
+def adopt(builder: Builder, title: str, function: Function, count: int) -> Function:
+    """Return a Function as a body for an operator that hands it ``count`` inputs.
+
+    What it captures must be visible; what it defines is renamed where the graph has a value of that name.
+    """
+    if len(function.inputs) != count:
+        raise ModelError(f"{title} is function {function.name!r} of {len(function.inputs)} inputs; the operator gives it {count}")
+    _check_opsets(builder, function)
+    visible = {name for outer in builder.lineage() for name in _defined_by(outer)}
+    for name in function.captures:
+        if name not in visible:
+            raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
+    values = {n: builder.names.plain(n) for n in _defined_in(function)}
+    return rename_function(function, {a: b for a, b in values.items() if a != b}, {}).replace(opsets=dict(builder.opsets))
+
+
+def inline_function(builder: Builder, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Record the nodes of a Function with other inputs, names prefixed with its name, and return its outputs."""
+    if len(inputs) != len(function.inputs):
+        names = ", ".join(value.name for value in function.inputs) or "none"
+        raise ModelError(f"function {function.name!r} takes {len(function.inputs)} inputs ({names}); got {len(inputs)}")
+    if function.aliases or function.captures:
+        what = "updates its inputs" if function.aliases else f"reads {function.captures[0]!r} from outside"
+        raise ModelError(f"function {function.name!r} {what}, so its nodes cannot be recorded in another graph")
+    _check_opsets(builder, function)
+    constants = {name: builder.constant(constant) for name, constant in function.constants.items()}
+    given = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)}
+    values = {name: tensor.name for name, tensor in {**constants, **given}.items()}
+    with builder.scope(function.name):
+        values.update((name, builder.fresh(name)) for name in _defined_in(function) if name not in values)
+        nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
+    for node in function.nodes:
+        types = [function.get_type(name) if name else None for name in node.outputs]
+        builder.record(builder.add_placement(rename_node(node, values, nodes)), types)
+    return tuple(builder.tensor(values[value.name], value.type) for value in function.outputs)
+
+
+def _check_opsets(builder: Builder, function: Function) -> None:
+    for domain, version in function.opsets.items():
+        if builder.opsets.setdefault(domain, version) != version:
+            raise ModelError(
+                f"function {function.name!r} imports {domain_title(domain)} at version {version}, the graph at "
+                f"{builder.opsets[domain]}; trace both at the same version"
+            )
+
+
+def _defined_by(builder: Builder) -> Iterator[str]:
+    yield from (tensor.name for tensor in builder.inputs)
+    yield from builder.constants
+    for node in builder.nodes:
+        yield from node.defines
+
+
+def _defined_in(function: Function) -> Iterator[str]:
+    """Yield every name that the Function or a body in it defines."""
+    yield from function.value_names()
+    for node in function.nodes:
+        for body in node.bodies:
+            yield from _defined_in(body)
+
 
 DEFAULT_OPSET = min(26, latest_version())
 """The opset of a traced graph unless it says otherwise: the newest that released engines accept, and that ``onnx`` knows.
 
 From 27 on, everyday operators (Cast, Range, Mod) have versions that no released engine has a kernel for.
 """
-
 SMALL = 64
 """Constants of at most this many elements are shared when they are equal."""
 

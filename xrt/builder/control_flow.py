@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.builder.symbol import Symbol
 from xrt.errors import ModelError
-from xrt.graph.dtypes import DType
 from xrt.graph.function import Function
-from xrt.graph.type_strings import join_types
-from xrt.graph.types import SequenceType, Shape, TensorType, Type, Value
+from xrt.graph.schemas import join_types
+from xrt.graph.types import DType, SequenceType, Shape, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
-    from xrt.graph.op_schema import Operator
+    from xrt.graph.schemas import Operator
 
 __all__ = ["CONTROL_FLOW", "TracedBodies", "trace_bodies"]
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import emit
+from xrt.builder.record_op import DTypeLike, Operand, emit, infer_operand_dtype, is_strong, is_weak, weak_array
 from xrt.builder.symbol import current
-from xrt.builder.type_promotion import DTypeLike, Operand, infer_operand_dtype, is_strong, is_weak, weak_array
 from xrt.errors import ModelError
-from xrt.graph.dtypes import DType
+from xrt.graph.types import DType
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor

@@ -10,7 +10,7 @@ from xrt.graph.types import Shape, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
-    from xrt.graph.dtypes import DType
+    from xrt.graph.types import DType
 
 __all__ = ["Symbol", "current", "recording"]
 

@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from xrt import builder
 from xrt.builder.builder import DEFAULT_OPSET, Builder
 from xrt.builder.numerics import is_operand
+from xrt.builder.record_op import Operand
 from xrt.builder.symbol import current
 from xrt.builder.tensor import Tensor
-from xrt.builder.type_promotion import Operand
 from xrt.errors import ModelError
+from xrt.formats.onnx.inference import node_types
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import Node
-from xrt.graph.type_strings import Inference
+from xrt.graph.schemas import Inference
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["GraphBase", "after", "device", "inline", "scope", "trace"]
+__all__ = ["Graph", "GraphBase", "after", "device", "inline", "scope", "trace"]
 
 
 class GraphBase:
@@ -184,3 +186,24 @@ def after(*values: Tensor) -> AbstractContextManager[None]:
 def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
     """Record the nodes of a Function on other inputs, and return its outputs; names are prefixed with the Function's."""
     return current("inline").inline(function, *inputs)
+
+
+class Graph(builder.GraphBase):
+    """A graph as a class: derive from it and write ``build``.
+
+    >>> from xrt import ops
+    >>> from xrt.graph import DType, TensorType
+    >>> class Affine(Graph):
+    ...     def build(self, x):
+    ...         return ops.Relu(x * 2 + 1)
+    >>> print(Affine().trace(TensorType(DType.FLOAT32, ("N", 3))).outputs[0])
+    relu_1: float32[N,3]
+
+    The names of `build`'s parameters are the names of the inputs. It returns a tensor, a tuple or list of tensors, or a
+    dictionary from output names to tensors. Tensors know their shapes as far as ONNX can infer them.
+    """
+
+    def infer(
+        self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
+    ) -> Sequence[Type | None]:
+        return node_types(node, types, constants, opsets)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xrt import __version__
-from xrt.graph.memory_map import is_borrowed
+from xrt.graph.constants import is_borrowed
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler

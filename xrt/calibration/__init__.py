@@ -12,14 +12,14 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.calibration.collectors import METHODS as METHODS
+    from xrt.calibration.collectors import Observer as Observer
     from xrt.calibration.collectors import make_collector as make_collector
     from xrt.calibration.error_search import QuantizationResult as QuantizationResult
     from xrt.calibration.error_search import quantize_within as quantize_within
-    from xrt.calibration.observer import Observer as Observer
 
 _MODULES = {
     "METHODS": "xrt.calibration.collectors",
-    "Observer": "xrt.calibration.observer",
+    "Observer": "xrt.calibration.collectors",
     "QuantizationResult": "xrt.calibration.error_search",
     "make_collector": "xrt.calibration.collectors",
     "quantize_within": "xrt.calibration.error_search",

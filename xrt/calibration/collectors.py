@@ -4,29 +4,81 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.calibration.histogram import BINS, MagnitudeHistogram
-from xrt.errors import OptionError, did_you_mean
+from xrt.errors import CalibrationError, CalibrationWarning, OptionError, did_you_mean, warn
+from xrt.forking import renew_after_fork
+from xrt.formats.calibration_table import CalibrationTable, ValueRange
+from xrt.graph import Function, TensorType
 
 __all__ = [
+    "BINS",
     "METHODS",
     "Collector",
     "Entropy",
+    "MagnitudeHistogram",
     "MinMax",
     "MovingAverage",
+    "Observer",
     "Percentile",
     "SquaredError",
     "find_entropy_threshold",
     "find_squared_error_threshold",
+    "group_by_bytes",
     "make_collector",
     "read_parameters",
 ]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+BINS = 2048
+
+
+class MagnitudeHistogram:
+    """How many numbers have a magnitude in each of equal bins from 0 to `limit`, a power of two; zeros are counted separately.
+
+    Where a larger number comes, the limit doubles and neighbors are added up, so the counts are those of the final limit for all
+    data. At least half of the bins are in use.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Array = np.zeros(BINS, np.int64)
+        self.zeros = 0
+        self.limit = 0.0
+        """Above all magnitudes; 0 where all numbers were zeros."""
+
+    def add(self, numbers: Array) -> None:
+        """Count finite numbers. Linear."""
+        magnitudes = np.abs(numbers.reshape(-1).astype(np.float64))
+        magnitudes = magnitudes[magnitudes > 0]
+        self.zeros += numbers.size - magnitudes.size
+        if magnitudes.size:
+            self._reach(float(magnitudes.max()))
+            self.counts += np.bincount((magnitudes * (BINS / self.limit)).astype(np.int64), minlength=BINS)
+
+    def _reach(self, largest: float) -> None:
+        """Raise the limit above a magnitude."""
+        limit = math.ldexp(1.0, math.frexp(largest)[1])
+        if not self.limit:
+            self.limit = limit
+        while self.limit < limit:
+            halved = self.counts.reshape(-1, 2).sum(axis=1)
+            self.counts = np.concatenate([halved, np.zeros(BINS // 2, np.int64)])
+            self.limit *= 2
+
+    @property
+    def total(self) -> int:
+        """All numbers, zeros included."""
+        return int(self.counts.sum()) + self.zeros
+
+    @property
+    def width(self) -> float:
+        """Of a bin."""
+        return self.limit / BINS
+
 
 LEVELS = 256
 """What a byte has."""
@@ -203,3 +255,79 @@ def _check_share(name: str, given: float, whole: float = 1.0) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= whole:
         raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {given!r}")
     return given / whole
+
+
+class Observer:
+    """Collects the ranges of values, which are found by key; raises OptionError for an unknown method."""
+
+    def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
+        self.method, self._given = method, dict(parameters or {})
+        make_collector(method, self._given)
+        self._collectors: dict[str, tuple[str, Collector]] = {}
+        self._lock = renew_after_fork(threading.Lock())
+        self.batches = 0
+        """Calls of the model that were observed."""
+
+    def check(self, values: Iterable[tuple[str, Any]], what: str = "value") -> None:
+        """Raise CalibrationError for a value with NaN or an infinity."""
+        for name, array in values:
+            if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
+                nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+                raise CalibrationError(
+                    f"{what} {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities among "
+                    f"its {array.size} numbers; calibrate on data for which the model's values are finite"
+                )
+
+    def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
+        """See the values of one batch: name and array by key. Raises CalibrationError where one is not finite, and adds none."""
+        with self._lock:
+            self.check(values.values())
+            self.batches += 1
+            for key, (name, array) in values.items():
+                if array.size:
+                    if key not in self._collectors:
+                        self._collectors[key] = name, make_collector(self.method, self._given)
+                    self._collectors[key][1].add(array)
+
+    def make_table(self) -> CalibrationTable:
+        """Return the table of what was seen; raises CalibrationError where nothing was."""
+        with self._lock:
+            if not self.batches:
+                raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
+            made = tuple(_describe(key, name, one) for key, (name, one) in self._collectors.items())
+            needs_more = any(one.needs_batches for _, one in self._collectors.values())
+        if self.batches == 1 and needs_more:
+            warn(
+                f"calibration by {self.method!r} has seen one batch, and needs the statistics of several; add batches, "
+                "or use method='minmax'",
+                CalibrationWarning,
+            )
+        return CalibrationTable(method=self.method, parameters=read_parameters(self.method, self._given), ranges=made)
+
+
+def _describe(key: str, name: str, collector: Collector) -> ValueRange:
+    low, high = collector.choose()
+    least, most, batches = collector.least, collector.most, collector.batches
+    return ValueRange(key=key, low=low, high=high, least=least, most=most, batches=batches, name=name[:4000])
+
+
+MOST_BYTES = 256 << 20
+"""Values of more bytes than this are observed in several runs of the model."""
+UNKNOWN_BYTES = 8 << 20
+"""What a value of unknown extents counts."""
+
+
+def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
+    """Yield names together whose values take no more than `MOST_BYTES`, where their sizes are known."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        type_ = function.get_type(name)
+        own = (type_.nbytes if isinstance(type_, TensorType) else None) or UNKNOWN_BYTES
+        if group and size + own > MOST_BYTES:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(name)
+        size += own
+    if group:
+        yield tuple(group)

@@ -39,6 +39,17 @@ _WORKSHOP = {
     "bisect": "Find the smallest part that an engine gets wrong",
 }
 _COMMANDS = (*_DAILY, *_WORKSHOP)
+_MODULES = {
+    "bisect": "verify",
+    "check": "lock",
+    "compile": "run",
+    "doctor": "engines",
+    "explain": "run",
+    "export-triton": "serve",
+    "fuzz": "conformance",
+    "inspect": "run",
+}
+"""The module of each command that is not the first of its module."""
 
 
 class Commands(click.Group):
@@ -52,7 +63,9 @@ class Commands(click.Group):
             raise click.UsageError(
                 f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {', '.join(_COMMANDS)}"
             )
-        command: click.Command = importlib.import_module(f"xrt.cli.{name.replace('-', '_')}").command
+        module = importlib.import_module(f"xrt.cli.{_MODULES.get(name, name)}")
+        attribute = f"{name.replace('-', '_')}_command" if name in _MODULES else "command"
+        command: click.Command = getattr(module, attribute)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

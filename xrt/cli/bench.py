@@ -15,7 +15,7 @@ from xrt.cli.options import ENGINE_NAMES, add_dims, check_sizes, check_writable,
 from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, show_table, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
-from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.registry import probe_all
 from xrt.errors import OptionError
 from xrt.formats.output import replace_file
 from xrt.graph import FrozenDict

@@ -12,11 +12,11 @@ import click
 
 from xrt.cache import Store
 from xrt.cache.disk import StoredFailure, find_cache_directory, open_disk_tier
-from xrt.cache.disk.checked_files import CheckedFileStore
 from xrt.cache.disk.config import parse_size
-from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.plan_store import PlanStore
 from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
+from xrt.cache.disk.store import CacheEntry
+from xrt.cache.disk.tier import CheckedFileStore
 from xrt.cache.disk.weight_hashes import WeightHashStore
 from xrt.cli.options import load_with_sizes, module_keywords, module_options
 from xrt.cli.screen import EDGES, GAP, human_bytes, out, show_table

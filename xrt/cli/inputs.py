@@ -1,20 +1,42 @@
-"""Inputs of a model from files, and random ones."""
+"""Models, inputs and batches of inputs, as commands read them from files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import click
 import numpy as np
+from click.core import ParameterSource
 
 from xrt import passes
-from xrt.errors import OptionError
+from xrt.cli.options import isolation_keywords, parse_dims, set_dims, settle_batch
+from xrt.cli.screen import human_bytes, out, show_table
+from xrt.engines import split_specs
+from xrt.engines.contract.registry import why_not_chosen
+from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
-from xrt.graph import Function, TensorType
+from xrt.formats.bundle import BundleFile, load_model
+from xrt.graph import Function, TensorType, Value
 from xrt.models import sample_inputs
+from xrt.module import XRTModule, load
+from xrt.module.bundle_index import read_serving
+from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
+from xrt.module.variants import Variant, read_variants
+from xrt.placement.throughput.result import ServingConfiguration
 
-__all__ = ["all_inputs", "from_files", "list_input_files", "set_shapes"]
+__all__ = [
+    "all_inputs",
+    "from_files",
+    "list_input_files",
+    "open_bundle",
+    "read_batches",
+    "read_bundle_facts",
+    "set_shapes",
+    "show_bundle",
+]
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
@@ -63,3 +85,186 @@ def _file(text: str, function: Function) -> tuple[str | None, Path]:
     if len(function.inputs) != 1:
         raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
     return function.inputs[0].name, Path(text)
+
+
+Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
+WANTED, MOST_ROWS = 10, 16
+"""Into how many batches the rows of a symbolic dim are divided, and how many rows a batch has at most."""
+
+
+def read_batches(path: Path, function: Function) -> list[Batch]:
+    """Return batches of arrays by input name, from a file or the files of a folder, in the order of their names.
+
+    An ``.npz`` has an array per input; an ``.npy`` is for a model of one input. Arrays of many examples are cut along their first
+    axis: into arrays of the declared extent, or of a few rows where it is symbolic. An array with one axis more than its input
+    has a batch in each row. Raises InputError for files that do not fit.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz"))
+        if not files:
+            raise InputError(f"there is no .npy or .npz file in {path}; write one with numpy.savez, an array for each input")
+    else:
+        files = [path]
+    return [batch for file in files for batch in _cut(_read(file, function), function, file)]
+
+
+def _read(path: Path, function: Function) -> Batch:
+    names = [value.name for value in function.inputs]
+    if path.suffix == ".npy":
+        if len(names) != 1:
+            raise InputError(
+                f"{path} has one array, and the model takes {', '.join(names)}; write an .npz with an array for each"
+            )
+        return {names[0]: read_npy(path)}
+    found = read_npz(path)
+    for name in found:
+        if name not in names:
+            raise InputError(
+                f"{path} has an array {name!r}, which is no input.{did_you_mean(name, names)} Inputs: {', '.join(names)}"
+            )
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"{path} has no array for input{'s' * (len(missing) != 1)} {', '.join(missing)}")
+    return found
+
+
+def _cut(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
+    """Yield the batches of one file."""
+    cut = {value.name: _cut_array(arrays[value.name], value) for value in function.inputs}
+    counts = {name: len(found) for name, found in cut.items() if isinstance(found, list)}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"the arrays of {path} have different numbers of batches: {listed}")
+    for place in range(next(iter(counts.values()), 1)):
+        yield {name: found[place] if isinstance(found, list) else found for name, found in cut.items()}
+
+
+def _cut_array(array: np.ndarray[Any, Any], value: Value) -> Any:
+    """Return the arrays of each batch; the array itself where the same one is for all."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return [array]
+    if array.ndim == len(type_.shape) + 1:
+        return list(array)
+    if array.ndim != len(type_.shape) or not array.ndim:
+        return array if not array.ndim else [array]  # a call says what does not fit
+    extent, rows = type_.shape[0], array.shape[0]
+    size = extent if isinstance(extent, int) else min(MOST_ROWS, max(1, math.ceil(rows / WANTED)))
+    if not size or (rows % size and isinstance(extent, int)):
+        return [array]
+    return [array[at : at + size] for at in range(0, rows, size)]
+
+
+_FREE = (
+    *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
+    *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
+    *("with_memory", "outputs_only", "html", "as_json"),
+)
+"""Options of commands that a bundle does not settle."""
+
+
+def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]:
+    """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
+
+    The model has the sizes of ``--dim``, which random inputs take.
+
+    Raises OptionError for an option on the command line that the bundle has settled.
+    """
+    settled = [_name(option) for option in context.command.params if _is_given(option.name or "", context)]
+    if settled:
+        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
+    asked = context.params
+    function = load_model(path)
+    settle_batch(function, asked)
+    return set_dims(function, parse_dims(asked["dims"])), load(
+        path,
+        engine=_named_bundles(context),
+        threads=asked.get("threads"),
+        strict=asked["strict"],
+        check=asked.get("check"),
+        **isolation_keywords(asked),
+    )
+
+
+def _name(option: click.Parameter) -> str:
+    """Return the first long name of an option."""
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
+
+
+def _is_given(name: str, context: click.Context) -> bool:
+    is_free = name in _FREE or (name == "engine" and _named_bundles(context))
+    return not is_free and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _named_bundles(context: click.Context) -> list[str]:
+    """Return the engines that are named because a bundle may not choose them; none where the options name no file."""
+    if context.get_parameter_source("engine") is not ParameterSource.COMMANDLINE:
+        return []
+    specs = split_specs(context.params["engine"])
+    return specs if any(why_not_chosen(spec, "bundle") for spec in specs) else []
+
+
+def read_bundle_facts(path: str) -> dict[str, Any]:
+    """Return what there is to say of a bundle, as plain data. No compiled form is read, let alone loaded."""
+    file = BundleFile(path)
+    manifest = file.manifest
+    return {
+        "writer": f"xrt {manifest['writer']}",
+        "model": "an ONNX model or Function" if manifest["model"] else "traces of a graph",
+        "engines": {engine["spec"]: engine["version"] for engine in manifest["engines"]},
+        "device": manifest["device"],
+        "inputs": {value.name: str(value.type or "?") for value in manifest["inputs"]},
+        "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
+        "variants": [_facts_of_variant(one) for one in read_variants(file)],
+        "self_test": SELF_TEST in file.sections,
+        "programs": [_facts_of_program(program) for program in manifest["programs"]],
+        "bytes": file.sizes,
+        **({} if (found := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(found).to_dict()}),
+    }
+
+
+def _facts_of_variant(variant: Variant) -> dict[str, Any]:
+    return {"processor": variant.machine, "threads": variant.threads, "engines": list(variant.engines)}
+
+
+def _facts_of_program(program: Mapping[str, Any]) -> dict[str, Any]:
+    launches = program["plan"]["launches"]
+    regions = [
+        {
+            "name": launch["name"],
+            "engine": launch["engine"],
+            "nodes": len(launch["nodes"]),
+            "compiled": bool(region["section"]),
+            "machine": {one["name"]: one["value"] for one in region["ingredients"]}.get("machine", ""),
+            "reason": region["reason"],
+        }
+        for launch, region in zip(launches, program["regions"], strict=False)
+    ]
+    inputs = {value.name: str(value.type) for value in program["plan"]["function"].inputs}
+    return {"inputs": inputs, "fetch": list(program["fetch"]), "regions": regions}
+
+
+def show_bundle(facts: Mapping[str, Any]) -> None:
+    """Print the facts."""
+    sizes = facts["bytes"]
+    total, weights = human_bytes(sum(sizes.values())), human_bytes(sizes["weights"])
+    out.print(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}", markup=False)
+    ends = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
+    show_table(("", "name", "type"), ends)
+    show_table(("engine", "version"), list(facts["engines"].items()))
+    if len(facts["variants"]) > 1:
+        variants = [
+            (one["processor"].rpartition("; ")[2], one["threads"], ", ".join(one["engines"])) for one in facts["variants"]
+        ]
+        show_table(("variant for", "threads", "engines"), variants, numbers=("threads",))
+        out.print("The programs are those of the first variant.")
+    rows = [
+        (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
+        for program in facts["programs"]
+        for r in program["regions"]
+    ]
+    show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
+    if "serving" in facts:
+        chosen = facts["serving"]
+        out.print(
+            f"tuned for throughput: {ServingConfiguration(**{**chosen, 'bound': chosen['bound'] or math.inf})}", markup=False
+        )

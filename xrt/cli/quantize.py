@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import numpy as np
@@ -15,9 +16,8 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.calibration import METHODS
 from xrt.calibration.error_search import QuantizationResult, measure_error, quantize_within
-from xrt.cli.batches import read_batches
+from xrt.cli.inputs import read_batches
 from xrt.cli.options import add_dims, add_engines, check_writable, load_with_sizes
-from xrt.cli.precision import parse_error
 from xrt.cli.screen import WorkStatus, complain, human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -35,14 +35,107 @@ from xrt.passes.quantize import (
     quantize_weights,
     why_not_quantized,
 )
-from xrt.passes.quantize.weight_only import why_not_stored
+from xrt.passes.quantize.packed import why_not_stored
 from xrt.placement import byte_sums
-from xrt.placement.quantized_form import prepare_for_quantization
+from xrt.placement.lockfile import prepare_for_quantization
+from xrt.placement.report import format_error, list_pareto_plans
+from xrt.precision.budget import ErrorBudget
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from xrt.formats.placement_file import PrecisionRecord
+
+__all__ = ["add_precision_options", "command", "parse_error", "read_precision_keywords", "show_pareto"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def parse_error(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Return a share from a text such as ``1%`` or ``0.01``; raises OptionError for another form."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|)", text.strip())
+    if match is None or not 0 < float(match[1]) < math.inf:
+        raise OptionError(f"--max-error takes a share such as 1% or 0.01; got {text!r}")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+_OPTIONS = (
+    click.option(
+        "--max-error", callback=parse_error, metavar="SHARE", help="Allow lower precision up to this error of outputs: 1%, 0.01"
+    ),
+    click.option(
+        "--measure",
+        type=click.Choice(["relative", "cosine", "top1"]),
+        default="relative",
+        show_default=True,
+        help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
+    ),
+    click.option(
+        "--calibrate",
+        type=click.Path(),
+        help="Examples to measure ranges on, for int8: FILE.npz, FILE.npy, or a folder of such files",
+    ),
+    click.option(
+        "--validate",
+        type=click.Path(),
+        help="Other examples to measure the error on [default: a fifth of --calibrate]",
+    ),
+)
+
+
+def add_precision_options(command: Command) -> Command:
+    """Add the options of an error budget: ``max_error``, ``measure``, ``calibrate`` and ``validate``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_precision_keywords(given: Mapping[str, Any], function: Function) -> dict[str, Any]:
+    """Return XRTModule's keywords from what `add_precision_options` collected; empty without a budget.
+
+    Raises OptionError for examples without a budget.
+    """
+    if given.get("max_error") is None:
+        for name in ("calibrate", "validate"):
+            if given.get(name) is not None:
+                raise OptionError(f"--{name} has examples for an error budget; pass --max-error too, such as --max-error 1%")
+        return {}
+    found: dict[str, Any] = {"max_error": ErrorBudget(given["max_error"], given["measure"])}
+    for name in ("calibrate", "validate"):
+        if given[name] is not None:
+            found[name] = read_batches(Path(given[name]), function)
+    if len(found) == 1:
+        raise OptionError("--max-error is kept by measuring the outputs on examples; pass --validate, and --calibrate for int8")
+    return found
+
+
+# ---------------------------------------------------------------------- error against time
+
+
+def show_pareto(record: PrecisionRecord) -> None:
+    """Print error and time of the plans, with a bar for the time; the best of each error are marked."""
+    rows = list_pareto_plans(record)
+    slowest = max((one.seconds or 0.0 for one, _ in rows), default=0.0) or 1.0
+    cells = [
+        (
+            "*" if is_best else "",
+            one.precision,
+            one.plan,
+            str(one.kept or ""),
+            format_error(one.error, record.measure) if one.precision != "fp32" else "0",
+            f"{1e3 * (one.seconds or 0.0):.4g}",
+            "#" * max(1, round(24 * (one.seconds or 0.0) / slowest)),
+        )
+        for one, is_best in rows
+    ]
+    show_table(("best", "precision", "plan", "in fp32", "error", "ms", "time"), cells, numbers=("in fp32", "error", "ms"))
+    over = [one for one in record.plans if one.outcome == "over"]
+    for one in sorted(over, key=lambda one: one.error or math.inf):
+        error = format_error(one.high if one.high is not None else one.error, record.measure)
+        out.print(f"over the budget, not timed: {one.precision} on {one.plan}, up to {error}", markup=False)
+
 
 Batches = Sequence[Mapping[str, Any]]
-
 _TARGETS = {
     False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
     True: "weights of 7 bits: for all processors",

@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from rich.status import Status
 
-from xrt.cli.bundles import open_bundle
-from xrt.cli.inputs import all_inputs
+from xrt.cli.inputs import all_inputs, from_files, open_bundle, read_bundle_facts, set_shapes, show_bundle
 from xrt.cli.options import (
+    add_locked_dims,
+    check_sizes,
     check_writable,
     input_options,
     isolation_options,
+    load_with_options,
     load_with_sizes,
     module_keywords,
     module_options,
     parse_check,
+    parse_choices,
+    set_dims,
+    settle_batch,
 )
-from xrt.cli.screen import WorkStatus, out, show_table
+from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions
-from xrt.errors import EngineError, InputError, PlanError
-from xrt.formats.bundle import is_bundle
+from xrt.errors import EngineError, InputError, OptionError, PlanError
+from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.output import replace_file
+from xrt.graph import Function, TensorType
+from xrt.graph.verify import verify
 from xrt.measure.timing import seconds_per_call, time_call
+from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.html import render_explanation_page
+from xrt.module.lockfile import LockedPlacement
 from xrt.module.options import REFERENCE
+from xrt.module.specializable import NO_LIMIT
+from xrt.placement.engine_list import is_auto
+from xrt.placement.lockfile import read_lock
+from xrt.placement.report import describe_prediction, format_seconds
 from xrt.placement.result import describe_plan
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
-    from xrt.graph import Function
+    from xrt.placement import CostReport
 
-__all__ = ["command"]
+__all__ = ["command", "compile_command", "explain_command", "inspect_command"]
 
 
 @click.command("run")
@@ -167,3 +186,221 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
         out.print(found.message or agrees, markup=False)
         differs |= not found
     return int(differs)
+
+
+@click.command("inspect")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
+def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
+    """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
+    if is_bundle(model):
+        _inspect_bundle(model, as_json=as_json, as_text=as_text)
+        return
+    function = load_with_options(model)
+    verify(function)
+    facts = read_model_facts(function)
+    if as_text:
+        out.print(str(function), markup=False)
+    elif as_json:
+        out.print_json(json.dumps(facts))
+    else:
+        _show(facts)
+
+
+def _inspect_bundle(path: str, *, as_json: bool, as_text: bool) -> None:
+    facts = read_bundle_facts(path)
+    if as_text:
+        manifest = BundleFile(path).manifest
+        out.print("\n".join(str(program["plan"]["function"]) for program in manifest["programs"]), markup=False)
+    elif as_json:
+        out.print_json(json.dumps(facts))
+    else:
+        show_bundle(facts)
+
+
+def read_model_facts(function: Function) -> dict[str, Any]:
+    """Return what there is to say of a model, as plain data."""
+    operators = Counter(node.op for _, node in function.walk())
+    constants = function.constants.values()
+    return {
+        "name": function.name,
+        "opsets": {domain or "ai.onnx": version for domain, version in function.opsets.items()},
+        "inputs": {value.name: str(value.type) for value in function.inputs},
+        "outputs": {value.name: str(value.type) for value in function.outputs},
+        "nodes": sum(operators.values()),
+        "operators": dict(operators.most_common()),
+        "constants": len(function.constants),
+        "constant_bytes": sum(constant.nbytes for constant in constants),
+        "parameters": sum(constant.array.size for constant in constants),
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
+    out.print(f"{facts['name']}: {facts['nodes']} nodes, opset {opsets}", markup=False)
+    out.print(
+        f"{facts['constants']} constants, {facts['parameters']:,} elements, {human_bytes(facts['constant_bytes'])}", markup=False
+    )
+    rows = [(kind, name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
+    show_table(("", "name", "type"), [(kind[:-1], name, type_) for kind, name, type_ in rows])
+    show_table(("operator", "nodes"), list(facts["operators"].items()), numbers=("nodes",))
+
+
+@click.command("explain")
+@click.argument("model")
+@module_options
+@isolation_options
+@input_options
+@click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a page with the plan as pictures")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
+def explain_command(
+    model: str, files: tuple[str, ...], seed: int, with_memory: bool, html: str | None, as_json: bool, verbose: bool, **given: Any
+) -> None:
+    """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
+
+    The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
+    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions and boundaries, the plans that
+    lost, and the operators whose support would save most.
+    """
+    if html is not None:
+        check_writable(Path(html))
+    if is_bundle(model):
+        module = open_bundle(model, click.get_current_context())[1]
+    else:
+        function, keywords = load_with_sizes(model, given), module_keywords(given)
+        if is_auto(keywords["engine"]):
+            check_sizes(set_shapes(function, from_files(files, function)))
+        module = XRTModule(function, **keywords)
+        if files or is_auto(keywords["engine"]):
+            module.plan_for(**all_inputs(files, function, seed))
+    if with_memory:
+        module.compile()
+    explanation = module.explain()
+    if html is not None:
+        page = render_explanation_page(explanation, model).encode()
+        replace_file(Path(html), lambda file: file.write(page))
+    if as_json:
+        out.print_json(json.dumps(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {})))
+        return
+    out.print(replace(explanation, account=None).describe(deviations=verbose, left_out=verbose), markup=False)
+    if explanation.account is not None:
+        _show_explain(explanation.account)
+    if with_memory:
+        out.print(f"memory:\n{module.memory()}", markup=False, soft_wrap=True)
+
+
+def _show_explain(account: CostReport) -> None:
+    """Print what the parts of a chosen plan cost, as tables."""
+    if account.parts:
+        out.print(describe_prediction(account), markup=False)
+        rows = [
+            (x.name, x.engine, x.nodes, format_seconds(x.predicted), x.source, format_seconds(x.measured)) for x in account.parts
+        ]
+        columns = ("region", "engine", "nodes", "predicted", "known", "took")
+        show_table(columns, rows, numbers=("nodes", "predicted", "took"), whole=("region", "known"))
+    if account.boundaries:
+        crossing = [(x.value, x.source, x.target, human_bytes(x.bytes), format_seconds(x.seconds)) for x in account.boundaries]
+        show_table(("value", "from", "to", "size", "costs"), crossing, numbers=("size", "costs"))
+    if account.unlocks:
+        out.print("what would unlock the graph, by the prediction:", markup=False)
+        gains = [(x.operator, x.engine, x.nodes, format_seconds(x.seconds)) for x in account.unlocks]
+        show_table(("operator", "engine", "nodes", "saves"), gains, numbers=("nodes", "saves"))
+
+
+@click.command("compile")
+@click.argument("model")
+@module_options
+@isolation_options
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
+@click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
+def compile_command(model: str, target: str | None, add: bool, verbose: bool, **given: Any) -> None:
+    """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
+
+    --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
+    symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
+    compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
+    compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
+    error.
+
+    A bundle may have a variant for each kind of processor and thread budget, over one set of weights: --add compiles MODEL, which
+    may be the bundle itself, and adds what is made to the bundle. The one that fits is chosen when the bundle is loaded.
+    """
+    path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
+    check_writable(path)
+    function = load_with_options(model)
+    settle_batch(function, given)
+    choices = parse_choices(given["dims"])
+    fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
+    keywords = module_keywords(given)
+    if (lock := given["lock"]) is not None:
+        if len(fixed) < len(choices):
+            raise OptionError("a lock is for one size of each dim; give each --dim once, or leave --lock out")
+        fixed = add_locked_dims(model, function, fixed, lock)
+        # A bundle is shipped: it has the plan of the lock, or there is no bundle.
+        keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
+    function = set_dims(function, fixed)
+    sizes = list(_combinations(function, {name: several for name, several in choices.items() if name not in fixed}))
+    examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
+    began = perf_counter()
+    status = WorkStatus("compiling")
+    with XRTModule(function, **keywords, max_specialization_bytes=NO_LIMIT) as module, status:
+        is_open = _compile(module, examples)
+        module.save(path, add=add)
+        explanation = module.explain().describe(deviations=verbose, left_out=verbose)
+    out.print(explanation, markup=False)
+    for line in _describe_sizes(fixed, _names(function), sizes, is_open=is_open):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(f"{path}: {human_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s", markup=False)
+
+
+def _compile(module: XRTModule, examples: Sequence[Mapping[str, Any]]) -> bool:
+    """Compile once for every size, where the engines can, else for each of the examples; return which it was.
+
+    The model runs on the first example, so that no bundle is written of one that cannot run.
+    """
+    try:
+        module.compile()
+        is_open = True
+    except InputError:
+        for values in examples:
+            module.compile(**values)
+        is_open = False
+    module(**examples[0])
+    return is_open
+
+
+def _names(function: Function) -> list[str]:
+    """Return the names of the extents that are open, in the order of the inputs; a ``?`` for one without a name."""
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    dims = [dim for type_ in tensors for dim in type_.shape or () if not isinstance(dim, int)]
+    return list(dict.fromkeys(dim or "?" for dim in dims))
+
+
+def _combinations(function: Function, choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Yield the sizes of each program; raises OptionError for a name that no input has."""
+    set_dims(function, {name: sizes[0] for name, sizes in choices.items()})
+    for sizes in product(*choices.values()):
+        yield dict(zip(choices, sizes, strict=True))
+
+
+def _describe_sizes(
+    fixed: Mapping[str, int], names: Sequence[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
+) -> Iterator[str]:
+    """Yield lines that say which sizes the bundle takes, and for which it has a program."""
+    if fixed:
+        yield f"fixed at {_spell(fixed)}: an input of another size is an error"
+    if names and is_open:
+        yield f"compiled once for every size of {', '.join(names)}, which its engines leave open"
+    elif names:
+        listed = "; ".join(_spell({name: chosen.get(name, 1) for name in names}) for chosen in sizes)
+        absent = [name for name in names if name not in sizes[0]]
+        hint = f" ({', '.join(absent)} as no --dim says otherwise)" if absent else ""
+        yield f"compiled for {listed}{hint}; for other sizes the bundle compiles when it meets them"
+
+
+def _spell(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -30,14 +30,14 @@ from xrt.cli.options import (
     parse_seconds,
     set_dims,
 )
-from xrt.cli.precision import add_precision_options, read_precision_keywords, show_pareto
+from xrt.cli.quantize import add_precision_options, read_precision_keywords, show_pareto
 from xrt.cli.screen import TimedRow, err, out, show_table, show_times
 from xrt.cli.throughput import add_throughput_options, check_objective, tune_for_throughput
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
 from xrt.module import XRTModule
-from xrt.placement.precision_report import describe_precision
+from xrt.placement.report import describe_precision
 from xrt.placement.result import VERDICTS, format_count
 from xrt.placement.sizes import format_sizes, parse_sizes
 

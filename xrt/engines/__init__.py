@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.declaration import EngineDeclaration as EngineDeclaration
-    from xrt.engines.contract.deviations import Deviation as Deviation
+    from xrt.engines.contract.graph_compiler import Deviation as Deviation
     from xrt.engines.contract.graph_compiler import Executable as Executable
     from xrt.engines.contract.graph_compiler import GraphCompiler as GraphCompiler
-    from xrt.engines.contract.memory_use import MemoryUse as MemoryUse
-    from xrt.engines.contract.memory_use import peak_of_values as peak_of_values
+    from xrt.engines.contract.graph_compiler import MemoryUse as MemoryUse
+    from xrt.engines.contract.graph_compiler import peak_of_values as peak_of_values
     from xrt.engines.contract.op_table import Kernel as Kernel
     from xrt.engines.contract.op_table import OpTable as OpTable
     from xrt.engines.contract.op_table import Predicate as Predicate
-    from xrt.engines.contract.option_values import option as option
     from xrt.engines.contract.options import CompileContext as CompileContext
     from xrt.engines.contract.options import ExecutionOptions as ExecutionOptions
     from xrt.engines.contract.options import Precision as Precision
     from xrt.engines.contract.options import RunOptions as RunOptions
+    from xrt.engines.contract.registry import EngineDeclaration as EngineDeclaration
     from xrt.engines.contract.registry import EngineStatus as EngineStatus
     from xrt.engines.contract.registry import create as create
     from xrt.engines.contract.registry import engine_class as engine_class
@@ -32,20 +31,21 @@ if TYPE_CHECKING:
     from xrt.engines.contract.registry import probe as probe
     from xrt.engines.contract.spec import build as build
     from xrt.engines.contract.spec import format_spec as format_spec
+    from xrt.engines.contract.spec import option as option
     from xrt.engines.contract.spec import parse_spec as parse_spec
     from xrt.engines.contract.spec import split_specs as split_specs
     from xrt.engines.toolkit.blas import blas_limit as blas_limit
 
 _MODULES = {
     "CompileContext": "xrt.engines.contract.options",
-    "Deviation": "xrt.engines.contract.deviations",
-    "EngineDeclaration": "xrt.engines.contract.declaration",
+    "Deviation": "xrt.engines.contract.graph_compiler",
+    "EngineDeclaration": "xrt.engines.contract.registry",
     "EngineStatus": "xrt.engines.contract.registry",
     "Executable": "xrt.engines.contract.graph_compiler",
     "ExecutionOptions": "xrt.engines.contract.options",
     "GraphCompiler": "xrt.engines.contract.graph_compiler",
     "Kernel": "xrt.engines.contract.op_table",
-    "MemoryUse": "xrt.engines.contract.memory_use",
+    "MemoryUse": "xrt.engines.contract.graph_compiler",
     "OpTable": "xrt.engines.contract.op_table",
     "Precision": "xrt.engines.contract.options",
     "Predicate": "xrt.engines.contract.op_table",
@@ -56,9 +56,9 @@ _MODULES = {
     "engine_class": "xrt.engines.contract.registry",
     "format_spec": "xrt.engines.contract.spec",
     "names": "xrt.engines.contract.registry",
-    "option": "xrt.engines.contract.option_values",
+    "option": "xrt.engines.contract.spec",
     "parse_spec": "xrt.engines.contract.spec",
-    "peak_of_values": "xrt.engines.contract.memory_use",
+    "peak_of_values": "xrt.engines.contract.graph_compiler",
     "probe": "xrt.engines.contract.registry",
     "split_specs": "xrt.engines.contract.spec",
 }

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import stat
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from xrt.errors import InputError
+from xrt.errors import BundleError, InputError
+from xrt.graph import DType
 
-__all__ = ["read_npy", "read_npz"]
+__all__ = ["Example", "decode_example", "encode_example", "is_encodable", "read_npy", "read_npz"]
 
 LARGEST_FREE = 64 << 20
 """Bytes to which an archive may always expand."""
 LARGEST_RATIO = 100
 """Beyond that, how many times its own size it may expand to; deflate reaches a thousand on zeros."""
-
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -133,3 +136,67 @@ def _read(file: IO[bytes], size: int) -> bytearray:
             raise EOFError(f"it ends after {len(data)} of {size} bytes")
         data += part
     return data
+
+
+ALIGNMENT = 64
+Array: TypeAlias = np.ndarray[Any, Any]
+Named: TypeAlias = tuple[tuple[str, Array], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Inputs of a model, and the outputs that were computed of them."""
+
+    inputs: Named
+    outputs: Named
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for _, array in (*self.inputs, *self.outputs))
+
+
+def is_encodable(value: Any) -> bool:
+    """Whether a value is an array of numbers or truth values."""
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.kind not in "SU"
+
+
+def encode_example(example: Example) -> bytes:
+    """Return an example as `decode_example` reads it; all its values are encodable."""
+    parts: list[bytes] = []
+    at = 0
+
+    def place(values: Named) -> list[dict[str, Any]]:
+        nonlocal at
+        entries = []
+        for name, array in values:
+            content = array.tobytes()
+            dtype = str(DType.of(array))
+            entries.append({"name": name, "dtype": dtype, "shape": array.shape, "at": at, "size": len(content)})
+            parts.append(content + bytes(-len(content) % ALIGNMENT))
+            at += len(parts[-1])
+        return entries
+
+    text = json.dumps({"inputs": place(example.inputs), "outputs": place(example.outputs)}).encode()
+    start = len(text).to_bytes(8, "little") + text
+    return b"".join([start, bytes(-len(start) % ALIGNMENT), *parts])
+
+
+def decode_example(data: memoryview) -> Example:
+    """Return the example; raises BundleError for bytes that are none."""
+    try:
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(bytes(data[8:start]))
+        content = data[start + -start % ALIGNMENT :]
+        return Example(_read_example(header["inputs"], content), _read_example(header["outputs"], content))
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OverflowError) as error:
+        raise BundleError(f"its example cannot be read: {error}") from error
+
+
+def _read_example(entries: Sequence[dict[str, Any]], data: memoryview) -> Named:
+    return tuple((str(entry["name"]), _read_array(entry, data)) for entry in entries)
+
+
+def _read_array(entry: dict[str, Any], data: memoryview) -> Array:
+    content = np.frombuffer(data[entry["at"] : entry["at"] + entry["size"]], np.uint8)
+    array: Array = content.view(DType.parse(entry["dtype"]).numpy).reshape(entry["shape"])
+    return array

@@ -21,7 +21,7 @@ from xrt.formats.output import replace_file
 
 if TYPE_CHECKING:
     from xrt.graph import Constant, Function
-    from xrt.graph.memory_map import FileIdentity
+    from xrt.graph.constants import FileIdentity
 
 __all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 

@@ -12,25 +12,36 @@ A reader trusts no size before it has compared it with the file, and returns no 
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from xrt.errors import BundleError
-from xrt.formats.file_mapping import map_file
-from xrt.graph.memory_map import FileIdentity, release
-from xrt.graph.memory_map import Mapping as FileMapping
+from xrt.errors import BundleError, InputError, ModelError
+from xrt.formats.output import map_file, replace_file
+from xrt.graph import DType
+from xrt.graph.constants import FileIdentity, release
+from xrt.graph.constants import Mapping as FileMapping
 
-__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section", "read_table"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "Container",
+    "ContainerWriter",
+    "CorruptFile",
+    "Section",
+    "read_session",
+    "read_table",
+    "write_session",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
 MAGIC = b"\x89XRT\r\n\x1a\n"
 """Not text, and damaged by a transfer as text."""
 VERSION = 1
@@ -38,7 +49,6 @@ ALIGNMENT = 64
 """In bytes: what vector instructions like best."""
 MAPPED_FROM = 1 << 20
 """Bytes from which a file is mapped; a smaller one is read, since a mapping keeps the file open."""
-
 _HEAD = struct.Struct("<8sIQQI")
 _SEAL = struct.Struct("<I")
 
@@ -193,3 +203,48 @@ def _table_place(data: memoryview) -> tuple[int, int]:
     if zlib.crc32(data[start:]) != checksum:
         raise CorruptFile("the checksum of its table differs")
     return start, size
+
+
+Array: TypeAlias = np.ndarray[Any, Any]
+KIND = "session"
+_LIST = "arrays"
+
+
+def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
+    """Write the arrays, whole or not at all; ``model`` is the fingerprint. Raises InputError where the file cannot be written."""
+    listed = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays.items()]
+
+    def fill(file: BinaryIO) -> None:
+        writer = ContainerWriter(file, KIND)
+        writer.add(_LIST, json.dumps({"model": model, "arrays": listed}, ensure_ascii=False).encode())
+        for place, array in enumerate(arrays.values()):
+            writer.add(str(place), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        writer.finish()
+
+    try:
+        replace_file(Path(path), fill)
+    except OSError as error:
+        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
+
+
+def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
+    """Return the model's fingerprint and the arrays, which are copies; raises InputError for a file that is none of these."""
+    try:
+        container = Container.open(Path(path), KIND)
+        found = json.loads(bytes(container.section(_LIST)))
+        arrays = {
+            name: _array(container.section(str(place)), dtype, shape)
+            for place, (name, dtype, shape) in enumerate(found["arrays"])
+        }
+        return str(found["model"]), arrays
+    except (BundleError, ModelError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = (error.strerror or error) if isinstance(error, OSError) else error
+        raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {why}") from error
+
+
+def _array(data: memoryview, dtype: str, shape: list[int]) -> Array:
+    kind = np.dtype(DType.parse(dtype).numpy)
+    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"an array of {dtype}{shape} has another size than {len(data)} bytes")
+    array: Array = np.frombuffer(data, np.uint8).copy().view(kind)
+    return array.reshape(shape)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from xrt.graph.constants import FileIdentity, Mapping
+
+__all__ = ["SETTLED", "map_file", "remove_dead_temporaries", "replace_file", "why_not_folder", "why_not_writable"]
+
 try:
     import fcntl
 except ImportError:  # not on Windows, where such files stay
     fcntl = None  # type: ignore[assignment]
-
-__all__ = ["remove_dead_temporaries", "replace_file", "why_not_folder", "why_not_writable"]
-
-
 _TEMPORARY = re.compile(r"\.xrt-[\w-]+\.tmp")
 
 
@@ -136,3 +138,20 @@ def _why_not_made(folder: Path, name: str) -> str | None:
 
 def _name_temporary(path: Path) -> Path:
     return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")  # as `_TEMPORARY` has it
+
+
+SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's times tell a change: within the clock's grain, two changes look like one."""
+
+
+def map_file(file: int, path: Path | None = None) -> memoryview:
+    """Return the content of an open file, which remembers the path if it is given."""
+    status = os.fstat(file)
+    if not status.st_size:
+        return memoryview(b"")  # an empty file cannot be mapped
+    mapping = Mapping(file, 0, access=mmap.ACCESS_READ)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    if changed + SETTLED < time.time_ns():
+        mapping.stamp = FileIdentity(status.st_dev, status.st_ino, status.st_size, changed)
+    mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
+    return memoryview(mapping)

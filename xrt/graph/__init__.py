@@ -13,17 +13,16 @@ from xrt.lazy_names import load_lazily
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute as Attribute
     from xrt.graph.attributes import AttrKind as AttrKind
+    from xrt.graph.attributes import FrozenDict as FrozenDict
     from xrt.graph.constants import Constant as Constant
-    from xrt.graph.dtypes import DType as DType
-    from xrt.graph.frozen_dict import FrozenDict as FrozenDict
     from xrt.graph.function import Function as Function
     from xrt.graph.function import Use as Use
     from xrt.graph.hashing import fingerprint as fingerprint
     from xrt.graph.hashing import hash_values as hash_values
     from xrt.graph.hashing import shape_key as shape_key
     from xrt.graph.node import Node as Node
+    from xrt.graph.node import NodePattern as NodePattern
     from xrt.graph.node import read_attributes as read_attributes
-    from xrt.graph.patterns import NodePattern as NodePattern
     from xrt.graph.schemas import find_schema as find_schema
     from xrt.graph.schemas import is_deterministic as is_deterministic
     from xrt.graph.schemas import is_training as is_training
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from xrt.graph.state import declare_states as declare_states
     from xrt.graph.state import list_states as list_states
     from xrt.graph.types import Dim as Dim
+    from xrt.graph.types import DType as DType
     from xrt.graph.types import MapType as MapType
     from xrt.graph.types import OptionalType as OptionalType
     from xrt.graph.types import SequenceType as SequenceType
@@ -46,13 +46,13 @@ _MODULES = {
     "AttrKind": "xrt.graph.attributes",
     "Attribute": "xrt.graph.attributes",
     "Constant": "xrt.graph.constants",
-    "DType": "xrt.graph.dtypes",
+    "DType": "xrt.graph.types",
     "Dim": "xrt.graph.types",
-    "FrozenDict": "xrt.graph.frozen_dict",
+    "FrozenDict": "xrt.graph.attributes",
     "Function": "xrt.graph.function",
     "MapType": "xrt.graph.types",
     "Node": "xrt.graph.node",
-    "NodePattern": "xrt.graph.patterns",
+    "NodePattern": "xrt.graph.node",
     "OptionalType": "xrt.graph.types",
     "SequenceType": "xrt.graph.types",
     "Shape": "xrt.graph.types",

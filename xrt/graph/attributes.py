@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = ["AttrKind", "Attribute"]
+__all__ = ["AttrKind", "Attribute", "FrozenDict"]
 
 
 class AttrKind(enum.Enum):
@@ -150,3 +150,33 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return raw
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """A ``dict`` whose mutators raise TypeError.
+
+    >>> FrozenDict(a=1)["b"] = 2
+    Traceback (most recent call last):
+    TypeError: a FrozenDict cannot be changed; make a new one
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a FrozenDict cannot be changed; make a new one")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]  # it cannot change, so it can be hashed; over the keys, which are cheap
+        return hash(frozenset(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (dict(self),))
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({dict(self)!r})"

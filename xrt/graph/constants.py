@@ -3,23 +3,122 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import mmap
+import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from xrt.errors import ModelError
 from xrt.forking import renew_after_fork
-from xrt.graph.dtypes import DType
-from xrt.graph.memory_map import find_file_offset, release
-from xrt.graph.types import TensorType
+from xrt.graph.types import DType, TensorType
 
-__all__ = ["Constant"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "ALIGNMENT",
+    "Constant",
+    "FileIdentity",
+    "Mapping",
+    "Stamp",
+    "find_file_offset",
+    "is_borrowed",
+    "is_mapped",
+    "make_aligned_array",
+    "make_aligned_block",
+    "make_stamp",
+    "release",
+]
+
+Stamp = tuple[int, ...]
+"""A file as it is: device, inode, size and the times at which its content and its inode changed, in nanoseconds."""
+
+
+def make_stamp(status: os.stat_result) -> Stamp:
+    """Return what tells a file from another, and from itself after a change, unless that is within the clock's grain."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from another, and from itself after a change."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+    """The later one of the times at which its content and its inode changed, in nanoseconds."""
+
+
+class Mapping(mmap.mmap):
+    """The content of a whole file, mapped read-only by XRT itself.
+
+    So its pages are never written to, and dropping them loses nothing.
+    """
+
+    stamp: FileIdentity | None = None
+    """The file at the time when it was mapped; None where it had changed too recently for its times to tell a change."""
+    path: Path | None = None
+    """The file, where who mapped it said so."""
+    inode: tuple[int, int] | None = None
+    """Device and number of the file."""
+
+    def is_at_path(self) -> bool:
+        """Whether the mapped file is the one that is at its path now, so that another library may open it there."""
+        try:
+            status = None if self.path is None else self.path.stat()
+        except OSError:
+            return False
+        return status is not None and (status.st_dev, status.st_ino) == self.inode
+
+
+def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
+    """Return the mapping of a C-contiguous array and its byte offset there; None for an array in other memory."""
+    mapping = _origin(array)
+    if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
+        return None
+    return mapping, array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+
+
+def is_mapped(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the array is in a file, mapped by XRT or by the caller (``np.memmap``), rather than in memory of its own."""
+    return isinstance(_origin(array), mmap.mmap)
+
+
+def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the array is in memory of an object of another library, which may write to it: a tensor, a capsule of DLPack."""
+    return not isinstance(_origin(array), bytes | mmap.mmap | None)
+
+
+def release(array: np.ndarray[Any, Any]) -> None:
+    """Let the system drop the array's pages if it is in a `Mapping`; the next reader gets them from the file.
+
+    Nothing changes but how much memory the process is seen to use. An array in other memory stays as it is.
+    """
+    place = find_file_offset(array)
+    if place is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    mapping, offset = place
+    start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that lie wholly inside, so that a neighbour keeps its own
+    length = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        mapping.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def _origin(array: np.ndarray[Any, Any]) -> object:
+    """Return what the array is a view of, in the end."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base
+
 
 REMEMBERED = 1 << 16
 """Digests of constants in files that the process keeps, for the next time that the same file is loaded."""
-
 _digests: OrderedDict[object, bytes] = OrderedDict()
 _lock = renew_after_fork(Lock())
 
@@ -155,3 +254,21 @@ def _hashed(constant: Constant) -> bytes:
         contiguous = np.ascontiguousarray(constant.array)
         hasher.update(contiguous.reshape(-1).view(np.uint8).data)
     return hasher.digest()
+
+
+ALIGNMENT = 64
+"""Bytes of a line of the cache, and of the widest vector; TVM and XLA take memory without a copy only at such addresses."""
+
+
+def make_aligned_block(nbytes: int) -> np.ndarray[Any, Any]:
+    """Return so many bytes of any content that begin at a multiple of `ALIGNMENT`."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    skip = -block.ctypes.data % ALIGNMENT
+    return block[skip : skip + nbytes]
+
+
+def make_aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array of any content that begins at a multiple of `ALIGNMENT`; one of objects as NumPy makes it."""
+    if dtype.hasobject:
+        return np.empty(shape, dtype)
+    return make_aligned_block(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
 
+from xrt.errors import ModelError, OptionError
 from xrt.graph.attributes import Attribute, AttrKind
+from xrt.graph.types import Value
 
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = ["Node"]
+__all__ = [
+    "DOMAIN",
+    "OPERATOR",
+    "Names",
+    "Node",
+    "NodePattern",
+    "OpaqueCall",
+    "Tagged",
+    "compile_patterns",
+    "rename_function",
+    "rename_node",
+]
 
 _GRAPH, _GRAPHS = AttrKind.GRAPH, AttrKind.GRAPHS
 
@@ -108,4 +125,238 @@ def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
     """
     return tuple(
         values[name] if isinstance(values[name], Attribute) else Attribute.of(name, values[name]) for name in sorted(values)
+    )
+
+
+OPERATOR = re.compile(r"[\w.*?-]+")
+"""The form of a pattern of operators."""
+_HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
+
+
+@lru_cache(maxsize=64)
+def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return an expression for texts that match one of the patterns wholly; ``*`` is any text and ``?`` one character."""
+    return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """Return the pattern as a regular expression that takes at most the product of both lengths to match.
+
+    The text between two stars is sought from left to right without a retry: the first match is as good as any.
+    """
+    first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
+    if not others:
+        return first
+    return first + "".join(f"(?>.*?{part})" for part in others[:-1]) + f".*{others[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePattern:
+    """Nodes by operator, or by name.
+
+    >>> NodePattern.parse("name:/layer1/*|/head")
+    NodePattern(patterns=('/layer1/*', '/head'), by_name=True)
+    """
+
+    patterns: tuple[str, ...]
+    """A node matches if one of them matches wholly."""
+    by_name: bool = False
+    """Whether they are matched with `Node.name`; otherwise with `Node.op`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the pattern that the text spells, as in a pin; raises OptionError where it spells none."""
+        before, prefix, names = text.partition("name:")
+        by_name = bool(prefix) and not before.strip()
+        patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
+        if not all(patterns):
+            raise OptionError(f"{text!r} is not a pattern of nodes; {_HELP}")
+        if not by_name and (wrong := [p for p in patterns if not OPERATOR.fullmatch(p)]):
+            raise OptionError(f"{wrong[0]!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
+        return cls(patterns, by_name)
+
+    def matches(self, node: Node) -> bool:
+        """Whether the pattern selects the node."""
+        return compile_patterns(self.patterns).fullmatch(node.name if self.by_name else node.op) is not None
+
+    def __str__(self) -> str:
+        return f"{'name:' * self.by_name}{'|'.join(self.patterns)}"
+
+
+DOMAIN = "aten"
+"""The domain of these nodes, at version 1, whatever the namespace of the operator."""
+KINDS = ("tensor", "number", "dtype", "device", "layout", "memory_format", "float", "complex")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """An argument that JSON has no word for.
+
+    ``kind`` says what ``value`` is. ``tensor``: the index of the input of the node that holds the tensor. ``number``: the index
+    of a 0-d input, of which the operator takes the element as a Python number (a symbolic size). ``dtype``, ``device``,
+    ``layout``, ``memory_format``: PyTorch's name without ``torch.`` (``float32``, ``cpu``, ``strided``, ``contiguous_format``).
+    ``float``: ``inf``, ``-inf`` or ``nan``. ``complex``: a list of the real and the imaginary part.
+    """
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueCall:
+    """An operator with its arguments. Each is None, a bool, int, float, text, a list of arguments, or `Tagged`.
+
+    The node has the domain `DOMAIN`, the attributes ``operator`` (``aten::fft_rfft.default``, also ``mylib::blur.default``),
+    ``call`` (JSON of ``{"args": [...], "kwargs": {...}}``, where a Tagged is an object with its kind as the only key) and
+    ``reason`` (why there is no ONNX form). The operator modifies none of its inputs. Its outputs are the results in order:
+    those of a tuple or of a list one by one. A result that is None or that nothing reads is left out (an empty name). A result
+    that is a number is a 0-d tensor: int64, float64 or bool.
+    """
+
+    operator: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def op_type(self) -> str:
+        """The operator type of the node: the operator's name as an identifier, ``aten_fft_rfft_default``."""
+        return re.sub(r"\W+", "_", self.operator)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The attributes of the node."""
+        call = {
+            "args": [_encode(item) for item in self.args],
+            "kwargs": {k: _encode(self.kwargs[k]) for k in sorted(self.kwargs)},
+        }
+        return {"operator": self.operator, "call": json.dumps(call), "reason": self.reason}
+
+    @classmethod
+    def read(cls, node: Node) -> OpaqueCall:
+        """Return the call that a node describes; raises ModelError where its attributes do not describe one."""
+        operator, text = node.attr("operator"), node.attr("call")
+        try:
+            call = json.loads(text)
+            args, kwargs = tuple(map(_decode, call["args"])), {name: _decode(item) for name, item in call["kwargs"].items()}
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ModelError(f"node {node.name!r} ({node.op}) does not describe a call of an operator: {error}") from error
+        if not isinstance(operator, str):
+            raise ModelError(f"node {node.name!r} ({node.op}) has no attribute 'operator'")
+        return cls(operator, args, kwargs, node.attr("reason", ""))
+
+    def resolve(self, change: Callable[[Tagged], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments with each `Tagged` changed, except ``float`` and ``complex``, which become Python's numbers."""
+
+        def one(item: Any) -> Any:
+            if isinstance(item, list):
+                return [one(inner) for inner in item]
+            if not isinstance(item, Tagged):
+                return item
+            if item.kind == "float":
+                return float(item.value)
+            return complex(*item.value) if item.kind == "complex" else change(item)
+
+        return [one(item) for item in self.args], {name: one(item) for name, item in self.kwargs.items()}
+
+
+def _encode(item: Any) -> Any:
+    if isinstance(item, Tagged):
+        return {item.kind: item.value}
+    if isinstance(item, list | tuple):
+        return [_encode(inner) for inner in item]
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"float": str(item)}
+    if isinstance(item, complex):
+        return {"complex": [item.real, item.imag]}
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    raise ModelError(f"an argument of an opaque operator is a {type(item).__name__}, {item!r}, which no attribute holds")
+
+
+def _decode(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_decode(inner) for inner in item]
+    if not isinstance(item, dict):
+        return item
+    ((kind, value),) = item.items()
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of argument")
+    return Tagged(kind, value)
+
+
+class Names:
+    """The names that are taken. A trace and the traces of its bodies share one, so no body hides an outer value."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, None] = {}
+        self._counts: dict[str, int] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+    def take(self, name: str) -> str:
+        """Take a name that the caller knows to be free."""
+        self._taken[name] = None
+        return name
+
+    def plain(self, name: str) -> str:
+        """Take the name as it is, or numbered where it is taken."""
+        return self.make_numbered(name) if name in self._taken else self.take(name)
+
+    def make_numbered(self, base: str) -> str:
+        """Take the first free one of ``base_1``, ``base_2``, ..."""
+        count = self._counts.get(base, 0) + 1
+        while f"{base}_{count}" in self._taken:
+            count += 1
+        self._counts[base] = count
+        return self.take(f"{base}_{count}")
+
+    def mark(self) -> tuple[int, dict[str, int]]:
+        """Return a mark to `rewind` to."""
+        return len(self._taken), dict(self._counts)
+
+    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
+        """Free every name taken since the mark."""
+        size, self._counts = mark
+        while len(self._taken) > size:
+            self._taken.popitem()
+
+
+def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:
+    """Return the node with its values, its own name and its control predecessors renamed, inside its bodies too."""
+    return replace(
+        node,
+        inputs=tuple(values.get(n, n) for n in node.inputs),
+        outputs=tuple(values.get(n, n) for n in node.outputs),
+        attributes=tuple(_renamed_attribute(a, values, nodes) for a in node.attributes),
+        name=nodes.get(node.name, node.name),
+        control=tuple(nodes.get(n, n) for n in node.control),
+    )
+
+
+def _renamed_attribute(attribute: Attribute, values: Mapping[str, str], nodes: Mapping[str, str]) -> Attribute:
+    if attribute.kind is AttrKind.GRAPH:
+        return replace(attribute, value=rename_function(attribute.value, values, nodes))
+    if attribute.kind is AttrKind.GRAPHS:
+        return replace(attribute, value=tuple(rename_function(f, values, nodes) for f in attribute.value))
+    return attribute
+
+
+def rename_function(function: Function, values: Mapping[str, str], nodes: Mapping[str, str]) -> Function:
+    """Return the Function with those values and nodes renamed wherever they stand, inside bodies too.
+
+    The new names must be free everywhere in it. Linear.
+    """
+
+    def new(value: Value) -> Value:
+        return Value(values.get(value.name, value.name), value.type)
+
+    return function.replace(
+        inputs=tuple(map(new, function.inputs)),
+        outputs=tuple(map(new, function.outputs)),
+        nodes=tuple(rename_node(node, values, nodes) for node in function.nodes),
+        constants={values.get(n, n): c for n, c in function.constants.items()},
+        types={values.get(n, n): t for n, t in function.types.items()},
+        aliases=tuple((values.get(i, i), values.get(o, o)) for i, o in function.aliases),
     )

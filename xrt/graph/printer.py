@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.dtypes import DType
-from xrt.graph.types import Dim, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.type_strings import may_equal
+from xrt.graph.schemas import may_equal
 from xrt.graph.types import TensorType
 
 if TYPE_CHECKING:

@@ -4,37 +4,240 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeAlias
+from itertools import groupby, pairwise
+from typing import Any, Self, TypeAlias
 
-from xrt.html.charts import list_operators, list_region_times
-from xrt.html.formatting import format_count, format_list, percent, seconds, size
-from xrt.html.regions import INPUTS, CallTimes, RegionTimes
+from xrt.html.formatting import format_count, format_list, format_seconds_interval, percent, seconds, size
+from xrt.measure.statistics import Interval
 
 __all__ = [
+    "INPUTS",
     "INPUTS_BOX",
     "MOST",
+    "PALETTE",
+    "Bar",
     "Box",
+    "CallTimes",
     "Edge",
+    "MeanCall",
+    "Reading",
+    "RegionTimes",
+    "Strip",
+    "assign_colors",
     "draw_boxes",
     "draw_plan",
     "fit_text",
+    "list_operators",
+    "list_region_times",
+    "make_bars",
+    "make_strips",
     "measure_text",
     "picture_plan",
     "split_in_boxes",
 ]
 
+INPUTS = -1
+"""In place of a region's number: the model's inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that crosses into a region; only the order, where nothing is read."""
+
+    source: int
+    """The number of the region that makes it, in the order in which they run; `INPUTS` for the model's own."""
+    value: str
+    """Name and type; empty where one region merely waits for another."""
+    size: int | None = None
+    """Bytes; None where the extents are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTimes:
+    """One region of a plan."""
+
+    name: str
+    engine: str
+    nodes: int
+    operators: tuple[tuple[str, int], ...]
+    """How many of each operator, most frequent first."""
+    reads: tuple[Reading, ...]
+    is_output: bool
+    """Whether the model gives a value of it away."""
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Self:
+        """Return the region that plain data holds."""
+        operators = tuple((op, count) for op, count in data["operators"])
+        return cls(**{**data, "operators": operators, "reads": tuple(Reading(**reading) for reading in data["reads"])})
+
+
+class CallTimes:
+    """Where the time of a call goes: means over some calls. Derive from it, and have the three figures as fields."""
+
+    __slots__ = ()
+    calls: int
+    seconds: float
+    """A whole call."""
+    regions: tuple[float, ...]
+    """Each region, in the order in which they run, one after the other."""
+
+    @property
+    def rest(self) -> float:
+        """The time of a call outside its regions: XRT's own work."""
+        return max(0.0, self.seconds - sum(self.regions))
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """When each region begins: where the one before ends."""
+        return tuple(sum(self.regions[:index]) for index in range(len(self.regions)))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCall(CallTimes):
+    """`CallTimes` from the figures."""
+
+    calls: int
+    seconds: float
+    regions: tuple[float, ...]
+
+
+LONGEST = 4
+"""A bar or strip that is this many times as long as the shortest is cut there, or the others would be too short to compare."""
+ROOM = 1.08
+"""Behind the longest bar, for the end of its interval."""
+THIN = 0.004
+"""Share of the scale under which a region is drawn together with its neighbors."""
+SHOWN = 12
+"""Regions that the table lists; the others are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A candidate's time of a call."""
+
+    name: str
+    kind: str
+    """``fastest``, ``chosen`` and ``tie`` stand out; ``slower``, ``wrong`` and ``failed`` do not."""
+    verdict: str
+    """The kind in words."""
+    seconds: float
+    interval: Interval | None = None
+    note: str = ""
+    """Said behind the time, such as the ratio to the fastest."""
+
+
+def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Return the bars, to one scale that begins at nothing."""
+    medians = [row.seconds for row in rows]
+    limit = LONGEST * min(medians, default=0.0)
+    ends = [row.interval.high if row.interval else row.seconds for row in rows]
+    most = (min(limit, ROOM * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
+    return [_make_bar(row, most or 1.0) for row in rows]
+
+
+def _make_bar(row: Bar, most: float) -> dict[str, Any]:
+    is_cut = row.seconds > most
+    ends = [_share(end, most) for end in (row.interval.low, row.interval.high)] if row.interval else []
+    note, cut = f", {row.note}" if row.note else "", " (the bar is cut)" if is_cut else ""
+    figure = f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}"
+    shown = {"name": row.name, "kind": row.kind, "verdict": row.verdict, "seconds": row.seconds}
+    return {**shown, "width": _share(row.seconds, most), "is_cut": is_cut, "ends": ends, "figure": figure}
+
+
+def _share(value: float, most: float) -> str:
+    return f"{100 * min(value / most, 1.0):.3f}%"
+
+
+# ---------------------------------------------------------------------- timelines
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A plan of which one call was timed, region by region."""
+
+    name: str
+    plan: Sequence[RegionTimes]
+    timeline: CallTimes
+
+
+def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
+    """Return the strips, and the seconds at the right end of their scale."""
+    whole = [max(one.timeline.seconds, sum(one.timeline.regions)) for one in timed]
+    most = min(max(whole), LONGEST * min(whole))
+    return {"seconds": most, "strips": [_make_strip(one, most, colors) for one in timed]}
+
+
+def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str, Any]:
+    taken = one.timeline.seconds
+    own = percent(one.timeline.rest / taken) if taken else "0 %"
+    cut = " (the strip is cut)" if taken > most else ""
+    spans = [
+        {
+            "x": _share(start, most),
+            "width": _share(min(length, most - start), most),
+            "color": colors[engine],
+            "title": f"{name} on {engine}: {seconds(length)}, from {seconds(start)}",
+        }
+        for engine, name, start, length in _find_spans(one.plan, one.timeline, most)
+        if start < most
+    ]
+    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {own} outside of the regions{cut}"
+    return {"name": one.name, "spans": spans, "figure": figure}
+
+
+def _find_spans(plan: Sequence[RegionTimes], timeline: CallTimes, most: float) -> Iterator[tuple[str, str, float, float]]:
+    """Yield engine, name, start and seconds of what is drawn as one: a region, or neighbors on one engine that are too thin."""
+    timed = list(zip(plan, timeline.starts, timeline.regions, strict=False))
+    for (engine, thin), group in groupby(timed, lambda one: (one[0].engine, one[2] < THIN * most)):
+        members = list(group)
+        if thin:
+            yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
+        else:
+            yield from ((engine, region.name, start, length) for region, start, length in members)
+
+
+def list_region_times(plan: Sequence[RegionTimes], timeline: CallTimes, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
+    """Return the regions of a plan in the order in which they run, of many only those that take longest; and XRT's own work."""
+    longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:SHOWN])
+    rows: list[tuple[Any, ...]] = []
+    for index in longest:
+        region, engine = plan[index], {"text": plan[index].engine, "color": colors[plan[index].engine]}
+        rows.append(
+            (
+                region.name,
+                engine,
+                seconds(timeline.starts[index]),
+                *_measure(timeline.regions[index], timeline),
+                list_operators(region),
+            )
+        )
+    if len(plan) > len(longest):
+        left = sum(timeline.regions) - sum(timeline.regions[index] for index in longest)
+        rows.append((format_count(len(plan) - len(longest), "other region"), "", "", *_measure(left, timeline), ""))
+    return [*rows, ("outside of the regions", "", "", *_measure(timeline.rest, timeline), "")]
+
+
+def _measure(length: float, timeline: CallTimes) -> tuple[str, str]:
+    return seconds(length), percent(length / timeline.seconds if timeline.seconds else 0.0)
+
+
+def list_operators(region: RegionTimes, most: int = 4) -> str:
+    """Return a region's operators, most frequent first: ``Conv ×3, Relu, 2 others``."""
+    named = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
+    left = len(region.operators) - most
+    return ", ".join([*named, *([format_count(left, "other kind")] if left > 0 else [])])
+
+
 Edge: TypeAlias = tuple[int, int]
 """From a box to a later one."""
 Point: TypeAlias = tuple[float, float]
-
 INPUTS_BOX = 0
 """The number of the box of the inputs; that of the outputs is the last."""
 MOST = 16
 """Boxes of one drawing; a plan of more regions is drawn with several in a box."""
-
 WIDE, HIGH, LOW = 216, 66, 30
 """The width of a box, and the heights of inner boxes and of those of the inputs and outputs; in pixels."""
 TEXT = WIDE - 18 - 8
@@ -97,10 +300,12 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     for number, box in enumerate(boxes):
         graph.node(number, width=WIDE if box.color else WIDE / 2, height=HIGH if box.color else LOW)
     for (source, target), label in zip(flows, labels, strict=True):
-        extent: dict[str, Any] = {"label_size": {"width": _measure(label), "height": LOW / 2}} if label else {}
+        extent: dict[str, Any] = {"label_size": {"width": _measure_drawing(label), "height": LOW / 2}} if label else {}
         graph.edge(source, target, **extent)
     laid = layout(graph, options=LAYOUT)
-    anchors = [(edge["label_anchor"]["x"], _measure(label)) for edge, label in zip(laid.edges, labels, strict=True) if label]
+    anchors = [
+        (edge["label_anchor"]["x"], _measure_drawing(label)) for edge, label in zip(laid.edges, labels, strict=True) if label
+    ]
     left = MARGIN - min([laid.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
     right = MARGIN + max([laid.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
     return {
@@ -112,7 +317,7 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     }
 
 
-def _measure(label: str) -> int:
+def _measure_drawing(label: str) -> int:
     """Return the pixels that a label takes."""
     return 7 * len(label) + 4
 
@@ -160,7 +365,7 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
     path, head = _round_corners(points), f"{x - 4:.1f},{y - 7:.1f} {x + 4:.1f},{y - 7:.1f} {x:.1f},{y:.1f}"
     if not label:
         return {"path": path, "head": head, "label": ""}
-    middle, width = edge["label_anchor"], _measure(label)
+    middle, width = edge["label_anchor"], _measure_drawing(label)
     place = {"x": round(middle["x"] + left, 1), "y": round(middle["y"] + MARGIN, 1), "width": width}
     return {"path": path, "head": head, "label": label, **place}
 
@@ -226,3 +431,24 @@ def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Ed
         if region.is_output:
             flows[box_of[index], len(groups) + 1] += 0
     return {edge: amount for edge, amount in sorted(flows.items()) if edge[0] != edge[1]}
+
+
+PALETTE = ("vermilion", "yellow", "gray", "sky", "pink", "green", "orange", "blue")
+"""The colors that engines may declare, each a class of `view.css`; one that declares none gets the first that is left."""
+
+
+def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dict[str, str]:
+    """Return the color of each engine, given by name or spec; ``declared`` gives the color that an engine of a name declares.
+
+    Of two engines that declare one color, the first gets it. When all are taken, the others share the last.
+    """
+    specs = list(dict.fromkeys(engines))
+    name_of = {spec: spec.partition("{")[0].strip() for spec in specs}
+    colors: dict[str, str] = {}
+    for name in name_of.values():
+        if (color := declared(name)) in PALETTE and color not in colors.values():
+            colors.setdefault(name, color)
+    for name in name_of.values():
+        if name not in colors:
+            colors[name] = next((color for color in PALETTE if color not in colors.values()), PALETTE[-1])
+    return {spec: colors[name] for spec, name in name_of.items()}

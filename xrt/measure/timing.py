@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 __all__ = [
     "Call",
     "Clock",
+    "Warmup",
     "choose_calls",
     "choose_calls_per_turn",
+    "is_steady",
     "median_interval",
     "sample_call_times",
     "seconds_per_call",
     "seconds_per_turn",
     "time_call",
     "wait_until_idle",
+    "warm_up",
 ]
 
 Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
-
 SAMPLE = 0.002
 """Seconds of a sample: a quick call is repeated for so long, so that the clock's own time does not count."""
 ENOUGH = 7
@@ -41,7 +45,6 @@ MOST_CALLS = 20_000
 """Calls of the quickest in one turn."""
 FAR = 10
 """Turns that the first call takes, from which on it is believed to be slow, and not only the first."""
-
 T = TypeVar("T")
 
 
@@ -150,3 +153,44 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     high = min(count - 1, math.ceil(count / 2 + half))
     middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return middle, min(ordered[low], middle), max(ordered[high], middle)
+
+
+WINDOW = 5
+"""Calls whose median is compared with that of as many before them."""
+WITHIN = 0.03
+"""Share of a call's time that counts as no change."""
+WARMUP_CALLS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """How warming up went."""
+
+    calls: int
+    steady: bool
+    """Whether the times had settled, as opposed to: calls or seconds ran out."""
+
+
+def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> Warmup:
+    """Call until the last calls are as quick as those before them, or for that many seconds, or `MOST_CALLS` times."""
+    taken: list[float] = []
+    while len(taken) < WARMUP_CALLS and (not taken or sum(taken) < seconds):
+        taken.append(seconds_per_call(call, 1, clock))
+        if is_steady(taken):
+            return Warmup(len(taken), True)
+    return Warmup(len(taken), False)
+
+
+def is_steady(taken: Sequence[float]) -> bool:
+    """Whether the medians of the last `WINDOW` times and of the `WINDOW` before differ by no more than the last ones spread.
+
+    >>> is_steady([9, 5, 3, 2, 1.5, 1, 1, 1, 1, 1])
+    False
+    >>> is_steady([9, 5, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
+    True
+    """
+    if len(taken) < 2 * WINDOW:
+        return False
+    last, before = taken[-WINDOW:], taken[-2 * WINDOW : -WINDOW]
+    low, middle, high = statistics.quantiles(last, n=4)
+    return abs(statistics.median(before) - middle) <= max(WITHIN * middle, (high - low) / 2)

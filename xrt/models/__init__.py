@@ -5,8 +5,7 @@ downloaded and nothing is run.
 """
 
 from xrt.graph.sample_inputs import sample_inputs
-from xrt.models.light import light_models, load_light
-from xrt.models.random_weights import fill_random_weights
+from xrt.models.light import fill_random_weights, light_models, load_light
 from xrt.models.registry import check_sizes, list_model_sizes, load, names
 
 __all__ = [

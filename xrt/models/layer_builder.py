@@ -11,7 +11,7 @@ import numpy as np
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import ModelError
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 
 __all__ = ["HE", "LayerBuilder", "get_value_shape"]

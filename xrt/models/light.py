@@ -2,20 +2,204 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import load
-from xrt.models.random_weights import fill_random_weights
+from xrt.graph import Constant, DType, Function, Node
 
-if TYPE_CHECKING:
-    from xrt.graph import Function
+__all__ = ["UNIT", "ActivationStatistics", "fill_random_weights", "light_models", "load_light", "propagate_statistics"]
 
-__all__ = ["light_models", "load_light"]
 
+@dataclass(frozen=True, slots=True)
+class ActivationStatistics:
+    """Mean and variance of a value's elements."""
+
+    mean: float
+    variance: float
+
+    @property
+    def square(self) -> float:
+        """The mean square of the elements."""
+        return self.mean**2 + self.variance
+
+
+UNIT = ActivationStatistics(0.0, 1.0)
+
+
+def propagate_statistics(node: Node, known: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
+    """Return the moments of the node's outputs from those of its varying inputs; an operator without a rule changes nothing."""
+    inputs = [known[name] for name in node.uses if name in known]
+    return _RULES.get(node.op_type, _unchanged)(node, inputs) if inputs else UNIT
+
+
+def _unchanged(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    return inputs[0]
+
+
+def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Describe what weighted operators give: their weights are scaled to it."""
+    return UNIT
+
+
+def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """The rectified normal distribution."""
+    mean, deviation = inputs[0].mean, math.sqrt(inputs[0].variance) or 1e-6
+    z = mean / deviation
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    above = (1 + math.erf(z / math.sqrt(2))) / 2
+    new_mean = mean * above + deviation * density
+    square = inputs[0].square * above + mean * deviation * density
+    return ActivationStatistics(new_mean, square - new_mean**2)
+
+
+def _max_pool(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """The largest of a few neighbours, which resemble each other: between one and the largest of independent ones."""
+    deviation = math.sqrt(inputs[0].variance)
+    return ActivationStatistics(inputs[0].mean + 0.8 * deviation, 0.7 * inputs[0].variance)
+
+
+def _sum(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    return ActivationStatistics(sum(m.mean for m in inputs), sum(m.variance for m in inputs))
+
+
+def _concat(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """A mixture of the parts, each of equal weight."""
+    mean = sum(m.mean for m in inputs) / len(inputs)
+    return ActivationStatistics(mean, sum(m.square for m in inputs) / len(inputs) - mean**2)
+
+
+_RULES: dict[str, Callable[[Node, Sequence[ActivationStatistics]], ActivationStatistics]] = {
+    "Add": _sum,
+    "BatchNormalization": _unit,
+    "Concat": _concat,
+    "Conv": _unit,
+    "Gemm": _unit,
+    "MatMul": _unit,
+    "MaxPool": _max_pool,
+    "Relu": _relu,
+    "Sum": _sum,
+}
+Array: TypeAlias = np.ndarray[Any, Any]
+Maker: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], ActivationStatistics, Node], Array]
+"""Draws a weight of that shape for an operator whose input has those moments."""
+
+
+def fill_random_weights(function: Function, seed: int = 0) -> Function:
+    """Return the Function with new random float32 weights; the same seed and Function give the same bytes.
+
+    A weight is a constant, or a fill (``ConstantOfShape``) of known size, that a weighted operator reads in a weight's place,
+    possibly reshaped on the way. Scalars and everything else stay.
+    """
+    drawn = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
+    nodes = tuple(node for node in function.nodes if node.outputs[0] not in drawn)
+    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
+    constants = {**function.constants, **drawn}
+    return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
+
+
+def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
+    """Yield the name of each weight with what takes its place, in the order in which the values flow."""
+    weights = _weights(function)
+    known = {value.name: UNIT for value in function.inputs}
+    done: set[str] = set()
+    for node in function.nodes:
+        if node.outputs[0] in weights:
+            continue
+        given = next((known[name] for name in node.inputs if name in known), UNIT)
+        for slot, name in enumerate(node.inputs):
+            maker = _MAKERS.get((node.op_type, slot))
+            if maker is not None and name in weights and weights[name].name not in done:
+                done.add(weights[name].name)
+                yield weights[name].name, maker(generator, weights[name].shape, given, node)
+        known.update(dict.fromkeys(node.defines, propagate_statistics(node, known)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    name: str
+    """The value that is replaced."""
+    shape: tuple[int, ...]
+
+
+def _weights(function: Function) -> dict[str, _Weight]:
+    """Map each value that may be a weight, or a weight reshaped, to the weight."""
+    found = {
+        name: _Weight(name, constant.shape)
+        for name, constant in function.constants.items()
+        if constant.dtype is DType.FLOAT32 and constant.array.size > 1
+    }
+    for node in function.nodes:
+        if _is_fill(node, function):
+            found[node.outputs[0]] = _Weight(node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array)))
+        elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in found:
+            found[node.outputs[0]] = found[node.inputs[0]]
+    return found
+
+
+def _is_fill(node: Node, function: Function) -> bool:
+    value = node.attr("value")
+    is_float = value is None or value.dtype is DType.FLOAT32
+    return node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants and is_float
+
+
+# ---------------------------------------------------------------------- one maker for each role
+
+
+def _product(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+    """Weights of a product: the sum over what one output reads keeps unit variance."""
+    if node.op_type == "Conv":
+        terms = math.prod(shape[1:])
+    else:
+        rows, columns = shape[-2:]
+        terms = columns if node.attr("transB", 0) else rows
+    return _normal(generator, shape, 0.0, 1 / math.sqrt(max(1.0, terms * given.square)))
+
+
+def _small(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+    return _normal(generator, shape, 0.0, 0.1)
+
+
+def _mean(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+    return _normal(generator, shape, given.mean, 0.1 * math.sqrt(given.variance))
+
+
+def _variance(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+    return _near_one(generator, shape, given, node) * np.float32(given.variance)
+
+
+def _near_one(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+    return generator.random(shape, dtype=np.float32) * np.float32(0.4) + np.float32(0.8)
+
+
+def _normal(generator: np.random.Generator, shape: tuple[int, ...], mean: float, deviation: float) -> Array:
+    drawn = generator.standard_normal(shape, dtype=np.float32)
+    drawn *= np.float32(deviation)
+    drawn += np.float32(mean)
+    return drawn
+
+
+_MAKERS: dict[tuple[str, int], Maker] = {
+    ("Conv", 1): _product,
+    ("Gemm", 1): _product,
+    ("MatMul", 1): _product,
+    ("Conv", 2): _small,
+    ("Gemm", 2): _small,
+    ("BatchNormalization", 1): _near_one,
+    ("BatchNormalization", 2): _small,
+    ("BatchNormalization", 3): _mean,
+    ("BatchNormalization", 4): _variance,
+    ("Mul", 1): _near_one,
+    ("Add", 1): _small,
+}
+"""By operator and place among its inputs."""
 _PREFIX = "light_"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.models import applications, detection, small, transformers
+from xrt.models import networks, transformers
 from xrt.models.light import light_models, load_light
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ __all__ = ["check_sizes", "list_model_sizes", "load", "names"]
 
 _BY_CODE: dict[str, Callable[..., Function]] = {
     "bert": transformers.bert,
-    "chain": small.chain,
-    "conv_chain": small.conv_chain,
-    "conv_tail": small.conv_tail,
-    "detector": detection.detector,
-    "dlrm": applications.dlrm,
-    "gather_softmax": small.gather_softmax,
+    "chain": networks.chain,
+    "conv_chain": networks.conv_chain,
+    "conv_tail": networks.conv_tail,
+    "detector": networks.detector,
+    "dlrm": networks.dlrm,
+    "gather_softmax": networks.gather_softmax,
     "gpt": transformers.gpt,
-    "mlp": small.mlp,
-    "mobilenet": small.mobilenet,
-    "reductions": small.reductions,
-    "softmax_chain": small.softmax_chain,
-    "speech": applications.speech,
-    "unet": applications.unet,
+    "mlp": networks.mlp,
+    "mobilenet": networks.mobilenet,
+    "reductions": networks.reductions,
+    "softmax_chain": networks.softmax_chain,
+    "speech": networks.speech,
+    "unet": networks.unet,
     "vit": transformers.vit,
 }
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.builder.record_op import emit
+from xrt.builder import Builder, Tensor
+from xrt.builder.record_op import apply, emit
 from xrt.errors import OptionError
-from xrt.graph import DType, Function
+from xrt.formats.onnx.inference import node_types
+from xrt.graph import DType, Function, TensorType
 from xrt.models.layer_builder import LayerBuilder, get_value_shape
 
 if TYPE_CHECKING:
-    from xrt.builder import Tensor
+    from collections.abc import Sequence
 
-__all__ = ["bert", "gpt", "vit"]
+__all__ = ["DecoderSizes", "bert", "gpt", "gpt_decoder", "llama_decoder", "vit"]
 
 _HIDDEN_FROM = -1e4
 """Added to the score of a token that must not be seen: its share is zero in float16 too."""
@@ -123,3 +127,232 @@ def _feed_forward(net: LayerBuilder, x: Tensor) -> Tensor:
 
 def _first_token(net: LayerBuilder, x: Tensor) -> Tensor:
     return emit("Gather", x, net.constant(np.array(0)), axis=1)
+
+
+Array: TypeAlias = np.ndarray[Any, Any]
+OPSET = 24
+"""TensorScatter came with it."""
+_HIDDEN = -1e9
+"""Added to the score of a place that must not be seen: its share is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSizes:
+    """The sizes of a decoder."""
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    key_heads: int = 12
+    """Heads of keys and values; fewer than ``heads`` are grouped queries."""
+    inner: int = 3072
+    """The width of the feed-forward layers."""
+    vocabulary: int = 50257
+    capacity: int = 1024
+    """Tokens that the caches hold."""
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.heads % self.key_heads:
+            raise OptionError(
+                f"hidden={self.hidden} must be a multiple of heads={self.heads}, and that of key_heads={self.key_heads}"
+            )
+
+    @property
+    def width(self) -> int:
+        """The width of a head."""
+        return self.hidden // self.heads
+
+
+class _Network:
+    """A decoder while it is written."""
+
+    def __init__(self, name: str, sizes: DecoderSizes, weights: Mapping[str, Array] | None, seed: int) -> None:
+        self.sizes = sizes
+        self.builder = Builder(name, opsets=OPSET, inference=node_types)
+        self._weights = weights
+        self._random = np.random.default_rng(seed)
+
+    def weight(self, name: str, *shape: int, deviation: float | None = None, center: float = 0.0) -> Tensor:
+        """Return a weight by name, or a random one; raises OptionError where it has another shape."""
+        if self._weights is None:
+            drawn = self._random.standard_normal(shape, dtype=np.float32)
+            drawn *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
+            return self.constant(drawn + np.float32(center))
+        found = self._weights.get(name)
+        if found is None or found.shape != shape:
+            have = "missing" if found is None else f"of shape {list(found.shape)}"
+            raise OptionError(f"weight {name!r} is {have}; it must be float32{list(shape)}")
+        return self.constant(np.ascontiguousarray(found, np.float32))
+
+    def constant(self, value: Any) -> Tensor:
+        taken = np.asarray(value)
+        taken.flags.writeable = False
+        return self.builder.constant(taken)
+
+    def shape(self, x: Tensor, *shape: int) -> Tensor:
+        return emit("Reshape", x, self.constant(np.array(shape, np.int64)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of a call share."""
+
+    start: Tensor
+    """The tokens that the caches hold before the call, per sequence of the batch."""
+    positions: Tensor
+    bias: Tensor
+    """Added to the scores: hides the places behind each token."""
+
+
+def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Array] | None = None, seed: int = 0) -> Function:
+    """Return a decoder with the shape of GPT-2 (Radford et al. 2019): ``ids`` to ``logits`` of the last token, with state.
+
+    ``weights`` has the parameters of `transformers.GPT2LMHeadModel` by their names; random ones without it. Raises OptionError
+    for one that is missing, or of another shape.
+    """
+    net = _Network("gpt_decoder", sizes, weights, seed)
+    with net.builder:
+        ids, step = _begin(net)
+        table = net.weight("transformer.wte.weight", sizes.vocabulary, sizes.hidden, deviation=0.5)
+        places = net.weight("transformer.wpe.weight", sizes.capacity, sizes.hidden, deviation=0.1)
+        x = emit("Gather", table, ids, axis=0) + emit("Gather", places, step.positions, axis=0)
+        for layer in range(sizes.layers):
+            at = f"transformer.h.{layer}"
+            packed = _affine(net, _layer_norm(net, x, f"{at}.ln_1"), f"{at}.attn.c_attn", sizes.hidden, 3 * sizes.hidden)
+            query, key, value = apply("Split", (packed,), {"axis": -1, "num_outputs": 3}, outputs=3)
+            heads = (_split_heads(net, part, sizes.heads) for part in (query, key, value))
+            x = x + _affine(net, _attend(net, step, layer, *heads), f"{at}.attn.c_proj", sizes.hidden, sizes.hidden)
+            inner = _affine(net, _layer_norm(net, x, f"{at}.ln_2"), f"{at}.mlp.c_fc", sizes.hidden, sizes.inner)
+            x = x + _affine(net, emit("Gelu", inner, approximate="tanh"), f"{at}.mlp.c_proj", sizes.inner, sizes.hidden)
+        last = _layer_norm(net, _last_token(net, x), "transformer.ln_f")
+        return _finish(net, emit("MatMul", last, emit("Transpose", table, perm=[1, 0])))
+
+
+def llama_decoder(
+    sizes: DecoderSizes = DecoderSizes(key_heads=4, inner=2048, vocabulary=32000),
+    weights: Mapping[str, Array] | None = None,
+    seed: int = 0,
+    *,
+    base: float = 10000.0,
+    epsilon: float = 1e-6,
+) -> Function:
+    """Return a decoder with the shape of Llama (Touvron et al. 2023): rotary positions, grouped queries, gated layers.
+
+    ``weights`` has the parameters of `transformers.LlamaForCausalLM` by their names; random ones without it. ``base`` is that of
+    the rotary frequencies. Raises OptionError for a weight that is missing, or of another shape.
+    """
+    net = _Network("llama_decoder", sizes, weights, seed)
+    hidden, few = sizes.hidden, sizes.key_heads * sizes.width
+    with net.builder:
+        ids, step = _begin(net)
+        turn = _rotation(net, step, base)
+        x = emit("Gather", net.weight("model.embed_tokens.weight", sizes.vocabulary, hidden, deviation=0.5), ids, axis=0)
+        for layer in range(sizes.layers):
+            at = f"model.layers.{layer}"
+            normal = _root_norm(net, x, f"{at}.input_layernorm", epsilon)
+            widths = {"q": hidden, "k": few, "v": few}
+            parts = {name: _product(net, normal, f"{at}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
+            counts = {"q": sizes.heads, "k": sizes.key_heads, "v": sizes.key_heads}
+            query, key, value = (_split_heads(net, parts[name], count) for name, count in counts.items())
+            gathered = _attend(net, step, layer, turn(query), turn(key), value)
+            x = x + _product(net, gathered, f"{at}.self_attn.o_proj", hidden, hidden)
+            normal = _root_norm(net, x, f"{at}.post_attention_layernorm", epsilon)
+            gate, up = (_product(net, normal, f"{at}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
+            x = x + _product(net, gate * emit("Sigmoid", gate) * up, f"{at}.mlp.down_proj", sizes.inner, hidden)
+        last = _root_norm(net, _last_token(net, x), "model.norm", epsilon)
+        return _finish(net, _product(net, last, "lm_head", hidden, sizes.vocabulary))
+
+
+# ---------------------------------------------------------------------- ends
+
+
+def _begin(net: _Network) -> tuple[Tensor, _Step]:
+    """Record the tokens of the call, the number of those before it, and who sees whom."""
+    sizes, builder = net.sizes, net.builder
+    ids = builder.input("ids", TensorType(DType.INT64, (sizes.batch, "tokens")))
+    length = builder.state("length", TensorType(DType.INT64, (1,)))
+    count = emit("Shape", ids, start=1, end=2)
+    builder.update(length, length + count)
+    zero, one = (net.constant(np.array(n, np.int64)) for n in (0, 1))
+    positions = length + emit("Range", zero, emit("Squeeze", count, net.constant(np.array([0]))), one)
+    columns = net.constant(np.arange(sizes.capacity, dtype=np.int64)[None])
+    seen = emit("LessOrEqual", columns, emit("Unsqueeze", positions, net.constant(np.array([1]))))
+    bias = emit("Where", seen, net.constant(np.float32(0)), net.constant(np.float32(_HIDDEN)))
+    start = emit("Expand", length, net.constant(np.array([sizes.batch], np.int64)))
+    return ids, _Step(start, positions, bias)
+
+
+def _finish(net: _Network, logits: Tensor) -> Function:
+    from xrt.graph.state import Capacity, declare_capacity
+
+    net.builder.output(logits, "logits")
+    return declare_capacity(net.builder.function(), Capacity("length", "ids", 1, net.sizes.capacity))
+
+
+def _last_token(net: _Network, x: Tensor) -> Tensor:
+    return emit("Gather", x, net.constant(np.array(-1)), axis=1)
+
+
+# ---------------------------------------------------------------------- layers
+
+
+def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Write keys and values to the caches, and gather for each query from the places that it sees."""
+    sizes, builder = net.sizes, net.builder
+    groups, heads = sizes.heads // sizes.key_heads, sizes.key_heads
+    keys = builder.state(f"past_key_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.width, sizes.capacity)))
+    values = builder.state(f"past_value_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.capacity, sizes.width)))
+    all_keys = emit("TensorScatter", keys, key.transpose(0, 1, 3, 2), step.start, axis=3)
+    all_values = emit("TensorScatter", values, value, step.start, axis=2)
+    builder.update(keys, all_keys)
+    builder.update(values, all_values)
+    grouped = net.shape(query, sizes.batch, heads, -1, sizes.width)
+    scores = net.shape(emit("MatMul", grouped, all_keys), sizes.batch, heads, groups, -1, sizes.capacity)
+    shares = emit("Softmax", scores * (1 / math.sqrt(sizes.width)) + step.bias, axis=-1)
+    gathered = emit("MatMul", net.shape(shares, sizes.batch, heads, -1, sizes.capacity), all_values)
+    joined = net.shape(gathered, sizes.batch, sizes.heads, -1, sizes.width).transpose(0, 2, 1, 3)
+    return net.shape(joined, sizes.batch, -1, sizes.hidden)
+
+
+def _split_heads(net: _Network, x: Tensor, heads: int) -> Tensor:
+    """Split the last axis among heads: (batch, tokens, heads * width) to (batch, heads, tokens, width)."""
+    return net.shape(x, net.sizes.batch, -1, heads, net.sizes.width).transpose(0, 2, 1, 3)
+
+
+def _rotation(net: _Network, step: _Step, base: float) -> Callable[[Tensor], Tensor]:
+    """Return what turns pairs of elements by angles that grow with the position (Su et al. 2021)."""
+    half = net.sizes.width // 2
+    angles = np.arange(net.sizes.capacity)[:, None] * base ** -(np.arange(half) / half)
+    cos, sin = (emit("Gather", net.constant(f(angles).astype(np.float32)), step.positions, axis=0) for f in (np.cos, np.sin))
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = _halves(x)
+        return emit("Concat", first * cos - second * sin, second * cos + first * sin, axis=-1)
+
+    return turn
+
+
+def _halves(x: Tensor) -> Sequence[Tensor]:
+    return apply("Split", (x,), {"axis": -1, "num_outputs": 2}, outputs=2)  # type: ignore[return-value]  # as many as outputs
+
+
+def _product(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
+    """Multiply by a matrix that is kept as PyTorch's Linear keeps it."""
+    return emit("MatMul", x, emit("Transpose", net.weight(f"{name}.weight", columns, rows), perm=[1, 0]))
+
+
+def _affine(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
+    return emit("MatMul", x, net.weight(f"{name}.weight", rows, columns)) + net.weight(f"{name}.bias", columns, deviation=0.1)
+
+
+def _layer_norm(net: _Network, x: Tensor, name: str) -> Tensor:
+    scale = net.weight(f"{name}.weight", net.sizes.hidden, deviation=0.1, center=1.0)
+    return emit(
+        "LayerNormalization", x, scale, net.weight(f"{name}.bias", net.sizes.hidden, deviation=0.1), axis=-1, epsilon=1e-5
+    )
+
+
+def _root_norm(net: _Network, x: Tensor, name: str, epsilon: float) -> Tensor:
+    mean = emit("ReduceMean", x * x, net.constant(np.array([-1])), keepdims=1)
+    return x / emit("Sqrt", mean + epsilon) * net.weight(f"{name}.weight", net.sizes.hidden, deviation=0.1, center=1.0)

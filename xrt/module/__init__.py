@@ -12,32 +12,32 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.module.bundle import load as load
-    from xrt.module.calibration import ModuleCalibration as ModuleCalibration
-    from xrt.module.calibration import calibrate as calibrate
-    from xrt.module.configuration import configure as configure
+    from xrt.module.dispatch import IOBinding as IOBinding
     from xrt.module.explain import Explanation as Explanation
     from xrt.module.explain import RegionReport as RegionReport
-    from xrt.module.io_binding import IOBinding as IOBinding
-    from xrt.module.memory import Memory as Memory
-    from xrt.module.memory import RegionMemory as RegionMemory
+    from xrt.module.html import Memory as Memory
+    from xrt.module.html import RegionMemory as RegionMemory
     from xrt.module.module import XRTModule as XRTModule
     from xrt.module.options import ModuleOptions as ModuleOptions
+    from xrt.module.options import configure as configure
     from xrt.module.options import validate_budget as validate_budget
-    from xrt.module.session import Session as Session
+    from xrt.module.state import Session as Session
     from xrt.module.state import stateful as stateful
+    from xrt.module.verification import ModuleCalibration as ModuleCalibration
+    from xrt.module.verification import calibrate as calibrate
 
 _MODULES = {
-    "ModuleCalibration": "xrt.module.calibration",
+    "ModuleCalibration": "xrt.module.verification",
     "Explanation": "xrt.module.explain",
-    "IOBinding": "xrt.module.io_binding",
-    "Memory": "xrt.module.memory",
+    "IOBinding": "xrt.module.dispatch",
+    "Memory": "xrt.module.html",
     "ModuleOptions": "xrt.module.options",
-    "RegionMemory": "xrt.module.memory",
+    "RegionMemory": "xrt.module.html",
     "RegionReport": "xrt.module.explain",
-    "Session": "xrt.module.session",
+    "Session": "xrt.module.state",
     "XRTModule": "xrt.module.module",
-    "calibrate": "xrt.module.calibration",
-    "configure": "xrt.module.configuration",
+    "calibrate": "xrt.module.verification",
+    "configure": "xrt.module.options",
     "load": "xrt.module.bundle",
     "stateful": "xrt.module.state",
     "validate_budget": "xrt.module.options",

@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache import CompileCache, make_signature, open_cache
+from xrt.cache import CompileCache, CompileRequest, DiskStatistics, DiskTier, Signature, Tier, make_signature, open_cache
 from xrt.cache.disk.plan_store import StoredPlan
+from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.memory import LEAST_BYTES
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import (
     BundleError,
+    CacheWarning,
     EngineUnavailable,
     FallbackWarning,
     ModelError,
@@ -31,10 +33,10 @@ from xrt.errors import (
     did_you_mean,
     warn,
 )
-from xrt.formats.bundle import BundleFile, is_bundle
+from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
+from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import defer_plan, read_buckets, read_index
-from xrt.module.bundle_tier import BundleTier
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
@@ -44,11 +46,107 @@ from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
+    from xrt.cache.disk import WeightHashStore
+    from xrt.engines import Executable
     from xrt.formats.serving_record import ServingRecord
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
-__all__ = ["load"]
+__all__ = ["BundleTier", "load"]
+
+
+@dataclass(eq=False)
+class BundleTier:
+    """Gives the compiled forms of a bundle; asks the disk tier behind it for everything else."""
+
+    file: BundleFile
+    behind: Tier | None
+    strict: bool
+    why_none: str = ""
+    """Why no variant of the bundle is for this machine."""
+
+    def __post_init__(self) -> None:
+        self._sections: dict[tuple[tuple[str, str], ...], str] = {}
+        self._watched: list[Function] = []
+        self._loaded = 0
+
+    @property
+    def weights(self) -> WeightHashStore | None:
+        return self.behind.weights if self.behind else None
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        """The tier's behind it, with what came from the bundle among the hits."""
+        behind = self.behind.statistics if self.behind else DiskStatistics()
+        return replace(behind, hits=behind.hits + self._loaded)
+
+    def recall_check(self) -> None:
+        """Do not read through a file again that this host has checked, and that has not changed since."""
+        if isinstance(self.behind, DiskTier) and self.file.stamp is not None:
+            if self.behind.checked.knows(self.file.path.absolute(), self.file.suffix, self.file.stamp):
+                self.file.trust()
+
+    def keep_check(self) -> None:
+        """Remember that all of the file that is used was read, and is right."""
+        if isinstance(self.behind, DiskTier):
+            try:
+                self.behind.checked.keep(self.file.path.absolute(), self.file.suffix, self.file.stamp)
+            except OSError as error:
+                self.behind.trouble(str(error))
+
+    def watch(self, plan: Plan) -> None:
+        """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""
+        if self.weights is None:
+            return
+        read = [launch for launch in plan.launches if not isinstance(launch.function, DeferredFunction)]
+        held = {f"{x.name}:{n}": c for x in read for n, c in x.function.constants.items()}
+        function = Function((), (), constants=held)
+        self._watched.append(function)
+        self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
+
+    def keep_weights(self) -> None:
+        """Write down the hashes of the bundle's weights, for the next process that loads it."""
+        if self.behind is not None:
+            self.behind.keep_weights()
+
+    def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
+        """Serve a signature of these ingredients from that section."""
+        self._sections[_portable(ingredients)] = section
+
+    def find_learning_directory(self, engine: str) -> Path | None:
+        """Return where the tier behind keeps what an engine learns."""
+        return self.behind.find_learning_directory(engine) if self.behind is not None else None
+
+    def get_or_compile(
+        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
+    ) -> Executable:
+        """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
+        self.keep_weights()
+        section = self._sections.get(_portable(signature.ingredients))
+        if section is not None and not force:
+            try:
+                return self._from_bundle(section, recipe)
+            except Exception as error:
+                if self.strict:
+                    raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
+                warn(f"{os.fspath(self.file.path)!r}: a region is compiled again, since {error}", CacheWarning)
+        if self.behind is None:
+            return make()
+        return self.behind.get_or_compile(signature, recipe, make, force=force)
+
+    def _from_bundle(self, section: str, recipe: CompileRequest) -> Executable:
+        with make_working_directory() as folder:
+            context = replace(recipe.context, workdir=folder)
+            executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
+        executable.prepare()
+        self._loaded += 1
+        return executable
+
+
+def _portable(ingredients: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the ingredients that mean the same in another installation."""
+    return tuple((name, value) for name, value in ingredients if name != "code")
+
 
 _IN_EVERY_REGION = ("format", "engine", "version", "options", "device", "threads", "machine")
 """Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
@@ -160,7 +258,7 @@ def _execution(manifest: Mapping[str, Any], threads: int | None) -> dict[str, An
 
 
 def _read_serving(file: BundleFile) -> ServingRecord | None:
-    from xrt.module.stored_serving import read_serving  # for those alone who ask
+    from xrt.module.bundle_index import read_serving  # for those alone who ask
 
     return read_serving(file)
 
@@ -233,7 +331,7 @@ def _plan(file: BundleFile, manifest: Mapping[str, Any], number: int) -> Plan:
 
 
 def _read_plan(file: BundleFile, number: int) -> Plan:
-    from xrt.partition.serialization import from_message
+    from xrt.partition.plan import from_message
 
     return from_message(file.manifest["programs"][number]["plan"] or {"format": None})
 

@@ -14,17 +14,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.cache.disk.plan_store import OWN, StoredPlan, StoredWeight, dump_plan, dump_values, parse_plan, parse_values
-from xrt.errors import BundleError
+from xrt.errors import BundleError, XRTError
 from xrt.formats import bundle
 from xrt.graph.function import Function
-from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
+from xrt.module.stored_plans import defer_launch, is_deferrable, list_large_constants, store_launch
 from xrt.partition.options import read_options
 from xrt.partition.plan import Plan
 
 if TYPE_CHECKING:
+    from xrt.cache import Signature
+    from xrt.cache.disk.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
+    from xrt.formats.serving_record import ServingRecord
+    from xrt.module.module import XRTModule
+    from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = ["BUCKETS", "SECTION", "defer_plan", "make_index", "read_buckets", "read_index"]
+__all__ = [
+    "BUCKETS",
+    "SECTION",
+    "SERVING",
+    "defer_plan",
+    "load_serving",
+    "make_index",
+    "read_buckets",
+    "read_index",
+    "read_serving",
+    "store_serving",
+]
 
 SECTION, BUCKETS = "index", "buckets"
 _ASKED: Mapping[str, type] = {"writer": str, "device": str, "strict": bool, "fold_constants": bool, "model": str}
@@ -157,3 +173,56 @@ def _read_weight(file: BundleFile, weight: StoredWeight) -> Any:
 
 def _read_region(read: Callable[[], Plan], number: int) -> Function:
     return read().launches[number].function
+
+
+SERVING = "serving"
+"""The section of a bundle; a version of XRT that does not know it ignores it."""
+
+
+def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
+    """Return the store, and the name in it; None where nothing can be kept.
+
+    An error budget has names of its own, unless it is in a metric whose code is unknown: then nothing can.
+    """
+    from xrt.cache import DiskTier, Signature
+    from xrt.cache.disk.cost_store import CostStore
+    from xrt.placement.decision_store import make_decision_key
+
+    if not isinstance(module._cache.disk, DiskTier) or module._source.is_traced:
+        return None
+    store = CostStore.for_cache(module._cache)
+    request = module._engines.make_request(module._source.get_declared_function(), clustering=module._settings.clustering)
+    key = make_decision_key(request)
+    terms = () if lower is None else lower.terms.ingredients
+    if store is None or key is None or terms is None:
+        return None
+    return store, Signature((*key.ingredients, *terms, ("objective", "throughput")))
+
+
+def load_serving(module: XRTModule) -> ServingRecord | None:
+    """Return what an earlier search has chosen; None where none is known."""
+    try:
+        place = _find_place(module, module._lowering)
+    except XRTError:
+        return None  # the model cannot be read, which a call says better
+    document = place[0].decision(place[1]) if place else None
+    return None if document is None else document.serving
+
+
+def store_serving(module: XRTModule, record: ServingRecord, lower: LoweringWithinBudget | None = None) -> None:
+    """Keep a choice for modules with these engines, this thread budget and this error budget."""
+    from xrt.formats.placement_file import PlacementFile
+
+    if place := _find_place(module, lower):
+        place[0].store_decision(place[1], PlacementFile(serving=record))
+
+
+def read_serving(file: BundleFile) -> ServingRecord | None:
+    """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
+    from xrt.formats.serving_record import parse_serving
+
+    data = file.find_section(f"{SERVING}{file.suffix}")
+    try:
+        return None if data is None else parse_serving(bytes(data))
+    except BundleError as error:
+        raise BundleError(f"cannot load {str(file.path)!r}: {error}") from None

@@ -100,7 +100,7 @@ def _why_not(function: Function, settings: ModuleOptions, engines: EngineList) -
 
 def _find_declined(function: Function, engines: EngineList) -> str | None:
     from xrt.partition import SupportMatrix
-    from xrt.placement.request import unwrap
+    from xrt.placement.result import unwrap
 
     found = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
     reasons = ((node, found.reason(number, 0)) for number, node in enumerate(function.nodes))

@@ -7,13 +7,13 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.engines.contract.deviations import list_deviations
-from xrt.partition.grouping import GROUPED, ReasonGroup, group, group_reasons, list_some
+from xrt.engines.contract.graph_compiler import list_deviations
+from xrt.partition.plan import GROUPED, ReasonGroup, group, group_reasons, list_some
 from xrt.placement.result import is_of_engine
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
-    from xrt.formats.precision_record import PrecisionRecord
+    from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Constant, Function, Value
     from xrt.partition import Launch, Pin, Plan, Reason
     from xrt.placement import CostReport

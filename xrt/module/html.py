@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from xrt.graph import Constant, Function, TensorType
+from xrt.graph.constants import is_mapped
 from xrt.html.formatting import format_count, size
 from xrt.html.rendering import render_cell, render_page
 from xrt.module.explain import Explanation
 from xrt.partition.html import describe_plan
-from xrt.placement.html import describe_costs
-from xrt.placement.precision_html import describe_errors
+from xrt.placement.html import describe_costs, describe_errors
 
-__all__ = ["render_explanation", "render_explanation_page"]
+if TYPE_CHECKING:
+    from xrt.engines import MemoryUse
+    from xrt.partition import Launch, Plan
+    from xrt.runtime import Program
+
+__all__ = ["Memory", "RegionMemory", "memory", "render_explanation", "render_explanation_page"]
 
 
 def render_explanation(found: Explanation) -> str:
@@ -45,3 +53,182 @@ def _describe(found: Explanation) -> dict[str, Any]:
         **describe_costs(found.account),
         **describe_errors(found.precision),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """One region."""
+
+    name: str
+    engine: str
+    weights: int
+    """Bytes of the constants that it reads. They are held once, however many regions read them."""
+    uses: tuple[MemoryUse, ...] | None
+    """The engine's own memory uses, weights excluded; None if the engine does not report them, or nothing is compiled yet."""
+    same_as: str = ""
+    """The earlier region with which it shares one executable, because the two are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one signature takes. Prints as a table; `to_dict` gives the same as plain data."""
+
+    weights: int
+    """Constants that regions read, each counted once."""
+    mapped: int
+    """Bytes of ``weights`` and ``unused`` in mapped files: the system loads these pages on first read and may release them."""
+    unused: int
+    """Constants of the model that no region reads any more, because what read them was folded. They are still held."""
+    crossing: int
+    """Values that cross from one region to another, where their sizes are known before the run."""
+    unknown: int
+    """How many values cross whose sizes are known only at run time."""
+    arena: int | None
+    """The planned block in which values cross, one for each call under way; None before the compile."""
+    regions: tuple[RegionMemory, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the engines have been asked."""
+        return self.arena is not None
+
+    @property
+    def held(self) -> int:
+        """Bytes held between calls, as far as engines tell."""
+        uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
+        return self.weights + self.unused + sum(use.nbytes or 0 for use in uses if not use.per_call)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of ``held`` in mapped files: all processes of the host have the same pages of them."""
+        uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
+        return self.mapped + sum(use.nbytes or 0 for use in uses if use.shared)
+
+    @property
+    def private(self) -> int:
+        """Bytes of ``held`` that each process has of its own."""
+        return self.held - self.shared
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as dictionaries, lists and numbers."""
+        return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        from xrt.html.rendering import render_cell  # for notebooks alone
+
+        rows = [(name.strip(), "?" if nbytes is None else _size(nbytes), why) for name, nbytes, why in _rows(self)]
+        table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
+        return render_cell("summary.html", title="Memory", facts={}, tables=[table])
+
+    def __str__(self) -> str:
+        return "\n".join(_line(*row) for row in _rows(self))
+
+
+def memory(plan: Plan, original: Function, program: Program | None) -> Memory:
+    """Return what a plan takes; ``original`` is the model that it was made from, ``program`` None where it is not compiled."""
+    used = _held([plan.function, *(launch.function for launch in plan.launches)])
+    everything = {**used, **_held([original])}
+    sizes = [
+        v.type.nbytes if isinstance(v.type, TensorType) else None for launch in plan.launches for v in launch.function.outputs
+    ]
+    known = [size for size in sizes if size is not None]
+    return Memory(
+        weights=_total(used.values()),
+        mapped=_total(constant for constant in everything.values() if is_mapped(constant.array)),
+        unused=_total(everything.values()) - _total(used.values()),
+        crossing=sum(known),
+        unknown=len(sizes) - len(known),
+        arena=program.arena_bytes if program else None,
+        regions=tuple(_regions(plan.launches, program)),
+    )
+
+
+def _regions(launches: Sequence[Launch], program: Program | None) -> Iterator[RegionMemory]:
+    first: dict[int, str] = {}
+    for index, launch in enumerate(launches):
+        weights = _total(_held([launch.function]).values())
+        if program is None:
+            yield RegionMemory(launch.name, launch.engine, weights, None)
+            continue
+        executable = program.executables[index]
+        uses = executable.memory()
+        name = first.setdefault(id(executable), launch.name)
+        same_as = name if name != launch.name else ""
+        yield RegionMemory(launch.name, launch.engine, weights, None if uses is None else tuple(uses), same_as)
+
+
+def _held(functions: Iterable[Function]) -> dict[object, Constant]:
+    """Return the constants by the place where they lie, bodies and attributes included."""
+    return {_place(constant): constant for function in functions for constant in _constants(function)}
+
+
+def _place(constant: Constant) -> object:
+    return constant.array.ctypes.data, constant.array.nbytes
+
+
+def _constants(function: Function) -> Iterator[Constant]:
+    yield from function.constants.values()
+    for node in function.nodes:
+        for attribute in node.attributes:
+            values = attribute.value if attribute.kind.is_list else (attribute.value,)
+            yield from (value for value in values if isinstance(value, Constant))
+        for body in node.bodies:
+            yield from _constants(body)
+
+
+def _total(constants: Iterable[Constant]) -> int:
+    return sum(constant.nbytes for constant in constants)
+
+
+# ---------------------------------------------------------------------- as a table
+
+Row = tuple[str, int | None, str]
+
+
+def _rows(found: Memory) -> Iterator[Row]:
+    yield "weights", found.weights, f"held once; {_size(found.mapped)} of all constants in mapped files"
+    if found.unused:
+        yield "  unused", found.unused, "constants of the model that were folded into others"
+    yield _between(found)
+    seen: set[str] = set()
+    for region in found.regions:
+        yield f"{region.name} on {region.engine}", region.weights, "of the weights"
+        for name, nbytes, why in _uses(region, found.is_compiled):
+            yield name, nbytes, "as above" if why in seen else why
+            seen.add(why)
+    yield (
+        "held between calls",
+        found.held,
+        "" if found.is_compiled else "before the compile; m.compile() lets the engines tell theirs",
+    )
+    if found.shared:
+        yield "  shared", found.shared, "in mapped files: processes have the same pages, and the system may drop them"
+        yield "  private", found.private, "of this process alone"
+
+
+def _between(found: Memory) -> Row:
+    rest = f"; {found.unknown} more of sizes known only at run time" if found.unknown else ""
+    if found.arena:
+        return "between regions", found.arena, f"per call: the arena, for values of {_size(found.crossing)}{rest}"
+    return "between regions", found.crossing, f"per call: values, each in memory of its own{rest}"
+
+
+def _uses(region: RegionMemory, is_compiled: bool) -> Iterator[Row]:
+    if region.same_as:
+        yield "  executable", 0, f"that of {region.same_as}, which is equal"
+    elif region.uses is not None:
+        for use in region.uses:
+            yield f"  {use.name}", use.nbytes, f"per call: {use.why}" if use.per_call else use.why
+    elif is_compiled:
+        yield "  the engine's own", None, "the engine does not tell"
+
+
+def _line(name: str, nbytes: int | None, why: str) -> str:
+    return f"{name:<28}{'?' if nbytes is None else _size(nbytes):>11}  {why}".rstrip()
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.1f} kB"

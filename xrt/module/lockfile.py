@@ -13,35 +13,40 @@ from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
+from xrt.module.throughput import ModuleBench, RequestPool
 from xrt.placement import TuningResult
 from xrt.placement.auto import SizedPlacement
 from xrt.placement.lockfile import (
     FIGURES,
     LONGEST,
     create_lock,
+    list_machine_mismatches,
     list_mismatches,
+    make_planned_function,
     plan_from_ranges,
     read_lock,
     read_shapes,
 )
-from xrt.placement.precision_report import format_error
-from xrt.placement.quantized_form import make_planned_function
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
+from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
-from xrt.placement.sizes import Sizes, list_open_axes
-from xrt.precision.error_check import check_error
+from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
+from xrt.placement.throughput.load_check import LoadCheckResult, check_load
+from xrt.placement.throughput.result import ServingConfiguration, Split
+from xrt.precision.execution import check_error
 from xrt.runtime import to_host
+from xrt.runtime.threads import available_cores
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
     from xrt.placement.auto import AutoPlacement, OpenModel
     from xrt.placement.engine_list import EngineList
-    from xrt.placement.request import PlacementRequest
+    from xrt.placement.result import PlacementRequest
     from xrt.precision import ErrorBudget
 
-__all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
+__all__ = ["LockedPlacement", "check_module", "check_module_load", "load_lock", "lock_module"]
 
 SYMBOLIC = "symbolic"
 """The fact of a lock's model that is the fingerprint of the model with its symbolic dims."""
@@ -243,3 +248,44 @@ def _make_setup(
     request = replace(request, engines=(*(one for one in lowered if one.spec not in known), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
     return RegressionSetup(request, module._cache, [to_host(value) for value in values], reference, seconds)
+
+
+class _LockedBench(ModuleBench):
+    """A bench whose plans are those of a lock, at each size the nearest one."""
+
+    def __init__(self, module: XRTModule, pool: RequestPool, locked: ServingConfiguration, lock: PlacementFile) -> None:
+        super().__init__(module, pool, [Split(locked.instances, locked.threads)], locked.sizes or (locked.batch,), 0.0)
+        self._lock = LockedPlacement(lock, "that is checked")
+
+    def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
+        automatic, sizes = module._automatic, read_sizes(self._pool.inputs, values)
+        build = module._specialize(values, place=partial(self._lock.place_for_load, automatic=automatic, sizes=sizes))
+        assert build.tuned is not None  # it has just been placed
+        return build.tuned
+
+
+def check_module_load(
+    module: XRTModule, lock: PlacementFile, values: Sequence[Any], limit: float, seconds: float, *, seed: int = 0
+) -> LoadCheckResult:
+    """Return what comes of repeating the load of a lock here, for at most so many seconds, compiles not counted.
+
+    ``module`` places by measurement, with all threads of the configuration; nothing is measured for a plan, since the lock has
+    them. ``values`` are those of a call. On fewer cores than the configuration has threads no load is run.
+    Raises LockError where the lock is of another model, or a plan cannot run here.
+    """
+    assert lock.serving is not None
+    locked = ServingConfiguration.from_record(lock.serving)
+    wanted, cores = locked.instances * locked.threads, available_cores()
+    if cores < wanted:
+        why = f"its instances need {wanted} threads, and this process may use {cores}"
+        return LoadCheckResult("undecided", limit, locked, note=why)
+    try:
+        pool = RequestPool(module, values, locked.dim or None, seed)
+    except OptionError as error:
+        raise LockError(f"the lock's requests cannot be joined: {error}") from error
+    bench = _LockedBench(module, pool, locked, lock)
+    try:
+        differs = list_machine_mismatches(lock, module._engines.context)
+        return check_load(bench, locked, limit, seconds, differs=differs)
+    finally:
+        bench.close()

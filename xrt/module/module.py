@@ -14,20 +14,16 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
 from xrt.forking import renew_after_fork
-from xrt.module.copying import Copyable, Given, Savable
 from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
-from xrt.module.fallback import Call, format_implicit_fallback
-from xrt.module.keywords import ModuleKeywords, add_keywords
+from xrt.module.fallback import Call, OutputChecks, format_implicit_fallback, shorten_tracebacks
 from xrt.module.model_source import check_declared, find_front_end
-from xrt.module.options import make_engine_list, parse_options
-from xrt.module.output_checks import OutputChecks
-from xrt.module.precision_options import apply_constraints, make_module_lowering
-from xrt.module.specializable import Specializable
+from xrt.module.options import ModuleKeywords, add_keywords, make_engine_list, parse_options
+from xrt.module.precision import apply_constraints, make_module_lowering
+from xrt.module.saving import Copyable, Given, Savable
+from xrt.module.specializable import Specializable, SpecializationCache
 from xrt.module.specialization import Specialization, list_value_names
-from xrt.module.specialization_cache import SpecializationCache
 from xrt.module.state import StatefulModule
-from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.tuning import Tunable
 from xrt.module.verification import Verifiable
 from xrt.runtime import Program, inputs
@@ -35,10 +31,10 @@ from xrt.runtime import Program, inputs
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, RunOptions
     from xrt.graph import Value
-    from xrt.module.calibration import ModuleCalibration
+    from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
-    from xrt.module.io_binding import IOBinding
-    from xrt.module.memory import Memory
+    from xrt.module.html import Memory
+    from xrt.module.verification import ModuleCalibration
     from xrt.partition import Plan
     from xrt.runtime import Profile
 
@@ -226,7 +222,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         buffer per output (None for a fresh one), on the module's device. Every call writes to the same buffers and returns them.
         Compiles at once. Raises InputError as a call does, and for arrays that cannot be fixed.
         """
-        from xrt.module.io_binding import bind_io, check_bindable
+        from xrt.module.dispatch import bind_io, check_bindable
 
         values = self._check_inputs(args, named, pads=False)
         given = inputs.bind(self._source.inputs, args, named)
@@ -239,7 +235,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run what `_quick` does not serve: other signatures, fetches, buffers, options, and calls that are observed."""
         if observers := self._observers:
-            from xrt.module.calibration import call_observed
+            from xrt.module.verification import call_observed
 
             is_plain = fetch is None and out is None and options is None
             result = call_observed(self, observers, self._check_inputs(args, named), is_plain=is_plain)

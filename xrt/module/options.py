@@ -3,43 +3,168 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.contract.options import Precision
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
+from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
-from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
-from xrt.module.honored_options import check_options, is_from_bundle
-from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
+from xrt.graph.device_names import normalize_device
+from xrt.module.precision import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
+from xrt.partition.options import Pin
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
-from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget
+from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.lockfile import LockedPlacement
+    from xrt.partition.options import DeviceMap
     from xrt.placement.auto import AutoPlacement, Lower
     from xrt.precision import ErrorBudget
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 __all__ = [
     "IMPLICIT",
+    "OWNERS",
     "REFERENCE",
     "BucketOption",
     "Check",
     "Dynamic",
+    "ModuleKeywords",
     "ModuleOptions",
+    "add_keywords",
+    "check_engines_run",
     "check_isolated",
+    "check_isolated_on_device",
+    "check_options",
+    "check_recorded",
+    "configure",
+    "is_from_bundle",
+    "iter_keywords",
     "make_engine_list",
+    "parse_devices",
     "parse_options",
     "validate_budget",
+    "validate_devices",
 ]
+
+
+def check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
+    """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
+
+    With ``is_permission`` a lower precision is allowed and not demanded, but for strict types: an engine that computes in full
+    precision is measured like the others. Returns a remark where none computes in the lower one.
+    """
+    reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
+    full = context.in_full_precision()
+    is_lowered = None in reasons.values() or (is_permission and any(_lowers_by_itself(one, context) for one in engines))
+    if is_permission:
+        reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
+    if is_permission and not is_lowered and (full is context or None not in reasons.values()):
+        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
+        raise OptionError(f"no engine is left for engine='auto': {left_out}")
+    if reason := next(filter(None, reasons.values()), None):
+        raise OptionError(reason)
+    if is_lowered:
+        return ""
+    return f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
+
+
+def is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
+    """Whether a bundle in lower precision is loaded: which of its engines compute so was decided when it was saved."""
+    if context.options.precision == "fp32" or cache is None:
+        return False
+    from xrt.module.bundle import BundleTier  # for those alone who ask
+
+    return isinstance(cache.disk, BundleTier)
+
+
+def _lowers_by_itself(engine: GraphCompiler, context: CompileContext) -> bool:
+    """Whether an engine computes in the precision of the options by its own spec."""
+    if context.options.precision == "fp32":
+        return False
+    from xrt.verify.comparison import find_precision  # for those alone who ask
+
+    return find_precision(engine, context.in_full_precision()) == context.options.precision
+
+
+def validate_devices(value: Any) -> Mapping[str, str]:
+    """Return devices by engine; raises OptionError for another form, DeviceError for an unknown device."""
+    if value is None:
+        return FrozenDict()
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise OptionError(f"devices maps engines to devices, such as {{'ort': 'cuda', 'tvm': 'cpu'}}; got {value!r}")
+    return FrozenDict({name: check_device(device) for name, device in value.items()})
+
+
+def parse_devices(
+    engines: Sequence[GraphCompiler], asked: Mapping[str, str], here: str, others: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
+
+    What was asked for ``others``, which might be in the list, is nothing; so is the device ``here``, where engines run anyway.
+    Raises OptionError for an engine that is not in the
+    list, DeviceError for one that does not run there.
+    """
+    known = sorted({word for engine in engines for word in (engine.name, engine.spec)})
+    for name in asked:
+        if name not in known and name.partition("{")[0] not in others:
+            raise OptionError(
+                f"devices names {name!r}, which is not in the list of engines: {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    found = {}
+    for engine in engines:
+        device = asked.get(engine.spec, asked.get(engine.name))
+        if device is None:
+            continue
+        if parse_device_kind(device) not in engine.devices:
+            raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
+        if normalize_device(device) != normalize_device(here):
+            found[engine.spec] = device
+    return FrozenDict(found)
+
+
+def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Mapping[str, str]) -> None:
+    """Raise DeviceError unless some engine of the list runs on the module's device, or has one of its own."""
+    if not any(parse_device_kind(device) in engine.devices or engine.spec in devices for engine in engines):
+        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+
+
+def check_recorded(graph: bool, device: str) -> None:
+    """Raise OptionError for calls that are to be recorded where nothing can be."""
+    if graph and device == "cpu":
+        raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
+
+
+def check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: WorkerLimits) -> None:
+    """Raise OptionError for an engine in a process of its own that runs elsewhere than on the cpu, where that cannot be.
+
+    Compiling there is no matter of devices; running is, for arrays in a device's memory belong to one process.
+    """
+    device = homes.of(engine.spec)
+    if device == "cpu":
+        return
+    if engine.runs:
+        raise OptionError(
+            f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} would "
+            f"run, since isolate_run=True asks for it or it cannot save what it compiles; take it out of isolate="
+        )
+    if limits.memory is not None:
+        raise OptionError(
+            f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is memory"
+            f"; take {engine.spec} out of isolate=, or leave memory_limit= out"
+        )
+
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
 BucketOption: TypeAlias = str | Mapping[str, tuple[int, ...]] | None
@@ -256,7 +381,7 @@ def _created(
     many = _as_list(asked)
     if is_auto(asked):
         from xrt.placement import CostStore
-        from xrt.placement.available_engines import list_available_engines
+        from xrt.placement.engine_list import list_available_engines
 
         store = None if cache is None else CostStore.for_cache(cache)
         found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
@@ -278,8 +403,7 @@ def _isolated(
     if not settings.isolate:
         return list(engines)
     from xrt.engines.contract.proxy import load_engine
-    from xrt.module.devices import check_isolated_on_device
-    from xrt.partition.device_map import DeviceMap
+    from xrt.partition.options import DeviceMap
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
     limits, asked = WorkerLimits(settings.time_limit, settings.memory_limit), {*settings.isolate}
@@ -339,3 +463,86 @@ def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> Gra
     reference = ImplicitEngine(IMPLICIT)
     serves = parse_device_kind(context.device) in reference.devices and reference.unsupported_options(context) is None
     return reference if serves else None
+
+
+C = TypeVar("C", bound=type)
+OWNERS: tuple[type, ...] = (ModuleOptions, ClusteringOptions, ExecutionOptions)
+"""The classes whose fields are keywords of XRTModule."""
+
+
+class ModuleKeywords(TypedDict, total=False):
+    """Keyword arguments of `XRTModule` other than ``model``, ``engine``, ``device`` and ``cache``."""
+
+    minimum_nodes: int
+    maximum_nodes: int | None
+    pins: str | Pin | Sequence[str | Pin]
+
+    precision: Precision | str | Sequence[str]
+    strict_types: bool
+    calibration_table: str | os.PathLike[str] | Any | None  # an xrt.CalibrationTable, whose module is not loaded for a hint
+    max_error: float | Any | None  # an xrt.ErrorBudget
+    calibrate: Iterable[Any] | None
+    validate: Iterable[Any] | None
+    threads: int | None
+    max_workspace_size: int | None
+    max_batch_size: int | None
+
+    strict: bool
+    check: Check
+    isolate: str | Sequence[str]
+    isolate_run: bool
+    time_limit: float | None
+    memory_limit: int | None
+    fold_constants: bool
+    force_compile: bool
+    budget: float
+    lock: str | os.PathLike[str] | None
+    max_specialization_bytes: int
+    buckets: Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None
+    dynamic: Dynamic
+    dump_subgraph_dir: str | os.PathLike[str] | Path | None
+    devices: Mapping[str, str] | None
+    cuda_graph: bool
+    progress: Callable[[int, int], object] | bool | None
+
+
+def iter_keywords() -> Iterator[tuple[str, Any, type]]:
+    """Yield name, default and owning class of each keyword, in the order of `ModuleKeywords`."""
+    fields = {field.name: (field, owner) for owner in OWNERS for field in dataclasses.fields(owner)}
+    for name in ModuleKeywords.__annotations__:
+        field, owner = fields[name]
+        yield name, field.default, owner
+
+
+def add_keywords(cls: C) -> C:
+    """Give the class a signature that lists every keyword with its type and default; `inspect` and `help` show it."""
+    signature = inspect.signature(cls)
+    first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    types = ModuleKeywords.__annotations__
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_spell(types[name]))
+        for name, default, _ in iter_keywords()
+    ]
+    cls.__signature__ = signature.replace(parameters=[*first, *more])  # type: ignore[attr-defined]  # read by inspect
+    return cls
+
+
+def _spell(annotation: Any) -> str:
+    """Return the annotation as it is written; annotations of a TypedDict are forward references."""
+    return str(getattr(annotation, "__forward_arg__", annotation))
+
+
+def configure(*, threads: int | None = None, shared_pool: str | None = None) -> None:
+    """Set, for this process, the thread budget of modules that name none, and the engine whose executables share one pool.
+
+    ``threads=None`` is the cores that the process may use. With ``shared_pool="ort"`` every session of that engine runs on one
+    pool of that size instead of one of its own. ONNX Runtime then refuses, process-wide, all sessions with
+    a pool of their own, those of other libraries too; there is no way back, and a module with another budget is refused.
+
+    Modules that exist keep what they have. Raises OptionError for no number of threads, an engine that has no such pool, or
+    when a session exists already; UnknownEngine and EngineUnavailable for an engine that cannot be had.
+    """
+    budget = validate_budget(ExecutionOptions(threads=threads))
+    if shared_pool is not None:
+        registry.engine_class(shared_pool).share_pool(budget)
+    set_default_budget(threads)

@@ -5,35 +5,142 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from xrt import __version__
+from xrt.cache import CompileCache
 from xrt.cache.signature import describe_machine
-from xrt.errors import BundleError, CompileRefused
+from xrt.comparison import compare, tolerance_for
+from xrt.errors import BundleError, CompileRefused, OptionError, SelfTestFailed, XRTError
+from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
 from xrt.formats.bundle import make_working_directory, write_bundle
-from xrt.formats.example import encode_example
-from xrt.module.bundle_index import BUCKETS, SECTION, make_index
-from xrt.module.self_test import SECTION as EXAMPLE
-from xrt.module.stored_serving import SERVING
+from xrt.graph import is_deterministic
+from xrt.graph.sample_inputs import sample_inputs
+from xrt.module.bundle_index import BUCKETS, SECTION, SERVING, make_index
+from xrt.module.fallback import shorten_tracebacks
+from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
 from xrt.module.variants import SECTION as VARIANTS
 from xrt.module.variants import Extension, Variant, dump_variants, extend_bundle
-from xrt.partition.serialization import to_message
+from xrt.partition.plan import to_message
 
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler
     from xrt.formats.bundle import BundleFile
     from xrt.formats.container import Buffer
-    from xrt.formats.example import Example
     from xrt.graph import Function
+    from xrt.module.buckets import Buckets
+    from xrt.module.fallback import Call
     from xrt.module.model_source import ModelSource
     from xrt.module.options import BucketOption, ModuleOptions
+    from xrt.module.specializable import SpecializationCache
     from xrt.module.specialization import Specialization
+    from xrt.partition import Plan
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime import RegionToCompile
+    from xrt.runtime import Program, RegionToCompile
 
-__all__ = ["save_module"]
+__all__ = [
+    "MOST_BYTES",
+    "SELF_TEST_SECTION",
+    "Copyable",
+    "Given",
+    "Savable",
+    "SelfTestReport",
+    "draw_inputs",
+    "make_example",
+    "read_example",
+    "run_example",
+    "save_module",
+]
+
+SELF_TEST_SECTION = "self-test"
+MOST_BYTES = 16 << 20
+"""Bytes of inputs and outputs that a bundle keeps at most as its example."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """A self-test that passed. Prints as a line."""
+
+    difference: float
+    """The largest difference between an output and the one that was saved."""
+    seconds: float
+    """What the call and the comparison took, the compile or load of its programs included."""
+
+    def __str__(self) -> str:
+        return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
+
+
+def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any] | None) -> Example:
+    """Return an example with the outputs that ``run`` computes: of the given inputs, else of random ones.
+
+    Raises OptionError where an input or output is no tensor of numbers, they are large, or without given inputs the outputs of a
+    further call may be others; InputError where random ones cannot be made.
+    """
+    values = draw_inputs(function) if given is None else given
+    if not all(map(is_encodable, values)):
+        raise _why_not("an input is no tensor of numbers")
+    inputs = tuple((value.name, np.array(one)) for value, one in zip(function.inputs, values, strict=True))
+    outputs = run([array.copy() for _, array in inputs])
+    if not all(map(is_encodable, outputs)):
+        raise _why_not("an output is no tensor of numbers")
+    example = Example(inputs, tuple((value.name, one) for value, one in zip(function.outputs, outputs, strict=True)))
+    _check_size(example.nbytes)
+    return example
+
+
+def draw_inputs(function: Function) -> list[Any]:
+    """Return random inputs; raises OptionError and InputError as `make_example` does."""
+    if not all(is_deterministic(node, function) for node in function.nodes):
+        raise _why_not("the same inputs may give other outputs")
+    values = list(sample_inputs(function).values())
+    _check_size(sum(getattr(value, "nbytes", 0) for value in values))
+    return values
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MOST_BYTES:
+        most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
+        raise _why_not(f"it has {nbytes} bytes of inputs and outputs, and {most}")
+
+
+def _why_not(reason: str) -> OptionError:
+    return OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
+
+
+def read_example(file: BundleFile) -> Example | None:
+    """Return the example of a bundle; None where it has none. Raises BundleError where it is damaged."""
+    data = file.find_section(SELF_TEST_SECTION)
+    return None if data is None else decode_example(data)
+
+
+def run_example(file: BundleFile, call: Callable[[Sequence[Any]], Sequence[Any]]) -> SelfTestReport | None:
+    """Check the file, compute its example and compare; None where it has none. Raises SelfTestFailed."""
+    began, name = perf_counter(), os.fspath(file.path)
+    try:
+        file.check()
+        example = read_example(file)
+        if example is None:
+            return None
+        results = call([np.array(array) for _, array in example.inputs])
+    except XRTError as error:
+        raise SelfTestFailed(f"the self-test of {name!r} failed: {error}") from error
+    differences = [0.0]
+    for (output, expected), found in zip(example.outputs, results, strict=True):
+        comparison = compare(found, expected, tolerance_for(expected.dtype, "network"), name=output)
+        if not comparison:
+            hint = f"save the bundle again where its results are right, or find what differs with `xrt verify {name}`"
+            raise SelfTestFailed(f"the self-test of {name!r} failed: {comparison.message}; {hint}", comparison.absolute)
+        differences.append(comparison.absolute)
+    return SelfTestReport(max(differences), perf_counter() - began)
+
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +186,7 @@ def save_module(
     if index is not None:
         compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
     if example is not None:
-        compiled[EXAMPLE] = encode_example(example)
+        compiled[SELF_TEST_SECTION] = encode_example(example)
     compiled[VARIANTS] = dump_variants(extension.variants)
     write_bundle(path, manifest, models, compiled, suffix=extension.suffix, copied=extension.copied)
 
@@ -145,3 +252,224 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
             _log.warning("engine %r failed to save %s", region.engine.spec, region.launch.name, exc_info=True)
             section, reason = "", f"{type(error).__name__}: {error}"
     return {"section": section, "ingredients": ingredients, "reason": reason}
+
+
+ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments that a module was made with, but for the model's bytes: its Function has what was in them."""
+
+    engine: Any
+    device: str
+    cache: CompileCache | str | os.PathLike[str] | None
+    options: Mapping[str, Any]
+    path: Path | None
+    """The model's file, absolute; None where it came otherwise."""
+
+    @classmethod
+    def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Given:
+        return cls(engine, device, cache, options, Path(model).absolute() if isinstance(model, str | os.PathLike) else None)
+
+
+class Copyable:
+    """A module that can be pickled and copied, where what it was made of can."""
+
+    _given: Given
+    _source: ModelSource
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make the module again; raises TypeError, with what to do instead, where that cannot be written down."""
+        given, model = self._given, self._model()
+        if isinstance(given.cache, CompileCache):
+            raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
+        parts = {
+            "its model": model if is_graph(model) else None,
+            "its engines": given.engine,
+            "its options": given.options,
+        }
+        for what, part in parts.items():
+            if reason := _why_not_written(part):
+                raise TypeError(f"this module cannot be pickled, since {what} cannot: {reason}. {ADVICE}")
+        return _make, (type(self), given.path or model, given.engine, given.device, given.cache, dict(given.options))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        import copy
+
+        given, model = self._given, self._model()
+        function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
+        made: Self = _make(type(self), function, given.engine, given.device, given.cache, given.options)
+        return made
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})
+
+    def _model(self) -> Any:
+        """Return the Function, or the graph, that the module runs; raises TypeError for one from a bundle."""
+        source = self._source
+        if isinstance(source, BundledModel | BundledTraces):
+            raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
+        return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+
+
+def _why_not_written(part: Any) -> str | None:
+    """Return why a part cannot be pickled; None where nothing is seen that speaks against it.
+
+    A pickle has functions and classes by name, so they must be found by it; `copy.deepcopy` takes the rest apart as it does.
+    """
+    import copy
+
+    members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
+    for member in members:
+        named = member if isinstance(member, FunctionType | type) else type(member)
+        found: Any = sys.modules.get(named.__module__)
+        for name in named.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not named and named is not type(None):
+            return f"{named.__module__}.{named.__qualname__} is not found by that name"
+    try:
+        copy.deepcopy(part)
+    except Exception as error:  # noqa: BLE001  # whatever a member says of itself
+        return str(error)
+    return None
+
+
+def _make(kind: Any, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Any:
+    return kind(model, engine, device, cache=cache, **options)
+
+
+# ---------------------------------------------------------------------- as a bundle
+
+
+@shorten_tracebacks
+class Savable:
+    """A module that can be written to a bundle, and compared with what the bundle was saved with."""
+
+    _source: ModelSource
+    _cache: CompileCache
+    _engines: EngineList
+    _settings: ModuleOptions
+    _buckets: Buckets | None
+    _specializations: SpecializationCache
+    _bundle: BundleFile | None = None
+    """The bundle that the module was loaded from."""
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *examples: Any,
+        example: Mapping[str, Any] | Sequence[Any] | bool = True,
+        add: bool = False,
+        **named: Any,
+    ) -> None:
+        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
+
+        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
+
+        The bundle has one example with its outputs, which `run_self_test` computes again: ``example``, the inputs by name or in
+        order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
+        are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
+
+        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
+        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
+
+        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
+        cannot be kept, and what `compile` raises.
+        """
+        from xrt.formats.bundle import BundleFile
+
+        self._check_open()
+        if examples or named or not any(build.is_compiled for build in self._specializations):
+            self.compile(*examples, **named)
+        if not isinstance(example, bool):
+            examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+            self.compile(*examples, **named)
+        kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
+        base = BundleFile(path) if add else None
+        if base is not None and isinstance(example, bool):
+            kept = read_example(base) or kept
+        builds, serving = self._specializations.to_dict(), self._spell_serving()
+        terms = self._source, self._engines, self._settings, builds, kept, serving, base
+        save_module(path, *terms, has_buckets=self._buckets is not None)
+
+    def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
+        """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
+        from xrt.graph import Function
+        from xrt.module.buckets import PaddedValues
+        from xrt.module.fallback import Call
+        from xrt.runtime import to_host
+
+        if not (examples or named) and self._bundle is not None:
+            return read_example(self._bundle)
+        values = self._check_inputs(examples, named) if examples or named else None
+        compiled = [made for (_, fetch), made in self._specializations.to_dict().items() if made.is_compiled and not fetch]
+        build = self._specialize(values) if values is not None else compiled[-1] if compiled else None
+        if build is None:
+            return None
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            given = self._check_inputs(inputs, {})
+            call = Call.of(given, None, None, build.function, self._engines.context.device)
+            results = self._run_with_fallback(build, call, None)
+            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
+            return on_host
+
+        try:
+            function, given = build.full_function(), None if values is None else to_host(values)
+            if self._buckets is not None:  # the example is one of the model, not of its padded form
+                given = values.given if isinstance(values, PaddedValues) else draw_inputs(function)[: len(self._source.inputs)]
+                function = Function(self._source.inputs, self._source.outputs)
+            return make_example(function, run, given)
+        except XRTError:
+            if is_asked:
+                raise
+            _log.info("the bundle has no example", exc_info=True)
+            return None
+
+    def run_self_test(self) -> SelfTestReport | None:
+        """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
+
+        To be called before a service says that it is ready. What passes is remembered in the disk cache: as long as the file does
+        not change, later processes of the host do not read it through to check it. None where the module came from no bundle, or
+        from one without an example; its file is checked all the same.
+
+        Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
+        output differs by more than the tolerance of a network.
+        """
+        from xrt.module.bundle import BundleTier
+        from xrt.runtime import to_host
+
+        if self._bundle is None:
+            return None
+
+        def call(inputs: Sequence[Any]) -> Sequence[Any]:
+            results = self(*inputs)
+            on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
+            return on_host
+
+        report = run_example(self._bundle, call)
+        if isinstance(self._cache.disk, BundleTier):
+            self._cache.disk.keep_check()
+        return report
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+    def compile(self, *examples: Any, **named: Any) -> Plan:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _spell_serving(self) -> str:
+        raise NotImplementedError
+
+    def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _specialize(self, values: Any) -> Specialization:
+        raise NotImplementedError
+
+    def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
+        raise NotImplementedError

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
+from xrt.cache import CompileCache, DiskTier
+from xrt.engines.contract import registry
+from xrt.errors import CacheError, CompileRefused, EngineError, InputError, PlanError, RunFailed, did_you_mean
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
+from xrt.partition import SupportMatrix
+from xrt.placement.result import unwrap
 from xrt.progress import Tell, show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile
 
 if TYPE_CHECKING:
-    from xrt.cache import CompileCache
-    from xrt.graph import Function
-    from xrt.module.memory import Memory
+    from xrt.engines import GraphCompiler
+    from xrt.graph import Function, Node
+    from xrt.module.html import Memory
     from xrt.module.options import ModuleOptions
-    from xrt.module.support_cache import SupportCache
     from xrt.partition import ClusteringOptions, Pin, Plan
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
+__all__ = [
+    "SavedSpecialization",
+    "Specialization",
+    "SupportCache",
+    "add_outputs",
+    "list_value_names",
+    "optimize",
+    "try_or_warn",
+    "with_advice",
+]
 
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
@@ -65,7 +78,6 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
 
 
 _log = logging.getLogger(__name__)
-
 WorkingPlan: TypeAlias = tuple[Program, tuple[Refusal, ...], list[Any]]
 
 
@@ -139,7 +151,6 @@ class Specialization:
 
     @cached_property
     def _asking(self) -> SupportCache:
-        from xrt.module.support_cache import SupportCache
 
         saved, function = self._saved, self.function
         return SupportCache(saved.whole if saved else lambda: function, self.engines, self._cache)  # no method: no cycle
@@ -300,7 +311,6 @@ class Specialization:
             if refused or self.engines.is_auto or self.engines.context.device != "cpu":
                 raise
             from xrt.engines.contract import registry
-            from xrt.module.advice import with_advice
 
             listed = [engine.name for engine in self.engines.engines]
             raise with_advice(error, self.full_function(), listed, registry.list_by_rank()) from None
@@ -368,7 +378,7 @@ class Specialization:
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""
-        from xrt.module.memory import memory
+        from xrt.module.html import memory
 
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
@@ -383,3 +393,91 @@ def _has_index_error(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, IndexError):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+MOST_NODES = 8
+"""Nodes that others are asked about; who takes these is likely to take the rest."""
+PATIENCE = 5.0
+"""Seconds after which no further engine is queried: the libraries of engines outside the list may have to be imported."""
+
+
+def with_advice(
+    error: PlanError,
+    function: Function,
+    listed: Collection[str],
+    names: Iterable[str],
+    create: Callable[[str], GraphCompiler] = registry.create,
+) -> PlanError:
+    """Return the error, extended by the first engine in ``names`` outside the list that supports the unsupported nodes.
+
+    Returns the error unchanged if there is no such engine, or if the error names no nodes.
+    """
+    left = [node for node in function.nodes if node.name in set(error.nodes)]
+    until = monotonic() + PATIENCE
+    for name in names:
+        if not left or monotonic() > until:
+            break
+        if name not in listed and _takes(name, left[:MOST_NODES], function, create):
+            return PlanError(f"{error}\n  engine {name!r} is installed and takes them: add it to the list", error.nodes)
+    return error
+
+
+def _takes(name: str, nodes: Sequence[Node], function: Function, create: Callable[[str], GraphCompiler]) -> bool:
+    try:
+        engine = create(name)
+    except EngineError:
+        return False
+    try:
+        return all(engine.why_not(node, function) is None for node in nodes)
+    except Exception:  # noqa: BLE001  # an engine that breaks is no advice
+        return False
+
+
+WORTHWHILE = 0.1
+"""Seconds that the answers must have cost to be written down."""
+T = TypeVar("T")
+
+
+class SupportCache:
+    """The engines' answers about one Function; they are asked once, however often it is planned."""
+
+    def __init__(self, whole: Callable[[], Function], engines: EngineList, cache: CompileCache) -> None:
+        self._whole = whole
+        self._engines = engines
+        self._tier = cache.disk if isinstance(cache.disk, DiskTier) else None
+        self._seconds = 0.0
+
+    @cached_property
+    def capability(self) -> SupportMatrix:
+        """The answers."""
+        function, asked, homes = self._whole(), unwrap(self._engines.engines), self._homes
+        context, tier = self._engines.context, self._tier
+        known = try_or_warn(tier, lambda: tier.answers.recall(function, asked, homes, context)) if tier else None
+        if known is not None:
+            return known
+        began = perf_counter()
+        found = SupportMatrix.of(function, asked, homes)
+        self._seconds = perf_counter() - began
+        return found
+
+    @property
+    def _homes(self) -> list[str]:
+        homes = self._engines.homes
+        return [homes.of(engine.spec) for engine in self._engines.engines]
+
+    def keep(self) -> None:
+        """Write the answers down, where asking was work; to be called when the weights have been hashed anyway."""
+        tier, seconds, self._seconds = self._tier, self._seconds, 0.0
+        if tier is None or seconds < WORTHWHILE:
+            return
+        function, asked, context = self._whole(), unwrap(self._engines.engines), self._engines.context
+        try_or_warn(tier, lambda: tier.answers.keep(self.capability, function, asked, self._homes, context))
+
+
+def try_or_warn(tier: DiskTier, what: Callable[[], T]) -> T | None:
+    """Return what comes of it; None, with a warning, where the tier's files are in the way."""
+    try:
+        return what()
+    except (OSError, CacheError) as error:
+        tier.trouble(str(error))
+        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -18,29 +18,72 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache.disk.open_files import MOST_FILES, OpenFiles, check_unchanged
 from xrt.cache.disk.plan_store import MOST_PLANS, OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
 from xrt.cache.disk.tier import DiskTier
-from xrt.cache.disk.weight_hashes import identify_file
+from xrt.cache.disk.weight_hashes import MOST_FILES, OpenFiles, check_unchanged, identify_file
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
-from xrt.graph.deferred_function import StaleFunction
+from xrt.graph.constants import Stamp, find_file_offset
+from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
-from xrt.graph.memory_map import Stamp, find_file_offset
 from xrt.graph.types import TensorType
-from xrt.module.deferred_plans import defer_launch, is_deferrable, list_large_constants, store_launch
 from xrt.module.model_source import DeferredModel, ModelSource, Shaped, StaticModel, load_unchanged
 from xrt.module.specialization import SavedSpecialization, Specialization, optimize
-from xrt.partition.plan import Plan
+from xrt.partition.plan import Plan, launch_node
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.formats.onnx.weight_places import Place
+    from xrt.graph import Constant, Node
     from xrt.module.options import ModuleOptions
+    from xrt.partition import Launch
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["StoredPlans", "find_stored_plans"]
+__all__ = ["StoredPlans", "defer_launch", "find_stored_plans", "is_deferrable", "list_large_constants", "store_launch"]
+
+SMALL = 1024
+"""Bytes of a constant from which a compiled form may refer to it."""
+
+
+def is_deferrable(plan: Plan) -> bool:
+    """Whether the plan can do without its nodes: its ends are tensors of known rank on the host, without aliases."""
+    function = plan.function
+    if function.constants or function.aliases or not plan.launches:
+        return False
+    ends = [function, *(launch.function for launch in plan.launches)]
+    border = [value.type for one in ends for value in (*one.inputs, *one.outputs)]
+    if not all(isinstance(type_, TensorType) and type_.shape is not None for type_ in border):
+        return False
+    return not any(launch.function.aliases or launch.device for launch in plan.launches)
+
+
+def list_large_constants(function: Function) -> dict[str, Constant]:
+    """Return the constants, by name, to which a compiled form may refer."""
+    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
+
+
+def store_launch(launch: Launch, weights: Iterable[StoredWeight]) -> StoredLaunch:
+    """Return what is stored of a launch; ``weights`` says where the large constants lie."""
+    function = launch.function
+    computed = tuple(value.name for value in function.outputs if function.computes(value.name))
+    names = launch.name, launch.engine, launch.nodes, launch.control, function.name, function.fingerprint
+    return StoredLaunch(*names, function.inputs, function.outputs, computed, tuple(weights))
+
+
+def defer_launch(launch: StoredLaunch, weights: Mapping[bytes, Callable[[], Any]], read: Callable[[], Function]) -> Node:
+    """Return the launch node; ``weights`` reads the bytes of constants by digest, ``read`` the whole Function of the region."""
+    function = DeferredFunction(
+        launch.inputs,
+        launch.outputs,
+        name=launch.function,
+        fingerprint=launch.fingerprint,
+        computed=launch.computed,
+        weights=weights,
+        read=read,
+    )
+    return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
+
 
 FOLDING = "toy"
 """The engine that constants are folded with; its code decides what a region's weights are."""

@@ -20,20 +20,32 @@ from xrt.errors import OptionError, XRTError
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
 from xrt.measure.timing import sample_call_times
-from xrt.module.concurrency import count_modules
 from xrt.placement.result import describe_plan
 from xrt.placement.sizes import list_open_axes, resize_values
-from xrt.placement.throughput.batch_dim import find_batch_dim
+from xrt.placement.throughput.result import find_batch_dim
 
 if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement.result import TuningResult
-    from xrt.placement.throughput.request import Split
+    from xrt.placement.throughput.result import Split
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = ["ModuleBench", "PlanSchedule", "RequestPool", "open_exact_module"]
+__all__ = ["ModuleBench", "PlanSchedule", "RequestPool", "count_modules", "open_exact_module"]
+
+
+def count_modules(module: XRTModule, calls: int) -> int:
+    """Return how many modules that many calls need to compute at the same time, by what the module has compiled.
+
+    With several threads each call has a module: callers of one executable would share its threads. With one thread a call
+    computes in the thread that makes it, and one module serves all, unless an executable bounds how many run.
+    """
+    if module.threads > 1:
+        return calls
+    found = (build.concurrent_calls for build in module._specializations.to_dict().values())
+    return -(-calls // min((bound for bound in found if bound is not None), default=calls))
+
 
 POOL = 32
 """Different requests that a load repeats."""

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from xrt.errors import OptionError, PlacementWarning, warn
-from xrt.module.precision_options import make_module_lowering, override_budget
-from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.fallback import shorten_tracebacks
+from xrt.module.precision import make_module_lowering, override_budget
 
 if TYPE_CHECKING:
     from xrt.formats.serving_record import ServingRecord
@@ -67,7 +67,7 @@ class Tunable:
         if self._serving is None and self._load_serving is not None:
             self._serving = self._load_serving()
         elif self._serving is None:
-            from xrt.module.stored_serving import load_serving
+            from xrt.module.bundle_index import load_serving
 
             self._serving = load_serving(cast("XRTModule", self))
         return self._serving
@@ -176,7 +176,7 @@ def open_throughput_bench(
     ``lower`` finds plans within an error budget. Whether requests are independent is a question of the exact model.
     """
     from xrt.module.throughput import CHECKED, ModuleBench, RequestPool, open_exact_module
-    from xrt.placement.throughput.request import list_splits, parse_batches
+    from xrt.placement.throughput.result import list_splits, parse_batches
 
     values = module._check_inputs(args, named, pads=False)[: len(module._source.inputs)] if args or named else None
     splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
@@ -217,7 +217,7 @@ def tune_throughput(
     Raises OptionError for a budget where the engines are not placed by measurement.
     """
     from xrt.placement.autotune import check_budget
-    from xrt.placement.throughput.request import BATCHES, ThroughputRequest, parse_bound
+    from xrt.placement.throughput.result import BATCHES, ThroughputRequest, parse_bound
     from xrt.placement.throughput.sweep import ThroughputSweep
     from xrt.progress import show_progress
 
@@ -261,7 +261,7 @@ def keep_serving(
     module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None = None
 ) -> None:
     """Let the module and the cache keep what was chosen; warn where nothing was."""
-    from xrt.module.stored_serving import store_serving
+    from xrt.module.bundle_index import store_serving
 
     record = tuned.to_record()
     if record is None:

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from xrt.partition.cost_table import CostTable as CostTable
     from xrt.partition.cost_table import MeasuredCost as MeasuredCost
     from xrt.partition.cost_table import RegionCost as RegionCost
-    from xrt.partition.dependencies import DependencyGraph as DependencyGraph
-    from xrt.partition.explicit import map_nodes_to_engines as map_nodes_to_engines
-    from xrt.partition.explicit import map_nodes_to_regions as map_nodes_to_regions
-    from xrt.partition.explicit import plan_from_assignment as plan_from_assignment
     from xrt.partition.options import ClusteringOptions as ClusteringOptions
     from xrt.partition.options import Pin as Pin
+    from xrt.partition.partitioner import map_nodes_to_engines as map_nodes_to_engines
+    from xrt.partition.partitioner import map_nodes_to_regions as map_nodes_to_regions
     from xrt.partition.partitioner import partition as partition
+    from xrt.partition.partitioner import plan_from_assignment as plan_from_assignment
     from xrt.partition.plan import Launch as Launch
     from xrt.partition.plan import Plan as Plan
     from xrt.partition.plan import Reason as Reason
+    from xrt.partition.plan import Transfer as Transfer
     from xrt.partition.plan import launch_node as launch_node
+    from xrt.partition.quotient_graph import DependencyGraph as DependencyGraph
     from xrt.partition.support_matrix import SupportMatrix as SupportMatrix
-    from xrt.partition.transfers import Transfer as Transfer
 
 _MODULES = {
     "ClusteringOptions": "xrt.partition.options",
     "CostTable": "xrt.partition.cost_table",
-    "DependencyGraph": "xrt.partition.dependencies",
+    "DependencyGraph": "xrt.partition.quotient_graph",
     "Launch": "xrt.partition.plan",
     "MeasuredCost": "xrt.partition.cost_table",
     "Pin": "xrt.partition.options",
@@ -40,12 +40,12 @@ _MODULES = {
     "Reason": "xrt.partition.plan",
     "RegionCost": "xrt.partition.cost_table",
     "SupportMatrix": "xrt.partition.support_matrix",
-    "Transfer": "xrt.partition.transfers",
+    "Transfer": "xrt.partition.plan",
     "launch_node": "xrt.partition.plan",
-    "map_nodes_to_engines": "xrt.partition.explicit",
-    "map_nodes_to_regions": "xrt.partition.explicit",
+    "map_nodes_to_engines": "xrt.partition.partitioner",
+    "map_nodes_to_regions": "xrt.partition.partitioner",
     "partition": "xrt.partition.partitioner",
-    "plan_from_assignment": "xrt.partition.explicit",
+    "plan_from_assignment": "xrt.partition.partitioner",
 }
 
 __all__ = [*_MODULES]

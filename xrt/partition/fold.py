@@ -4,17 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from xrt.graph import Constant, FrozenDict, Function, Node, Type
-from xrt.graph.topological_order import canonical_order
+from xrt.graph.function import canonical_order
 from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
-from xrt.partition.update_order import schedule_updates
 
 if TYPE_CHECKING:
-    from xrt.partition.clustering.cluster import Cluster
+    from xrt.partition.clustering import Cluster
 
-__all__ = ["fold"]
+__all__ = ["extract_subgraph", "fold", "schedule_updates"]
+
+
+def schedule_updates(successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]]) -> list[int]:
+    """Return the position of each number in an order that keeps the edges and as many waits as it finds.
+
+    ``successors`` has, by number, the numbers that come after it, each once; they hang together without a cycle. ``waits`` has
+    those for which a number should wait. Where waits and edges make a cycle some waits are given up; first those of the numbers
+    from which the others of the cycle follow. O((n + edges + waits) log n).
+    """
+    order, is_complete = _sort(successors, waits, [0] * len(successors))
+    if not is_complete:
+        order, _ = _sort(successors, waits, _rank_cycles(successors, waits))
+    positions = [0] * len(successors)
+    for position, number in enumerate(order):
+        positions[number] = position
+    return positions
+
+
+def _sort(  # noqa: C901, PLR0912
+    successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]], ranks: Sequence[int]
+) -> tuple[list[int], bool]:
+    """Return the numbers in order, and whether all waits are kept; where none can go on, one of the least rank does."""
+    waiters: dict[int, list[int]] = {}
+    missing, awaited = [0] * len(successors), [0] * len(successors)
+    for edges in successors:
+        for later in edges:
+            missing[later] += 1
+    for number, earlier in waits.items():
+        awaited[number] = len(earlier)
+        for one in earlier:
+            waiters.setdefault(one, []).append(number)
+    released = [number for number, count in enumerate(missing) if not count]
+    held: list[tuple[int, int]] = []
+    order: list[int] = []
+    done = [False] * len(successors)
+    is_complete = True
+    while released or held:
+        if released:
+            number = released.pop()
+            if awaited[number]:
+                heappush(held, (ranks[number], number))
+                continue
+        else:
+            number = heappop(held)[1]
+            is_complete = is_complete and done[number]
+        if done[number]:
+            continue  # its waits ended after it was held
+        done[number] = True
+        order.append(number)
+        for later in successors[number]:
+            missing[later] -= 1
+            if not missing[later]:
+                released.append(later)
+        for waiter in waiters.get(number, ()):
+            awaited[waiter] -= 1
+            if not awaited[waiter] and not missing[waiter] and not done[waiter]:
+                released.append(waiter)
+    return order, is_complete
+
+
+def _rank_cycles(successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]]) -> list[int]:
+    """Return for each number the position of its strongly connected component, in an order that keeps what is between them.
+
+    Kosaraju's algorithm over the edges and waits. Linear.
+    """
+    after = [list(later) for later in successors]
+    for number, earlier in waits.items():
+        for one in earlier:
+            after[one].append(number)
+    before: list[list[int]] = [[] for _ in after]
+    for number, later in enumerate(after):
+        for one in later:
+            before[one].append(number)
+    ranks = [-1] * len(after)
+    for rank, number in enumerate(reversed(_list_finished(after))):
+        waiting = [number] if ranks[number] < 0 else []
+        while waiting:
+            one = waiting.pop()
+            if ranks[one] < 0:
+                ranks[one] = rank
+                waiting += before[one]
+    return ranks
+
+
+def _list_finished(after: Sequence[Sequence[int]]) -> list[int]:
+    """Return the numbers in the order in which a depth-first search is done with them."""
+    order: list[int] = []
+    seen = [False] * len(after)
+    for root in range(len(after)):
+        path = [] if seen[root] else [(root, iter(after[root]))]
+        seen[root] = True
+        while path:
+            number, rest = path[-1]
+            new = next((one for one in rest if not seen[one]), None)
+            if new is None:
+                order.append(number)
+                path.pop()
+            else:
+                seen[new] = True
+                path.append((new, iter(after[new])))
+    return order
+
 
 VERSION = 1
 """Version of the operator domain that holds the launch node."""
@@ -204,3 +306,56 @@ def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) 
     known = function.types
     made = (name for node in nodes for name in node.outputs)
     return FrozenDict({name: known[name] for name in made if name in known and name not in outputs})
+
+
+def extract_subgraph(function: Function, places: Sequence[int], name: str = "part") -> Function:
+    """Return the nodes at those places as a closed Function, equal to the body of the launch node that a fold makes of them.
+
+    ``places`` ascend. Linear in what is taken, not in the whole, unless it updates state that other nodes read.
+    """
+    nodes = [function.nodes[place] for place in places]
+    made = {name for node in nodes for name in node.defines}
+    read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
+    own = {node.name for node in nodes}
+    ends = {value.name for value in function.outputs}
+    inputs = [name for name in read if name not in function.constants]
+    outputs = [name for node in nodes for name in node.defines if name in ends or _is_read_outside(function, name, own)]
+    return Function(
+        inputs=tuple(map(function.value, inputs)),
+        outputs=tuple(map(function.value, outputs)),
+        nodes=tuple(replace(n, control=tuple(c for c in n.control if c in own)) if n.control else n for n in nodes),
+        constants=FrozenDict({name: function.constants[name] for name in read if name in function.constants}),
+        opsets=function.opsets,
+        aliases=_aliases(function, inputs, outputs, own),
+        types=FrozenDict({name: function.types[name] for name in made if name in function.types and name not in outputs}),
+        name=name,
+    )
+
+
+def _is_read_outside(function: Function, value: str, own: set[str]) -> bool:
+    return any(use.node.name not in own for use in function.users(value))
+
+
+def _aliases(function: Function, inputs: Sequence[str], outputs: Sequence[str], own: set[str]) -> tuple[tuple[str, str], ...]:
+    """Return the updates in place that the part makes in any plan, as `xrt.partition.fold` has them.
+
+    Those are the ones of inputs that nothing else reads, and all of them where nothing runs after the part, such as updates of
+    parameters: it waits for whatever else reads its state.
+    """
+    if not function.aliases:
+        return ()
+    given, made = set(inputs).difference(value.name for value in function.outputs), set(outputs)
+    found = [(before, after) for before, after in function.aliases if before in given and after in made]
+    shared = {before for before, _ in found if _is_read_outside(function, before, own)}
+    if shared and not _is_last(function, set(inputs), outputs, own):
+        return tuple(pair for pair in found if pair[0] not in shared)
+    return tuple(found)
+
+
+def _is_last(function: Function, inputs: set[str], outputs: Sequence[str], own: set[str]) -> bool:
+    """Whether nothing runs after the part: no node reads or waits for it, or updates what it reads. Linear in the whole."""
+    if any(_is_read_outside(function, name, own) for name in outputs):
+        return False
+    if any(not own.isdisjoint(node.control) for node in function.nodes if node.name not in own):
+        return False
+    return all(before not in inputs or after in outputs for before, after in function.aliases)

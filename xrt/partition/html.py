@@ -8,14 +8,10 @@ from typing import Any
 
 from xrt.engines.contract.registry import find_declaration
 from xrt.graph import TensorType
-from xrt.html.charts import list_operators
-from xrt.html.colors import assign_colors
-from xrt.html.drawing import picture_plan
+from xrt.html.drawing import INPUTS, CallTimes, Reading, RegionTimes, assign_colors, list_operators, picture_plan
 from xrt.html.formatting import format_count
-from xrt.html.regions import INPUTS, CallTimes, Reading, RegionTimes
 from xrt.html.rendering import render_cell
-from xrt.partition.grouping import group_reasons
-from xrt.partition.plan import Launch, Plan, Reason
+from xrt.partition.plan import Launch, Plan, Reason, group_reasons
 
 __all__ = ["color_engines", "describe_plan", "list_regions", "render_plan"]
 

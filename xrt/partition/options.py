@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
-from xrt.graph.patterns import OPERATOR, compile_patterns
+from xrt.graph import FrozenDict, Function
+from xrt.graph.device_names import normalize_device, parse_device_kind
+from xrt.graph.node import OPERATOR, compile_patterns
+from xrt.partition.support_matrix import SupportMatrix
 
 if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
     from xrt.graph import Node
 
-__all__ = ["ClusteringOptions", "Pin", "PinSubject", "read_options"]
+__all__ = ["ClusteringOptions", "DeviceMap", "NodeDevices", "Pin", "PinSubject", "read_options"]
 
 PinSubject = Literal["operator", "name"]
-
 _FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
 _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
@@ -151,3 +154,60 @@ def _pin(pin: object) -> Pin:
 def _check_count(name: str, value: object, least: int, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(f"{name} must be an integer of at least {least}{or_else}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """The devices of nodes that name none."""
+
+    device: str = "cpu"
+    """The plan's: where values come in and go out, and where engines run for which nothing else is asked."""
+    by_engine: Mapping[str, str] = FrozenDict()
+    """Spec of an engine to the device that was asked for it."""
+
+    @classmethod
+    def at(cls, where: str | DeviceMap) -> DeviceMap:
+        """Return the homes, or those that are all on one device."""
+        return where if isinstance(where, DeviceMap) else cls(where)
+
+    def of(self, spec: str) -> str:
+        """Return where the engine's nodes run."""
+        return self.by_engine.get(spec, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """The device of each node on each engine."""
+
+    function: Function
+    specs: Sequence[str]
+    homes: DeviceMap
+    named: tuple[str, ...]
+    """For each node the device that it names, one name per device; empty where it names none."""
+    elsewhere: Sequence[SupportMatrix]
+    """What engines answer for nodes that name no device, on other kinds of device that some node names."""
+
+    @classmethod
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
+        """Ask what more there is to know; nothing where all devices are of one kind."""
+        named = tuple(normalize_device(node.device) for node in function.nodes)
+        others = sorted({parse_device_kind(name) for name in named if name} - {parse_device_kind(homes.device)})
+        elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
+        return cls(function, [engine.spec for engine in engines], homes, named, elsewhere)
+
+    def devices(self, engines: Sequence[int]) -> list[str]:
+        """Return the device of each node on that engine; empty where it may be any that its neighbours are on.
+
+        A device that is named, or was asked for an engine, is a constraint. A node without one may go along with its
+        neighbours, if its engine takes it there too: a copy is saved.
+        """
+        if not self.homes.by_engine and not self.elsewhere:
+            return list(self.named)
+        return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]
+
+    def _device(self, node: int, engine: int) -> str:
+        asked = self.homes.by_engine.get(self.specs[engine])
+        if asked is not None:
+            return normalize_device(asked)
+        goes_along = all(answers.reason(node, engine) is None for answers in self.elsewhere)
+        return "" if goes_along else normalize_device(self.homes.device)

@@ -2,26 +2,124 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from xrt.errors import OptionError, did_you_mean
-from xrt.graph import FrozenDict, Function
+from xrt.errors import OptionError, PlanError, did_you_mean
+from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
-from xrt.graph.gc_pause import pause_gc
-from xrt.partition.clustering.cluster import Clustering, cluster
-from xrt.partition.device_map import DeviceMap, NodeDevices
-from xrt.partition.eligible_engines import EligibleEngines, Refused, check_all_taken
+from xrt.graph.function import pause_gc
+from xrt.partition.clustering import Cluster, Clustering, Devices, cluster
 from xrt.partition.fold import fold
-from xrt.partition.options import ClusteringOptions
+from xrt.partition.options import ClusteringOptions, DeviceMap, NodeDevices
 from xrt.partition.plan import Plan, Reason
-from xrt.partition.update_placement import place_updates
+from xrt.partition.quotient_graph import DependencyGraph
+from xrt.partition.support_matrix import EligibleEngines, Refused, check_all_taken
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
+    from xrt.graph import Node
     from xrt.partition.support_matrix import SupportMatrix
 
-__all__ = ["partition"]
+__all__ = [
+    "LEAST_COPIED",
+    "MEASURED_REASON",
+    "map_nodes_to_engines",
+    "map_nodes_to_regions",
+    "partition",
+    "place_updates",
+    "plan_from_assignment",
+]
+
+LEAST_COPIED = 1 << 18
+"""Bytes per call from which copies of state cost more than a region of its own: 20 us at 13 GB/s."""
+
+
+def place_updates(
+    function: Function, engines: Sequence[GraphCompiler], choices: EligibleEngines, devices: Sequence[str]
+) -> EligibleEngines:
+    """Return the choices without those by which state would be copied that another engine of the list updates in place.
+
+    A state is an alias. Its update is the node that writes the output, and before that all nodes which only updates read: those
+    whose result an engine may write over an input, and those of one element. They go together to the first engine that supports
+    them and declares that it writes in place (`GraphCompiler.list_mutable_inputs`), on the same device. Nothing changes where the
+    engines that the nodes would have copy less than `LEAST_COPIED` bytes. Linear in nodes and edges.
+    """
+    if not function.aliases or len(engines) < 2:
+        return choices
+    question = _Question(function, tuple(engines), choices.candidates(), tuple(devices))
+    copied = {result: size for result, size in question.list_copied() if size is not None}
+    nbytes = sum(copied.values())
+    if nbytes < LEAST_COPIED:
+        return choices
+    for target in range(1, len(engines)):
+        part = question.find_part(copied, target)
+        if sum(size for result, size in copied.items() if function.position(result) in part) >= LEAST_COPIED:
+            made = question.make_exclusions(part, target, nbytes)
+            updating = dict.fromkeys(made, engines[target].spec)
+            return replace(choices, exclusions={**choices.exclusions, **made}, updating_engines=updating)
+    return choices
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    function: Function
+    engines: tuple[GraphCompiler, ...]
+    candidates: Sequence[tuple[int, ...]]
+    devices: tuple[str, ...]
+
+    def list_copied(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the outputs of aliases that the first engine of their node would copy, with their bytes."""
+        for _, result in self.function.aliases:
+            place, type_ = self.function.position(result), self.function.get_type(result)
+            if place is not None and isinstance(type_, TensorType) and self.candidates[place]:
+                if not self._is_mutable(self.function.nodes[place], self.candidates[place][0]):
+                    yield result, type_.nbytes
+
+    def find_part(self, copied: dict[str, int], target: int) -> set[int]:
+        """Return the nodes, by their number, that go to the engine."""
+        function = self.function
+        index = {node.name: number for number, node in enumerate(function.nodes)}
+        kept = {value.name for value in function.outputs} - copied.keys()
+        part: set[int] = set()
+        for number in reversed(range(len(function.nodes))):
+            node = function.nodes[number]
+            if target not in self.candidates[number] or node.control or self.devices[target] != self.devices[self._first(number)]:
+                continue
+            users = {index[use.node.name] for name in node.outputs for use in function.users(name)}
+            is_update = not copied.keys().isdisjoint(node.outputs) or bool(users)
+            if not is_update or not users <= part or not kept.isdisjoint(node.outputs):
+                continue
+            if self._is_mutable(node, target) or all(self._is_scalar(name) for name in node.outputs):
+                part.add(number)
+        return part
+
+    def make_exclusions(self, part: set[int], target: int, nbytes: int) -> dict[tuple[int, int], str]:
+        """Return why each node of the part is not on the engines before the target."""
+        spec = self.engines[target].spec
+        found = {}
+        for number in part:
+            for engine in self.candidates[number]:
+                if engine < target:
+                    text = f"it updates state, of which engine {self.engines[engine].spec!r} would copy {nbytes:,} bytes per call"
+                    found[number, engine] = f"{text}; engine {spec!r} updates it in place"
+        return found
+
+    def _first(self, number: int) -> int:
+        return self.candidates[number][0]
+
+    def _is_mutable(self, node: Node, engine: int) -> bool:
+        """Whether the engine may write the result over an input of its type."""
+        function = self.function
+        type_ = function.get_type(node.outputs[0]) if node.outputs else None
+        places = self.engines[engine].list_mutable_inputs(node, function)
+        return type_ is not None and any(function.get_type(node.inputs[place]) == type_ for place in places)
+
+    def _is_scalar(self, name: str) -> bool:
+        type_ = self.function.get_type(name)
+        return isinstance(type_, TensorType) and type_.shape is not None and all(extent == 1 for extent in type_.shape)
 
 
 def partition(
@@ -88,3 +186,140 @@ def _reasons(function: Function, choices: EligibleEngines, found: Clustering, op
 
 def _too_small(size: int, least: int) -> str:
     return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={least}"
+
+
+MEASURED_REASON = "placed by measurement"
+"""The reason for a node that an earlier engine of the list would have taken."""
+
+
+def plan_from_assignment(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    homes: Mapping[str, str],
+    *,
+    groups: Mapping[str, int] | None = None,
+    implicit: str | None = None,
+    device: str | DeviceMap = "cpu",
+    capability: SupportMatrix | None = None,
+) -> Plan:
+    """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
+
+    Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
+    they are the nodes of equal number instead, so that `map_nodes_to_engines` and `map_nodes_to_regions` of a Plan give that Plan
+    back.
+    ``implicit``, ``device`` and ``capability`` are as for `partition`, and Homes its ``device`` and ``devices``.
+
+    Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
+    together in a cycle or mix engines or devices; OptionError for an impossible list of engines.
+    """
+    names = [(engine.name, engine.spec) for engine in engines]
+    check_engines([spec for _, spec in names], implicit)
+    with pause_gc(len(function.nodes)):
+        places = DeviceMap.at(device)
+        choices = EligibleEngines.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
+        home = _numbered(function, choices, homes)
+        devices = NodeDevices.of(function, engines, places).devices
+        clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))
+        folded = fold(function, clusters, names)
+        reasons = tuple(_reasons_explicit(function, choices, home))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
+
+
+def map_nodes_to_engines(plan: Plan) -> dict[str, str]:
+    """Return for each node of the model the spec of the engine that has it."""
+    return {name: launch.engine for launch in plan.launches for name in launch.nodes}
+
+
+def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
+    """Return for each node of the model the number of its region, in the order in which regions run."""
+    return {name: number for number, launch in enumerate(plan.launches) for name in launch.nodes}
+
+
+# ------------------------------------------------------------------ homes
+
+
+def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
+    """Return for each node the position of its engine."""
+    numbers = {spec: number for number, spec in enumerate(choices.engines)}
+    found = []
+    for place, node in enumerate(function.nodes):
+        spec = homes.get(node.name)
+        if spec is None:
+            raise PlanError(
+                f"node {node.name!r} ({node.op}) has no home; name an engine for each of the {len(function.nodes)} nodes"
+            )
+        if spec not in numbers:
+            known = ", ".join(choices.engines)
+            near = did_you_mean(spec, choices.engines)
+            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {known}.{near}")
+        if (reason := choices.reason(place, numbers[spec])) is not None:
+            raise PlanError(f"node {node.name!r} ({node.op}) is assigned to {spec!r}, which does not take it: {reason}")
+        found.append(numbers[spec])
+    return found
+
+
+def _reasons_explicit(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
+    for place, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
+        for earlier in range(engine):
+            yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or MEASURED_REASON)
+
+
+# ------------------------------------------------------------------ regions
+
+
+def _clustered(function: Function, home: Sequence[int], devices: Devices) -> tuple[Cluster, ...]:
+    return cluster(function, [(engine,) for engine in home], ClusteringOptions(), devices).clusters
+
+
+def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:
+    """Return the groups as clusters, in an order in which they can run."""
+    members: dict[int, list[int]] = {}
+    for place, node in enumerate(function.nodes):
+        if node.name not in groups:
+            raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
+        members.setdefault(groups[node.name], []).append(place)
+    found = [_cluster(function, home, members[number], devices) for number in sorted(members)]
+    return tuple(found[number] for number in _runnable(function, found))
+
+
+def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int], where: Sequence[str]) -> Cluster:
+    engines = {home[place] for place in nodes}
+    devices = {where[place] for place in nodes} - {""}
+    if len(engines) > 1 or len(devices) > 1:
+        shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
+        raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
+    return Cluster(tuple(nodes), engines.pop(), max(devices, default=""))
+
+
+def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
+    """Yield the clusters in an order in which each runs after all that it waits for, the first that can run first.
+
+    Raises PlanError where there is no such order: that is the law that no plan may break.
+    """
+    before = _waits(function, clusters)
+    after: list[list[int]] = [[] for _ in clusters]
+    for number, needed in enumerate(before):
+        for earlier in needed:
+            after[earlier].append(number)
+    waiting = [len(needed) for needed in before]
+    ready = [number for number, count in enumerate(waiting) if not count]
+    left = len(clusters)
+    while ready:
+        number = heapq.heappop(ready)
+        left -= 1
+        yield number
+        for later in after[number]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, later)
+    if left:
+        raise PlanError(f"{left} groups wait for each other in a cycle; cut one of them where another stands between")
+
+
+def _waits(function: Function, clusters: Sequence[Cluster]) -> list[set[int]]:
+    """Return for each cluster those that it waits for."""
+    own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
+    before: list[set[int]] = [set() for _ in clusters]
+    for place, needed in enumerate(DependencyGraph.of(function).predecessors):
+        before[own[place]].update(own[earlier] for earlier in needed if own[earlier] != own[place])
+    return before

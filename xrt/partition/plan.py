@@ -2,16 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
-from xrt.graph import Attribute, AttrKind, Function, Node, TensorType
-from xrt.partition.grouping import ReasonGroup, group, group_reasons, list_some
-from xrt.partition.options import ClusteringOptions
-from xrt.partition.transfers import Transfer, find_transfers
+from xrt.errors import BundleError, XRTError
+from xrt.formats.protobuf import read, write
+from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
+from xrt.partition.options import ClusteringOptions, read_options
 
-__all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
+__all__ = [
+    "FORMAT",
+    "LAUNCH",
+    "Launch",
+    "Plan",
+    "Reason",
+    "ReasonGroup",
+    "Transfer",
+    "find_transfers",
+    "from_bytes",
+    "from_message",
+    "group",
+    "group_reasons",
+    "launch_node",
+    "list_some",
+    "to_bytes",
+    "to_message",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value that crosses from one device to another, however many launches read it there."""
+
+    value: str
+    type: Type | None
+    source: str
+    """Where the value is made; for an input of the model, the plan's device."""
+    target: str
+    readers: tuple[str, ...]
+    """The launches that read it there, in the plan's order; the model's caller, of an output, is no launch."""
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that cross; None where they are known only at run time."""
+        return self.type.nbytes if isinstance(self.type, TensorType) else None
+
+    def __str__(self) -> str:
+        shown = f"{self.value}: {self.type}" if self.type is not None else self.value
+        return f"{shown} from {self.source} to {self.target} for {', '.join(self.readers) or 'the caller'}"
+
+
+def find_transfers(function: Function, launches: Iterable[Launch], device: str) -> Iterator[Transfer]:
+    """Yield the copies of a plan in the order in which the values are made; ``device`` is the plan's own.
+
+    Constants do not cross: each region has its own, where it runs. Linear.
+    """
+    launches = tuple(launches)
+    if all(launch.device in ("", device) for launch in launches):
+        return
+    made: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
+    for launch in launches:
+        made.update((value.name, (launch.device or device, value.type)) for value in launch.function.outputs)
+    read: dict[tuple[str, str], list[str]] = {}
+    for launch in launches:
+        for name in launch.inputs:
+            read.setdefault((name, launch.device or device), []).append(launch.name)
+    for value in function.outputs:
+        read.setdefault((value.name, device), [])
+    wanted: dict[str, list[str]] = {}
+    for name, target in read:
+        wanted.setdefault(name, []).append(target)
+    for name, (source, type_) in made.items():
+        for target in wanted.get(name, ()):
+            if target != source:
+                yield Transfer(name, type_, source, target, tuple(read[name, target]))
+
+
+GROUPED = 3
+"""Number of equal things from which one line represents all of them."""
+SHOWN = 4
+"""Names that such a line gives."""
+T = TypeVar("T")
+
+
+def group(things: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
+    """Yield things of equal key together where there are at least so many, at the place of the first; each other alone."""
+    listed = list(things)
+    alike: dict[Hashable, list[T]] = {}
+    for thing in listed:
+        alike.setdefault(key(thing), []).append(thing)
+    met: set[Hashable] = set()
+    for thing in listed:
+        kind = key(thing)
+        if len(alike[kind]) < least:
+            yield (thing,)
+        elif kind not in met:
+            met.add(kind)
+            yield alike[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonGroup:
+    """Nodes that are not on some engines for the same reason."""
+
+    reasons: tuple[Reason, ...]
+    """One for each node, of the first of the engines."""
+    engines: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """What they have in common: ``52 nodes not on ort, xla: placed by measurement``."""
+        count = len(self.reasons)
+        return f"{count} node{'s' * (count != 1)} not on {', '.join(self.engines)}: {self.reasons[0].text}"
+
+    @property
+    def nodes(self) -> str:
+        """Some of the nodes' names."""
+        return list_some([reason.node for reason in self.reasons])
+
+
+def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[ReasonGroup]:
+    """Return the reasons in groups: nodes of equal engine and reason, where there are at least so many, else each alone.
+
+    Groups of the same nodes and the same reason on several engines become one.
+    """
+    merged: dict[tuple[str, tuple[str, ...]], ReasonGroup] = {}
+    for alike in group(reasons, lambda reason: (reason.engine, reason.text), least):
+        key = alike[0].text, tuple(reason.node for reason in alike)
+        known = merged.get(key)
+        engines = (*known.engines, alike[0].engine) if known else (alike[0].engine,)
+        merged[key] = ReasonGroup(known.reasons if known else tuple(alike), engines)
+    return list(merged.values())
+
+
+def list_some(names: Sequence[str], most: int = SHOWN) -> str:
+    """Return the names, the first of them where there are more.
+
+    >>> list_some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 LAUNCH = "Launch"
 DOMAIN = "xrt"
@@ -147,15 +281,11 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Return the Plan as `from_bytes` reads it, constants in full; raises BundleError for more than 2 GB."""
-        from xrt.partition.serialization import to_bytes
-
         return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
         """Return the Plan that `to_bytes` wrote; raises BundleError when the bytes are damaged, or too new."""
-        from xrt.partition.serialization import from_bytes
-
         return from_bytes(data)
 
     def __str__(self) -> str:
@@ -208,3 +338,81 @@ def _launch_lines(launch: Launch) -> Iterator[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+FORMAT = 1
+"""The version of the message that is written, and the only one that is read."""
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """Return the Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
+
+    Constants are in it in full. Raises BundleError for more than 2 GB, ModelError for a region that ONNX cannot say.
+    """
+    return write("Plan", to_message(plan))
+
+
+def to_message(plan: Plan) -> dict[str, Any]:
+    """Return the Plan as the values of its message."""
+    bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
+    return {
+        "format": FORMAT,
+        "function": plan.function.replace(nodes=bare),
+        "launches": [_launch(launch) for launch in plan.launches],
+        "engines": plan.engines,
+        "reasons": [asdict(reason) for reason in plan.reasons],
+        "options": asdict(plan.options),
+        "implicit": plan.implicit,
+        "device": "" if plan.device == "cpu" else plan.device,
+    }
+
+
+def _launch(launch: Launch) -> dict[str, Any]:
+    return {"name": launch.name, "engine": launch.engine, "nodes": launch.nodes, "function": launch.function}
+
+
+def from_bytes(data: bytes) -> Plan:
+    """Return the Plan that `to_bytes` wrote.
+
+    Raises BundleError when the bytes are damaged, are not a Plan, or were written by a version that is too new.
+    """
+    return from_message(read("Plan", data))
+
+
+def from_message(values: dict[str, Any]) -> Plan:
+    """Return the Plan of those values; raises BundleError as `from_bytes` does."""
+    if values["format"] != FORMAT:
+        said = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
+        raise BundleError(f"{said}; read it with the version that wrote it")
+    try:
+        return _plan(values)
+    except XRTError as error:
+        raise BundleError(f"the Plan is damaged: {error}") from error
+
+
+def _plan(values: dict[str, Any]) -> Plan:
+    options = values["options"]
+    if options is None or values["function"] is None:
+        raise BundleError("it has no model or no options")
+    return Plan(
+        function=_with_launches(values["function"], values["launches"]),
+        engines=values["engines"],
+        reasons=tuple(Reason(**reason) for reason in values["reasons"]),
+        options=read_options(options),
+        implicit=values["implicit"],
+        device=values["device"] or "cpu",
+    )
+
+
+def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
+    """Return the folded function, each node of which has what it launches again."""
+    known = {launch["name"]: launch for launch in launches}
+    return frame.replace(nodes=tuple(_with_launch(node, known, frame) for node in frame.nodes))
+
+
+def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
+    launch = known.get(node.name)
+    if launch is None or launch["function"] is None:
+        raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
+    engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
+    return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)

@@ -2,19 +2,116 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from xrt.graph import Attribute, AttrKind, Function, Node, Type
-from xrt.partition.questions import OF_TYPES
+from xrt.errors import OptionError, PlanError, did_you_mean
+from xrt.graph import Attribute, AttrKind, FrozenDict, Function, Node, Type
+from xrt.graph.constants import Constant
+from xrt.graph.schemas import latest_version
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
+    from xrt.partition.options import Pin
 
-__all__ = ["SupportMatrix", "ask_engine", "number_questions"]
+__all__ = [
+    "EligibleEngines",
+    "QuestionKeys",
+    "Refused",
+    "SupportMatrix",
+    "ask_engine",
+    "number_questions",
+    "with_names",
+    "without_names",
+]
+
+SMALL = 1024
+"""Elements up to which the content of a constant is part of a key; a larger one is a weight, and only its type is."""
+OF_TYPES = frozenset({"Shape", "Size"})
+"""Operators whose result may be known from the type of what they are given."""
+_BODIES = frozenset({AttrKind.GRAPH, AttrKind.GRAPHS})
+
+
+class QuestionKeys:
+    """Keys of the nodes of one Function; to be computed in topological order.
+
+    Two nodes with one key have the same operator, opset, attributes, types and small constants, and the same of their outputs are
+    read. A value made of constants or types alone is identified by how it is made. An answer that depends on the values of a
+    large weight may differ in another model: a caller that stores answers by these keys must accept that.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._made: dict[str, str] = {}
+        """Keys of values that are made of constants or types alone."""
+        self._read = {value.name for value in function.outputs}
+        self._read.update(name for node in function.nodes for name in node.uses)
+
+    def key(self, node: Node) -> str | None:
+        """Return the key; None for a node with a body."""
+        function = self._function
+        attributes = [_attribute(one) for one in node.attributes]
+        looks = [self._look(name) for name in node.inputs]
+        if None in attributes:
+            return None
+        made = [f"{function.get_type(name)} {name in self._read}" if name else "" for name in node.outputs]
+        same = list(map(node.inputs.index, node.inputs))
+        opset = function.opsets.get(node.domain)
+        facts = (node.domain, node.op_type, opset, node.device, sorted(map(str, attributes)), looks, same, made)
+        key = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        if node.op_type in OF_TYPES or all(self._is_known(name) for name in node.inputs):
+            self._made.update((name, f"{key}:{place}") for place, name in enumerate(node.outputs))
+        return key
+
+    def _look(self, name: str) -> str:
+        if not name:
+            return ""
+        constant = self._function.constants.get(name)
+        if constant is None:
+            return self._made.get(name) or str(self._function.get_type(name))
+        return f"{constant.type} {constant.digest.hex() if constant.array.size <= SMALL else ''}"
+
+    def _is_known(self, name: str) -> bool:
+        return not name or name in self._function.constants or name in self._made
+
+
+def _attribute(attribute: Attribute) -> str | None:
+    """Return an attribute as text; None for a body."""
+    if attribute.kind in _BODIES:
+        return None
+    value = attribute.value
+    tensors = value if isinstance(value, tuple | list) else [value]
+    if all(isinstance(one, Constant) for one in tensors):
+        return f"{attribute.name} {[one.digest.hex() for one in tensors]}"
+    return f"{attribute.name} {attribute.kind} {value!r}"
+
+
+# ------------------------------------------------------------------ reasons
+
+
+def without_names(reason: str, node: Node) -> str:
+    """Return a reason that names no value of this model: what it says of this node holds for others of its key."""
+    for place, name in enumerate(_names(node)):
+        reason = reason.replace(repr(name), _MARK.format(place)) if name else reason
+    return reason
+
+
+def with_names(reason: str, node: Node) -> str:
+    """Return such a reason with the names of this node."""
+    for place, name in enumerate(_names(node)):
+        reason = reason.replace(_MARK.format(place), repr(name))
+    return reason
+
+
+_MARK = "\0{}\0"
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    return (node.name, *node.inputs, *node.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +235,6 @@ class _NodeClasses:
 _Look: TypeAlias = int | str
 """What an engine may see of a value: its type (from 0 on), the constant that it is (below -1), or, for what is made of
 constants or types alone, the value itself by its name, because an engine may look at how it is made."""
-
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
@@ -147,3 +243,144 @@ def _content(attribute: Attribute) -> tuple[object, ...]:
     if attribute.kind in _BY_IDENTITY:
         return (attribute.name, id(attribute.value))
     return (attribute.name, attribute.kind, repr(attribute.value))
+
+
+Refused: TypeAlias = tuple[str, str, str]
+"""A node, the spec of an engine that refused it at compile, and the reason."""
+Bars: TypeAlias = dict[tuple[int, int], str]
+"""(node, engine) to why the node is kept from the engine, whatever the engine's own answer is."""
+SHOWN = 20
+"""The most nodes that an error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class EligibleEngines:
+    """For each node the engines that may take it, and for the others the reason."""
+
+    engines: tuple[str, ...]
+    """Specs, by priority."""
+    capability: SupportMatrix
+    exclusions: Mapping[tuple[int, int], str]
+    """(node, engine) to the refusal, the pin or the choice that keeps the node from the engine."""
+    updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
+    """(node, engine) of the exclusions by which state is not copied, to the spec of the engine that updates it in place."""
+
+    @classmethod
+    def of(
+        cls,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        pins: Sequence[Pin],
+        refused: Sequence[Refused],
+        device: str | Sequence[str],
+        capability: SupportMatrix | None = None,
+    ) -> EligibleEngines:
+        """Return what capability, refusals and pins leave; ``device`` is as `SupportMatrix.of` has it, which is asked without
+        one.
+
+        Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin that
+        matches no node.
+        """
+        specs = tuple(engine.spec for engine in engines)
+        bars = _pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
+        bars.update(_refusal_bars(function, specs, refused))
+        return cls(specs, capability or SupportMatrix.of(function, engines, device), bars)
+
+    def candidates(self) -> list[tuple[int, ...]]:
+        """Return for each node the engines that may take it, by priority."""
+        found = self.capability.supporting_engines()
+        for node, engine in self.exclusions:
+            found[node] = tuple(e for e in found[node] if e != engine)
+        return found
+
+    def reason(self, node: int, engine: int) -> str | None:
+        """Return why the node may not go to the engine; None when it may."""
+        return self.exclusions.get((node, engine)) or self.capability.reason(node, engine)
+
+    def reasons(self, node: int) -> str:
+        """Return every engine's reason, on one line."""
+        return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
+
+
+def check_all_taken(
+    function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
+) -> None:
+    """Raise PlanError where a node has no candidate: it lists all of these nodes with each engine's reason."""
+    left = [node for node, engines in enumerate(candidates) if not engines]
+    if not left:
+        return
+    count = f"{len(left)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
+    broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in left)]
+    if broken:
+        said = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
+        advice = "change the pin, or list an engine that takes them"
+    else:
+        said = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
+        may = strict and any(latest_version(function.nodes[n].domain) for n in left)  # the reference knows no other domain
+        advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
+    lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
+    more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    untaken = () if broken else tuple(function.nodes[n].name for n in left)
+    raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}", untaken)
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Bars:
+    if not refused:
+        return {}
+    places = {node.name: number for number, node in enumerate(function.nodes)}
+    bars: Bars = {}
+    for node, engine, reason in refused:
+        if engine not in specs:
+            raise OptionError(
+                f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{did_you_mean(engine, specs)}"
+            )
+        if node not in places:
+            raise OptionError(
+                f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, places)}"
+            )
+        bars[places[node], specs.index(engine)] = reason
+    return bars
+
+
+# ------------------------------------------------------------------ pins
+
+
+def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
+    """Return the bars that pins put up; ``engines`` are (name, spec) pairs."""
+    bars: Bars = {}
+    for node, pin in _holding(function, pins):
+        for engine, (name, spec) in enumerate(engines):
+            if pin.covers(name, spec) is pin.forbid:
+                bars.setdefault((node, engine), f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}")
+    return bars
+
+
+def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
+    """Yield each (node, pin) that holds: every forbidding pin that matches, and of the forcing ones the last.
+
+    Raises PlanError for a pin that matches no node.
+    """
+    nodes = {pin.by: _by_subject(function, pin) for pin in {pin.by: pin for pin in pins}.values()}
+    forced: dict[int, Pin] = {}
+    for pin in pins:
+        matching = list(pin.match(nodes[pin.by]))
+        if not matching:
+            near = did_you_mean(pin.patterns[0], nodes[pin.by])
+            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{near}")
+        found = [node for subject in matching for node in nodes[pin.by][subject]]
+        if pin.forbid:
+            yield from ((node, pin) for node in found)
+        else:
+            forced.update(dict.fromkeys(found, pin))
+    yield from forced.items()
+
+
+def _by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
+    """Return the nodes by what such a pin goes by: operator or name."""
+    nodes: dict[str, list[int]] = {}
+    for number, node in enumerate(function.nodes):
+        nodes.setdefault(pin.subject(node), []).append(number)
+    return nodes

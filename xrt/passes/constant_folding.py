@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, is_deterministic
-from xrt.graph.gc_pause import pause_gc
+from xrt.graph.function import pause_gc
 from xrt.passes.inlining import find_decided_body
-from xrt.passes.propagation import Knowledge
-from xrt.passes.shape_inference import infer_shapes
+from xrt.passes.shape_inference import Knowledge, infer_shapes
 from xrt.passes.splicing import BodyNames, Splice
 
 __all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "find_constant", "fold_constants"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.formats.onnx.names import FreshNames
-from xrt.formats.onnx.opset_conversion import ConversionScope, as_function, convert, splice
+from xrt.formats.onnx.opsets import ConversionScope, as_function, convert, splice
+from xrt.formats.onnx.versions import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import Function, Node, since_version
-from xrt.graph.op_schema import find_operator
+from xrt.graph.schemas import find_operator
 
 __all__ = ["upgrade_opset", "why_not_upgradable"]
 

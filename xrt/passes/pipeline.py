@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.passes.constant_folding import fold_constants
-from xrt.passes.dead_code_elimination import drop_dead_nodes
-from xrt.passes.inlining import inline_constant_control_flow
+from xrt.passes.inlining import drop_dead_nodes, inline_constant_control_flow
 from xrt.passes.shape_inference import infer_shapes
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class ExpandGradientNodes(Pass):
     def run(self, function: Function) -> Function:
         if "ai.onnx.preview.training" not in function.opsets:
             return function
-        from xrt.passes.gradient.gradient_nodes import expand_gradient_nodes  # for models with such nodes alone
+        from xrt.passes.gradient.differentiation import expand_gradient_nodes  # for models with such nodes alone
 
         expanded = expand_gradient_nodes(function)
         return function if expanded is function else infer_shapes(expanded)

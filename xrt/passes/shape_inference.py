@@ -2,12 +2,656 @@
 
 from __future__ import annotations
 
-from xrt.graph import Function, TensorType
-from xrt.graph.gc_pause import pause_gc
-from xrt.passes.inference import infer_by_onnx
-from xrt.passes.propagation import Knowledge, propagate_types
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-__all__ = ["infer_shapes"]
+from xrt.errors import InputError, ModelError, did_you_mean
+from xrt.formats.onnx.inference import InferredTypes, infer_types, node_types
+from xrt.graph import (
+    Constant,
+    Dim,
+    DType,
+    Function,
+    MapType,
+    Node,
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    Type,
+    Value,
+    since_version,
+)
+from xrt.graph.function import pause_gc
+from xrt.graph.schemas import join_types
+from xrt.graph.types import LARGEST_EXTENT
+from xrt.passes.contents import PROPAGATED, Contents, propagate
+from xrt.passes.operator_types import OPERATOR_TYPES, Operands
+
+__all__ = [
+    "SHAPED",
+    "Knowledge",
+    "bind_dims",
+    "combine",
+    "infer_by_onnx",
+    "infer_shapes",
+    "list_symbols",
+    "map_dims",
+    "map_types",
+    "propagate_types",
+    "shape_from_contents",
+    "specialize",
+]
+
+_ALL = 2**31 - 1
+"""From here on the end of a Slice means all there is, as exporters write it."""
+Known: TypeAlias = Sequence[Contents | None]
+
+
+def shape_from_contents(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    """Return the shape of the first output of one of the `SHAPED`, from what is known of its inputs; None where nothing is."""
+    try:
+        return SHAPED[node.op_type](node, types, known)
+    except (IndexError, ValueError, TypeError):
+        return None  # inputs that do not fit the operator: the engine that runs the node will say so
+
+
+def _shape(types: Sequence[Type | None], index: int) -> Shape | None:
+    type_ = types[index] if index < len(types) else None
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _at(known: Known, index: int) -> Contents | None:
+    return known[index] if index < len(known) else None
+
+
+def _extents(known: Known, index: int) -> list[Dim] | None:
+    """Return the elements of an input of extents: numbers, names, None for each unknown one; None where it is unknown."""
+    found = _at(known, index)
+    return None if found is None or found.elements.ndim != 1 else list(found.elements)
+
+
+def _integers(known: Known, index: int) -> list[int] | None:
+    found = _at(known, index)
+    return None if found is None else found.integers()
+
+
+def _reshape(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data, target = _shape(types, 0), _extents(known, 1)
+    if target is None:
+        return None
+    copies = not node.attr("allowzero", 0)
+    wanted = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
+    if wanted.count(-1) != 1:
+        return tuple(None if _is_negative(extent) else extent for extent in wanted)
+    place = wanted.index(-1)
+    others = wanted[:place] + wanted[place + 1 :]
+    wanted[place] = None if data is None else _rest(data, others)
+    return tuple(wanted)
+
+
+def _is_negative(extent: Dim) -> bool:
+    return isinstance(extent, int) and extent < 0
+
+
+def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
+    """Return what is left of a shape when other extents are divided out: each name once for each time that it occurs."""
+    left, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
+    for extent in others:
+        if not isinstance(extent, int):
+            if extent is None or extent not in left:
+                return None
+            left.remove(extent)
+    divisor = math.prod(d for d in others if isinstance(d, int))
+    if not divisor or numbers % divisor:
+        return None
+    factor = numbers // divisor
+    if not left:
+        return factor
+    return left[0] if len(left) == 1 and factor == 1 else None
+
+
+def _expand(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data, target = _shape(types, 0), _extents(known, 1)
+    if data is None or target is None:
+        return None
+    rank = max(len(data), len(target))
+    ones: list[Dim] = [1] * rank
+    pairs = zip((ones + list(data))[-rank:], (ones + target)[-rank:], strict=True) if rank else ()
+    return tuple(_broadcast(a, b) for a, b in pairs)
+
+
+def _broadcast(a: Dim, b: Dim) -> Dim:
+    if a == 1 or (isinstance(b, int) and b != 1):
+        return b
+    if b == 1 or (isinstance(a, int) and a != 1):
+        return a
+    return a if a == b else None
+
+
+def _constant_of_shape(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    target = _extents(known, 0)
+    return None if target is None else tuple(None if _is_negative(extent) else extent for extent in target)
+
+
+def _tile(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data, repeats = _shape(types, 0), _extents(known, 1)
+    if data is None or repeats is None or len(data) != len(repeats):
+        return None
+    return tuple(_times(extent, count) for extent, count in zip(data, repeats, strict=True))
+
+
+def _times(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    return a if b == 1 else b if a == 1 else None
+
+
+def _slice(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data = _shape(types, 0)
+    if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, of which ONNX knows
+        return None
+    starts, ends = (_extents(known, index) for index in (1, 2))
+    optional = [len(node.inputs) > index and bool(node.inputs[index]) for index in (3, 4)]
+    axes = _integers(known, 3) if optional[0] else list(range(len(starts or ends or data)))
+    if axes is None:
+        return (None,) * len(data)
+    steps = (_extents(known, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
+    shape = list(data)
+    for k, axis in enumerate(axes):
+        bounds = [None if one is None else one[k] for one in (starts, ends)]
+        shape[axis] = _span(data[axis], bounds[0], bounds[1], steps[k])
+    return tuple(shape)
+
+
+def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+    """Return how many elements of an axis a Slice takes."""
+    if start == 0 and step == 1 and ((isinstance(end, int) and end >= _ALL) or (isinstance(end, str) and end == extent)):
+        return extent
+    if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
+        return None
+    first, last = (n + extent if n < 0 else n for n in (start, end))
+    first = min(max(first, 0), extent if step > 0 else extent - 1)
+    last = min(max(last, 0 if step > 0 else -1), extent)
+    return len(range(first, last, step))
+
+
+def _pad(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data, pads = _shape(types, 0), _extents(known, 1)
+    has_axes = len(node.inputs) > 3 and bool(node.inputs[3])
+    if data is None or len(node.inputs) < 2:
+        return None
+    axes = _integers(known, 3) if has_axes else list(range(len(data)))
+    if axes is None or pads is None or len(pads) != 2 * len(axes):
+        return (None,) * len(data)
+    shape = list(data)
+    for k, axis in enumerate(axes):
+        shape[axis] = _plus(_plus(data[axis], pads[k]), pads[k + len(axes)])
+    return tuple(shape)
+
+
+def _plus(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return a if b == 0 else b if a == 0 else None
+
+
+def _range(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    """ONNX says it of scalars; models, its own definition of AffineGrid too, have tensors of one element there."""
+    start, limit, step = (None if one is None else one.elements.item() for one in known)
+    if start == 0 and step == 1 and isinstance(limit, str):
+        return (limit,)
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
+        return (len(range(start, limit, step)),)
+    return None
+
+
+def _resize(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+    data, sizes = _shape(types, 0), _extents(known, 3)
+    if data is None or node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    shape, scales = list(data), _at(known, 2)
+    if sizes is None and scales is not None and scales.elements.size:
+        for axis, scale in zip(node.attr("axes") or range(len(data)), scales.elements, strict=True):
+            shape[axis] = shape[axis] if scale == 1 else None  # numbers are ONNX's to round
+        return tuple(shape)
+    if sizes is None:
+        return None
+    for axis, extent in zip(node.attr("axes") or range(len(data)), sizes, strict=True):
+        shape[axis] = extent
+    return tuple(shape)
+
+
+SHAPED: Mapping[str, Callable[[Node, Sequence[Type | None], Known], Shape | None]] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Pad": _pad,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Resize": _resize,
+    "Slice": _slice,
+    "Tile": _tile,
+}
+"""Operators of ai.onnx whose output has a shape that their inputs hold."""
+
+
+def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
+    """Return the type with each extent changed; the type itself where none changes."""
+    if isinstance(type_, TensorType):
+        if type_.shape is None:
+            return type_
+        shape = tuple(map(change, type_.shape))
+        return type_ if shape == type_.shape else TensorType(type_.dtype, shape)
+    if isinstance(type_, MapType):
+        return replace(type_, value=map_dims(type_.value, change))
+    return replace(type_, element=map_dims(type_.element, change))
+
+
+def map_types(function: Function, change: Callable[[Type], Type]) -> Function:
+    """Return the Function with the type of each value changed, in bodies too; constants keep theirs."""
+
+    def changed(value: Value) -> Value:
+        return value if value.type is None else Value(value.name, change(value.type))
+
+    return function.replace(
+        inputs=tuple(map(changed, function.inputs)),
+        outputs=tuple(map(changed, function.outputs)),
+        nodes=tuple(node.map_bodies(lambda body: map_types(body, change)) for node in function.nodes),
+        types={name: change(type_) for name, type_ in function.types.items()},
+    )
+
+
+def list_symbols(function: Function) -> Iterator[str]:
+    """Yield every named extent, bodies included; a name as often as it occurs."""
+    types = [*(v.type for v in (*function.inputs, *function.outputs)), *function.types.values()]
+    for type_ in types:
+        if type_ is not None:
+            yield from _symbols(type_)
+    for node in function.nodes:
+        for body in node.bodies:
+            yield from list_symbols(body)
+
+
+def _symbols(type_: Type) -> Iterator[str]:
+    if isinstance(type_, TensorType):
+        yield from (dim for dim in type_.shape or () if isinstance(dim, str))
+    elif isinstance(type_, MapType):
+        yield from _symbols(type_.value)
+    elif isinstance(type_, SequenceType | OptionalType):
+        yield from _symbols(type_.element)
+
+
+def infer_by_onnx(function: Function) -> Function:
+    """Return the Function with the types that onnx infers; declarations count as `xrt.passes.infer_shapes` says. Linear."""
+    symbols = frozenset(list_symbols(function))
+    inferred = infer_types(_without_claims(function), symbols)
+    if inferred is None:
+        return function
+    merged = _merged(function, inferred)
+    if _declares_more(function, inferred):
+        # The declaration knows what the operators do not say; what follows from it is still to be found.
+        again = infer_types(merged, symbols)
+        merged = merged if again is None else _merged(merged, again)
+    return function if merged == function else merged
+
+
+def _without_claims(function: Function) -> Function:
+    """Return the Function without what it declares about values that onnx can judge by itself."""
+    types = {name: type_ for name, type_ in function.types.items() if not _is_judged(name, function)}
+    outputs = [Value(v.name) if _is_judged(v.name, function) else _as_defined(v, function) for v in function.outputs]
+    return function.with_types(types, outputs, _changed(function, [node.map_bodies(_without_claims) for node in function.nodes]))
+
+
+def _as_defined(value: Value, function: Function) -> Value:
+    """Return an output that is an input or a constant with its type: of two declarations onnx heeds the last that it meets."""
+    if value.name in function.constants:
+        return Value(value.name, function.constants[value.name].type)
+    return next((given for given in function.inputs if given.name == value.name), value)
+
+
+def _is_judged(name: str, function: Function) -> bool:
+    """Whether the value comes from an operator that onnx describes."""
+    node = function.producer(name)
+    return node is not None and since_version(node, function) is not None
+
+
+def _changed(function: Function, nodes: list[Node]) -> list[Node] | None:
+    """Return the nodes, None where they are the Function's own."""
+    return None if all(new is old for new, old in zip(nodes, function.nodes, strict=True)) else nodes
+
+
+def _merged(function: Function, inferred: InferredTypes) -> Function:
+    """Return the Function with what is inferred about its outputs and inner values."""
+    types = dict(function.types)
+    for name in _inner_values(function):
+        type_ = combine(inferred.types.get(name), types.get(name))
+        if type_ is not None:
+            types[name] = type_
+    outputs = [_merged_value(value, inferred) for value in function.outputs]
+    nodes = [_with_merged_bodies(node, inferred) for node in function.nodes]
+    return function.with_types(types, outputs, _changed(function, nodes))
+
+
+def _merged_value(value: Value, inferred: InferredTypes) -> Value:
+    return Value(value.name, combine(inferred.types.get(value.name), value.type))
+
+
+def _inner_values(function: Function) -> Iterator[str]:
+    outputs = {value.name for value in function.outputs}
+    return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
+
+
+def _with_merged_bodies(node: Node, inferred: InferredTypes) -> Node:
+    if not node.attributes:
+        return node
+    bodies = iter(inferred.bodies.get(node.name, ()))
+    return node.map_bodies(lambda body: _merged_body(body, next(bodies)))
+
+
+def _merged_body(body: Function, inferred: InferredTypes) -> Function:
+    """Return the body merged; its inputs too, as the node around it decides what they are."""
+    inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
+    merged = _merged(body, inferred)
+    return merged if inputs == body.inputs else merged.replace(inputs=inputs)
+
+
+def _declares_more(function: Function, inferred: InferredTypes) -> bool:
+    """Whether a declaration of an inner value, in bodies too, says what the operators do not."""
+    for name, declared in function.types.items():
+        found = inferred.types.get(name)
+        if _is_judged(name, function) and combine(found, declared) != found:
+            return True
+    return any(
+        _declares_more(body, inner)
+        for node in function.nodes
+        if node.bodies
+        for body, inner in zip(node.bodies, inferred.bodies[node.name], strict=True)
+    )
+
+
+def combine(inferred: Type | None, declared: Type | None) -> Type | None:
+    """Return all that two sources know of one value; where they contradict each other, what is inferred."""
+    if inferred is None or inferred == declared:
+        return declared  # the same object where it is the same type: comparing it with itself is quick
+    if declared is None:
+        return inferred
+    if isinstance(inferred, TensorType) and isinstance(declared, TensorType):
+        return _combine_tensors(inferred, declared)
+    if isinstance(inferred, SequenceType | OptionalType) and type(inferred) is type(declared):
+        element = combine(inferred.element, declared.element)
+        return inferred if element is None else replace(inferred, element=element)
+    return inferred
+
+
+def _combine_tensors(inferred: TensorType, declared: TensorType) -> TensorType:
+    if inferred.dtype is not declared.dtype or declared.shape is None:
+        return inferred
+    if inferred.shape is None:
+        return declared
+    if len(inferred.shape) != len(declared.shape):
+        return inferred
+    return TensorType(inferred.dtype, tuple(map(_combine_dims, inferred.shape, declared.shape)))
+
+
+def _combine_dims(inferred: Dim, declared: Dim) -> Dim:
+    if isinstance(inferred, int) or declared is None:
+        return inferred
+    return declared
+
+
+_EXACT = frozenset({DType.INT64, DType.INT32, DType.BOOL})
+"""Types whose arithmetic leaves no choice; floats are left to the evaluator."""
+_FROM_TYPES = frozenset({"Shape", "Size"})
+
+
+def propagate_types(function: Function, known: Knowledge) -> Function:
+    """Return the Function with the types that follow, in bodies too; the function itself where none is new. Linear."""
+    nodes = []
+    for node in function.nodes:
+        known.infer(node)
+        if node.bodies:
+            node = known.refine_bodies(node)  # noqa: PLW2901  # the same node, better known
+            node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, known)))  # noqa: PLW2901
+            known.infer_from_bodies(node)
+        nodes.append(node)
+    same = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
+    return known.add_types(function, None if same else nodes)
+
+
+def symbols_given(function: Function) -> frozenset[str]:
+    """Return the names of extents of the inputs."""
+    types = [value.type for value in function.inputs]
+    return frozenset(d for type_ in types if isinstance(type_, TensorType) for d in type_.shape or () if isinstance(d, str))
+
+
+def _is_full(type_: TensorType, symbols: frozenset[str]) -> bool:
+    return type_.shape is not None and all(type(dim) is int or dim in symbols for dim in type_.shape)
+
+
+class Knowledge:
+    """What is known of the values of one Function, while its nodes are visited in order.
+
+    What was not known when types were inferred of the whole is news; only what reads news is inferred again.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        outer: Knowledge | None = None,
+        constants: Mapping[str, Constant] | None = None,
+        types: dict[str, Type] | None = None,
+    ) -> None:
+        """``constants`` and ``types`` are those that grow while the Function is changed; ``outer`` is of the Function around."""
+        self.function = function
+        self.outer = outer
+        self.constants = function.constants if constants is None else constants
+        self.types: dict[str, Type] = {} if types is None else types
+        """Of values of which more is known than the Function says."""
+        self._contents: dict[str, Contents] = {}
+        self._news: set[str] = set()
+        self._opset = function.opsets.get("", 0)
+        self._symbols: frozenset[str] = symbols_given(function) if outer is None else outer._symbols
+
+    # ------------------------------------------------------------------ what is known of a value
+
+    def get_type(self, name: str) -> Type | None:
+        if (type_ := self.types.get(name)) is not None:
+            return type_
+        if (constant := self.constants.get(name)) is not None:
+            return constant.type
+        if self.outer is None or self.function.defines(name):
+            return self.function.get_type(name)
+        return self.outer.get_type(name)
+
+    def find_constant(self, name: str) -> Constant | None:
+        if (constant := self.constants.get(name)) is not None:
+            return constant
+        hidden = self.outer is None or name in self.types or self.function.defines(name)
+        return None if hidden or self.outer is None else self.outer.find_constant(name)
+
+    def find_contents(self, name: str) -> Contents | None:
+        """Return what is known of the elements of a value; None for nothing."""
+        if not name:
+            return None
+        if (contents := self._contents.get(name)) is not None:
+            return contents
+        if (constant := self.constants.get(name)) is not None:
+            return self._remember(name, Contents.of(constant))
+        hidden = self.outer is None or name in self.types or self.function.defines(name)
+        return None if hidden or self.outer is None else self.outer.find_contents(name)
+
+    def _remember(self, name: str, contents: Contents | None) -> Contents | None:
+        if contents is not None:
+            self._contents[name] = contents
+        return contents
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news) or (self.outer is not None and self.outer.has_news)
+
+    def is_news(self, name: str) -> bool:
+        if name in self._news:
+            return True
+        hidden = self.outer is None or name in self.types or self.function.defines(name)
+        return not hidden and self.outer is not None and self.outer.is_news(name)
+
+    def value(self, name: str) -> Value:
+        return Value(name, self.get_type(name))
+
+    def add_news(self, names: Iterable[str]) -> None:
+        """Take note of values that are known better now: constants that were computed."""
+        self._news.update(names)
+
+    # ------------------------------------------------------------------ one node
+
+    def infer(self, node: Node, *, again: bool = False) -> None:
+        """Take note of what the node's inputs say of its outputs; ``again``: whether they are news or not."""
+        if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
+            self._remember(node.outputs[0], Contents.of(value))
+        elif node.op_type in PROPAGATED and not node.domain:
+            self._follow(node)
+        elif not (again or node.domain or self.has_news or node.op_type in SHAPED):
+            return
+        if not self._is_settled(node):
+            for name, type_ in zip(node.outputs, self._inferred(node, again), strict=False):
+                self._learn(name, type_)
+
+    def _is_settled(self, node: Node) -> bool:
+        """Whether no more can be known of the outputs: each extent is a number, or a name that an input gives it."""
+        for name in node.outputs:
+            type_ = self.get_type(name) if name else None
+            if name and (not isinstance(type_, TensorType) or not _is_full(type_, self._symbols)):
+                return False
+        return True
+
+    def _is_static(self, name: str) -> bool:
+        type_ = self.get_type(name)
+        return isinstance(type_, TensorType) and type_.is_static
+
+    def _learn(self, name: str, type_: Type | None) -> None:
+        old = self.get_type(name)
+        new = combine(type_, old)
+        if name and new is not None and new != old:
+            self.types[name] = new
+            self._news.add(name)
+
+    def _inferred(self, node: Node, again: bool) -> Sequence[Type | None]:
+        rule = OPERATOR_TYPES.get(node.domain, {}).get(node.op_type) if node.domain else None
+        if rule is not None:
+            return rule(Operands(node, [self._input_type(name) for name in node.inputs], self._small(node), self._opset))
+        shape = self._shape(node)
+        if not again and not any(map(self.is_news, node.uses)):
+            found: Sequence[Type | None] = ()
+        elif node.bodies:
+            return ()
+        else:
+            found = self._asked(node)
+        return found if shape is None else self._with_shape(node, found, shape)
+
+    def _input_type(self, name: str) -> Type | None:
+        return self.get_type(name) if name else None
+
+    def _small(self, node: Node) -> dict[str, Constant]:
+        found = ((name, self.find_constant(name)) for name in node.inputs if name)
+        return {name: constant for name, constant in found if constant is not None}
+
+    def _asked(self, node: Node) -> Sequence[Type | None]:
+        """Return what onnx says of this node alone."""
+        types = {name: type_ for name in node.inputs if name and (type_ := self.get_type(name)) is not None}
+        try:
+            return node_types(node, types, self._small(node), self.function.opsets)
+        except ModelError:
+            return ()  # the inputs contradict each other: `verify_types` and the engine that runs the node will say so
+
+    def _shape(self, node: Node) -> Any:
+        """Return the shape that follows from partly known contents of inputs."""
+        if node.domain or node.op_type not in SHAPED:
+            return None
+        known = [self.find_contents(name) for name in node.inputs]
+        if all(one is None for one in known):
+            return None
+        return shape_from_contents(node, [self._input_type(name) for name in node.inputs], known)
+
+    def _with_shape(self, node: Node, found: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
+        type_ = (found[0] if found else None) or self.get_type(node.outputs[0])
+        if type_ is None and node.op_type != "ConstantOfShape":
+            type_ = self.get_type(node.inputs[0])  # all the others give what they are given
+        if not isinstance(type_, TensorType):
+            return found
+        if not found and self.get_type(node.outputs[0]) is None:
+            return [TensorType(type_.dtype, shape)]
+        return [combine(type_, TensorType(type_.dtype, shape)), *found[1:]]
+
+    def _follow(self, node: Node) -> None:
+        """Take note of what the outputs hold."""
+        known = [self.find_contents(name) for name in node.inputs]
+        if node.op_type not in _FROM_TYPES and not any(one is not None for one in known):
+            return
+        found = propagate(node, known, [self._input_type(name) for name in node.inputs]) or ()
+        for name, contents in zip(node.outputs, found, strict=False):
+            if name and contents is not None:
+                self._contents[name] = contents
+                if not self._is_static(name):
+                    self._learn(name, TensorType(contents.dtype, contents.elements.shape))
+
+    # ------------------------------------------------------------------ nodes with bodies
+
+    def refine_bodies(self, node: Node) -> Node:
+        """Return a Loop or a Scan whose body has the types that follow from what goes in, where that is news."""
+        if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
+            return node
+        inferred = infer_by_onnx(self.alone(node))
+        for value in inferred.outputs:
+            self._learn(value.name, value.type)
+        return inferred.nodes[0]
+
+    def infer_from_bodies(self, node: Node) -> None:
+        """Take note of what the branches of an If say of its outputs."""
+        if node.op != "If" or self._is_settled(node):
+            return
+        branches = [(body, Knowledge(body, self)) for body in node.bodies]
+        types = [[known.get_type(value.name) for value in body.outputs] for body, known in branches]
+        for name, found in zip(node.outputs, zip(*types, strict=False), strict=False):
+            self._learn(name, join_types(*found) if None not in found and len(found) == 2 else None)
+
+    def alone(self, node: Node) -> Function:
+        """Return the node as a Function of its own, whose inputs are all that it reads and that is no constant."""
+        names = dict.fromkeys(node.uses)
+        constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
+        return Function(
+            inputs=tuple(self.value(name) for name in names if name not in constants),
+            outputs=tuple(self.value(name) for name in dict.fromkeys(node.defines)),
+            nodes=(node,),
+            constants=constants,
+            opsets=self.function.opsets,
+            name=node.name,
+        )
+
+    # ------------------------------------------------------------------ all of them
+
+    def list_known_integers(self, node: Node) -> dict[str, Constant] | None:
+        """Return the node's outputs where they are integers or flags all of which are known; None elsewhere."""
+        if node.outputs[0] not in self._contents:
+            return None
+        found = {}
+        for name in node.defines:
+            contents = self._contents.get(name)
+            constant = contents.constant() if contents is not None and contents.dtype in _EXACT else None
+            if constant is None:
+                return None
+            found[name] = constant
+        return found
+
+    def add_types(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
+        """Return the Function with what is known of its values, and those nodes; itself where it says all that."""
+        if not self.types and nodes is None:
+            return function
+        outputs = [Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs]
+        own = {value.name for value in function.outputs}
+        inner = {name: type_ for name, type_ in self.types.items() if name not in own}
+        return function.with_types({**function.types, **inner}, outputs, nodes)
 
 
 def infer_shapes(function: Function) -> Function:
@@ -40,3 +684,62 @@ def _is_settled(function: Function) -> bool:
                 if not isinstance(type_, TensorType) or not type_.is_static:
                     return False
     return True
+
+
+def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
+    """Return the Function for inputs of exactly these shapes, all other types inferred again.
+
+    A named extent takes its number wherever it occurs, so inputs that are not given get theirs through shared names. Extents that
+    are still unknown stay so. Raises InputError for an input that is not there or is no tensor, a shape that does not fit the
+    declared one, and two numbers for one name.
+    """
+    inputs = {value.name: value for value in function.inputs}
+    bound: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise InputError(f"function {function.name!r} has no input {name!r}.{did_you_mean(name, inputs)}")
+        _bind(inputs[name], shape, bound)
+        inputs[name] = _with_shape(inputs[name], shape)
+    return infer_shapes(_substituted(function.replace(inputs=tuple(inputs.values())), bound))
+
+
+def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
+    """Return the Function with those named extents as numbers wherever they occur, all other types inferred again.
+
+    Raises InputError for a number that no extent can be.
+    """
+    for name, size in sizes.items():
+        if not 0 <= size <= LARGEST_EXTENT:
+            raise InputError(f"dimension {name!r} cannot be {size}: an extent is at least 0 and at most {LARGEST_EXTENT}")
+    return infer_shapes(_substituted(function, sizes))
+
+
+def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
+    """Add the numbers that the shape gives to the input's named extents."""
+    type_ = value.type
+    if type_ is not None and not isinstance(type_, TensorType):
+        raise InputError(f"input {value.name!r} is {type_}, which has no shape; the shape {list(shape)} was given for it")
+    if type_ is None or type_.shape is None:
+        return
+    if len(shape) != len(type_.shape):
+        raise InputError(f"input {value.name!r} is {type_}; a shape of rank {len(shape)}, {list(shape)}, was given for it")
+    for axis, (dim, size) in enumerate(zip(type_.shape, shape, strict=True)):
+        fixed = bound.setdefault(dim, size) if isinstance(dim, str) else dim
+        if fixed is not None and fixed != size:
+            raise InputError(
+                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {_wanted(dim, fixed)}"
+            )
+
+
+def _wanted(dim: Dim, fixed: int) -> str:
+    return f"{fixed}, as {dim!r} is elsewhere" if isinstance(dim, str) else str(fixed)
+
+
+def _with_shape(value: Value, shape: tuple[int, ...]) -> Value:
+    return Value(value.name, value.type.with_shape(shape)) if isinstance(value.type, TensorType) else value
+
+
+def _substituted(function: Function, bound: Mapping[str, int]) -> Function:
+    if not bound:
+        return function
+    return map_types(function, lambda type_: map_dims(type_, lambda dim: bound.get(dim, dim) if isinstance(dim, str) else dim))

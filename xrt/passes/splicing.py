@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xrt.graph import Constant, FrozenDict, Function, Node, TensorType, Type, Value
-from xrt.graph.rename import rename_node
+from xrt.graph.node import rename_node
 
 __all__ = ["BodyNames", "Splice", "SplicedBody"]
 

@@ -15,47 +15,47 @@ if TYPE_CHECKING:
     from xrt.cache.disk.cost_store import CostStore as CostStore
     from xrt.placement.autotune import tune as tune
     from xrt.placement.budget import TuningBudget as TuningBudget
-    from xrt.placement.cost_model.prediction import BoundaryCost as BoundaryCost
-    from xrt.placement.cost_model.prediction import Prediction as Prediction
-    from xrt.placement.cost_model.prediction import RegionPrediction as RegionPrediction
-    from xrt.placement.cost_model.prediction import predict_cost as predict_cost
-    from xrt.placement.cost_model.what_if import MissingSupport as MissingSupport
-    from xrt.placement.cost_model.what_if import rank_missing_support as rank_missing_support
-    from xrt.placement.profiling.profiling_requests import ProfilingRequest as ProfilingRequest
-    from xrt.placement.profiling.profiling_requests import choose_requests as choose_requests
+    from xrt.placement.prediction import BoundaryCost as BoundaryCost
+    from xrt.placement.prediction import Prediction as Prediction
+    from xrt.placement.prediction import RegionPrediction as RegionPrediction
+    from xrt.placement.prediction import predict_cost as predict_cost
     from xrt.placement.report import CostReport as CostReport
     from xrt.placement.result import CandidateComparison as CandidateComparison
     from xrt.placement.result import CandidateResult as CandidateResult
     from xrt.placement.result import Progress as Progress
     from xrt.placement.result import TuningResult as TuningResult
-    from xrt.placement.search.options import SearchOptions as SearchOptions
-    from xrt.placement.search.proposals import propose_plans as propose_plans
+    from xrt.placement.search import MissingSupport as MissingSupport
+    from xrt.placement.search import ProfilingRequest as ProfilingRequest
+    from xrt.placement.search import SearchOptions as SearchOptions
+    from xrt.placement.search import choose_requests as choose_requests
+    from xrt.placement.search import propose_plans as propose_plans
+    from xrt.placement.search import rank_missing_support as rank_missing_support
     from xrt.placement.session import ProgressCallback as ProgressCallback
     from xrt.placement.throughput.result import ServingCandidate as ServingCandidate
     from xrt.placement.throughput.result import ServingConfiguration as ServingConfiguration
     from xrt.placement.throughput.result import ThroughputResult as ThroughputResult
 
 _MODULES = {
-    "BoundaryCost": "cost_model.prediction",
+    "BoundaryCost": "prediction",
     "CandidateComparison": "result",
     "CandidateResult": "result",
     "CostReport": "report",
-    "MissingSupport": "cost_model.what_if",
-    "Prediction": "cost_model.prediction",
-    "ProfilingRequest": "profiling.profiling_requests",
+    "MissingSupport": "search",
+    "Prediction": "prediction",
+    "ProfilingRequest": "search",
     "Progress": "result",
     "ProgressCallback": "session",
-    "RegionPrediction": "cost_model.prediction",
-    "SearchOptions": "search.options",
+    "RegionPrediction": "prediction",
+    "SearchOptions": "search",
     "ServingCandidate": "throughput.result",
     "ServingConfiguration": "throughput.result",
     "ThroughputResult": "throughput.result",
     "TuningBudget": "budget",
     "TuningResult": "result",
-    "choose_requests": "profiling.profiling_requests",
-    "predict_cost": "cost_model.prediction",
-    "propose_plans": "search.proposals",
-    "rank_missing_support": "cost_model.what_if",
+    "choose_requests": "search",
+    "predict_cost": "prediction",
+    "propose_plans": "search",
+    "rank_missing_support": "search",
     "tune": "autotune",
 }
 

@@ -14,17 +14,16 @@ from xrt.errors import PlanError
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
+from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import is_final, load_cost_table, load_decision, plan_by_priority
 from xrt.placement.budget import BOUNDS
 from xrt.placement.decision_store import make_decision_key
-from xrt.placement.quantized_form import make_planned_function
+from xrt.placement.lockfile import make_planned_function
 from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
-from xrt.placement.request import PlacementRequest, unwrap
-from xrt.placement.result import CandidateComparison
+from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
 from xrt.placement.session import ProgressCallback
 from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
-    from xrt.partition.device_map import DeviceMap
+    from xrt.partition.options import DeviceMap
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 

@@ -13,11 +13,10 @@ from xrt.graph import FrozenDict, Function
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable
-from xrt.partition.device_map import DeviceMap
+from xrt.partition.options import DeviceMap
 from xrt.placement import decision_store
 from xrt.placement.budget import BOUNDS, TuningBudget
-from xrt.placement.request import PlacementRequest, unwrap
-from xrt.placement.result import MOST_SEARCHES, TuningResult, more_than
+from xrt.placement.result import MOST_SEARCHES, PlacementRequest, TuningResult, more_than, unwrap
 from xrt.placement.session import ProgressCallback, TuningSession, ignore_progress
 from xrt.runtime import on_device, to_host
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from xrt.cache.disk.cost_store import CostStore
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.measure.timing import Clock
-    from xrt.placement.profiling.activations import Reference
+    from xrt.placement.profiler import Reference
 
 __all__ = ["is_final", "load_cost_table", "load_decision", "tune", "warn_unmeasured"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from xrt.placement.interleaved import StoppingRule
+from xrt.placement.race import StoppingRule
 
 __all__ = ["BOUNDS", "TuningBudget"]
 

@@ -15,8 +15,7 @@ from xrt.formats.placement_file import FORMAT, MOST_CANDIDATES, CandidateRecord,
 from xrt.graph import FrozenDict
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement.lockfile import FIGURES, list_candidate_records, plan_from_ranges
-from xrt.placement.request import PlacementRequest, unwrap
-from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult, with_reasons
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult, unwrap, with_reasons
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:

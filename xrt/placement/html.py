@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.html.charts import Bar, make_bars
+from xrt.html.drawing import Bar, MeanCall, make_bars
 from xrt.html.formatting import format_ratio_interval, seconds, times
-from xrt.html.regions import MeanCall
 from xrt.html.rendering import render_cell, render_page
 from xrt.measure.statistics import Interval, RatioInterval
 from xrt.partition.html import describe_plan
-from xrt.placement.precision_html import describe_errors
-from xrt.placement.report import CostReport, describe_missing_support
+from xrt.placement.report import CostReport, describe_missing_support, describe_precision, format_error, list_pareto_plans
 from xrt.placement.result import VERDICTS, CandidateResult, TuningResult
 
-__all__ = ["describe_costs", "render_tuning_page", "render_tuning_result"]
+if TYPE_CHECKING:
+    from xrt.formats.placement_file import PrecisionRecord
+
+__all__ = ["describe_costs", "describe_errors", "render_tuning_page", "render_tuning_result"]
+
+WIDTH, HEIGHT, MARGIN = 560.0, 220.0, 44.0
+"""Pixels of the drawing, and of the room for its scales."""
+
+
+def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
+    """Return what a view shows of a precision: lines, points of the plans that were timed, and a table of all plans."""
+    if record is None:
+        return {"precision": None}
+    timed = list_pareto_plans(record)
+    most = max((one.seconds or 0.0 for one, _ in timed), default=0.0) or 1.0
+    worst = max([record.limit, *(one.error or 0.0 for one, _ in timed)]) or 1.0
+    points = [
+        {
+            "x": MARGIN + (WIDTH - 2 * MARGIN) * (one.seconds or 0.0) / most,
+            "y": HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (one.error or 0.0) / worst,
+            "label": f"{one.precision} on {one.plan}: {_describe(one.error, record)}, {seconds(one.seconds or 0.0)}",
+            "is_best": is_best,
+        }
+        for one, is_best in timed
+    ]
+    best = {id(one) for one, is_best in timed if is_best}
+    rows = [
+        (
+            one.precision,
+            one.plan,
+            "best" if id(one) in best else one.outcome,
+            one.kept or "",
+            "" if one.outcome in ("wrong", "failed") else _describe(one.error, record),
+            "" if one.seconds is None else seconds(one.seconds),
+            one.note,
+        )
+        for one in record.plans
+    ]
+    drawing = {"width": WIDTH, "height": HEIGHT, "margin": MARGIN, "points": points}
+    scales = {"limit": _describe(record.limit, record), "worst": _describe(worst, record), "slowest": seconds(most)}
+    limit = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * record.limit / worst
+    return {"precision": {**drawing, **scales, "limit_at": limit, "rows": rows, "lines": list(describe_precision(record))}}
+
+
+def _describe(error: float | None, record: PrecisionRecord) -> str:
+    return format_error(error, record.measure)
+
 
 SHOWN = 12
 """Rows of a table of costs."""
@@ -23,13 +67,13 @@ SHOWN = 12
 
 def render_tuning_result(tuned: TuningResult) -> str:
     """Return the cell of a TuningResult."""
-    return render_cell("tuning_result.html", title=_make_title(tuned), **_describe(tuned))
+    return render_cell("tuning_result.html", title=_make_title(tuned), **_describe_result(tuned))
 
 
 def render_tuning_page(results: Mapping[str, TuningResult], model: str) -> str:
     """Return the text of a page about searches for a model, by its sizes; of one search they may be empty."""
     found = [
-        {**_describe(tuned), "title": f"{sizes}: {_make_title(tuned)}" if sizes else _make_title(tuned)}
+        {**_describe_result(tuned), "title": f"{sizes}: {_make_title(tuned)}" if sizes else _make_title(tuned)}
         for sizes, tuned in results.items()
     ]
     title = f"{model}: {found[0]['title']}" if len(found) == 1 else f"{model}: placed by measurement at {len(found)} sizes"
@@ -41,7 +85,7 @@ def _make_title(tuned: TuningResult) -> str:
     return f"{head[:1].upper()}{head[1:]}"
 
 
-def _describe(tuned: TuningResult) -> dict[str, Any]:
+def _describe_result(tuned: TuningResult) -> dict[str, Any]:
     return {
         "tuned": tuned,
         "bars": make_bars([_make_bar(one) for one in tuned.race.contenders if one.seconds]),

@@ -20,7 +20,7 @@ def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> lis
     A product with packed weights (MatMulNBits) is computed as one of floats.
     """
     if any(node.op_type == "MatMulNBits" for node in function.nodes):
-        from xrt.passes.quantize.unpacking import unpack_weights  # for those alone who have some
+        from xrt.passes.quantize.packed import unpack_weights  # for those alone who have some
 
         function = unpack_weights(function)
     return reference_evaluator.evaluate(function, inputs, threads=threads)

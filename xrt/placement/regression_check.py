@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline
-from xrt.measure.interleave import take_turns
-from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
+from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift, take_turns
 from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_turn
-from xrt.placement.interleaved import StoppingRule
 from xrt.placement.lockfile import list_node_ranges
-from xrt.placement.prepared_plans import PreparedPlan, prepare_plan
+from xrt.placement.race import PreparedPlan, StoppingRule, prepare_plan
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.partition import Plan
-    from xrt.placement.profiling.activations import Reference
-    from xrt.placement.request import PlacementRequest
+    from xrt.placement.profiler import Reference
+    from xrt.placement.result import PlacementRequest
 
 __all__ = ["RegressionResult", "RegressionSetup", "check_regression", "compare_plans", "find_runner_up", "make_baseline"]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from xrt.graph import FrozenDict
+from xrt.graph import FrozenDict, Function
+from xrt.partition import ClusteringOptions
 from xrt.partition.cost_table import CostTable
-from xrt.partition.explicit import MEASURED_REASON
+from xrt.partition.options import DeviceMap
+from xrt.partition.partitioner import MEASURED_REASON
+from xrt.runtime import on_device
+from xrt.worker.isolated_engine import IsolatedEngine
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
-    from xrt.formats.placement_file import CandidateRecord, SelectionOutcome
-    from xrt.formats.precision_record import PrecisionRecord
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.formats.placement_file import CandidateRecord, PrecisionRecord, SelectionOutcome
     from xrt.partition import Plan, Reason
 
 __all__ = [
@@ -22,6 +26,7 @@ __all__ = [
     "CandidateComparison",
     "CandidateResult",
     "Origin",
+    "PlacementRequest",
     "Progress",
     "TuningResult",
     "describe_candidate",
@@ -29,24 +34,20 @@ __all__ = [
     "format_count",
     "is_of_engine",
     "more_than",
+    "unwrap",
     "with_reasons",
 ]
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
 ``locked`` by a file; ``priority`` is the order of the list, for want of measurements."""
-
 MOST_SEARCHES = 3
 """Searches after which a provisional decision is kept as it is."""
-
 NOT_MEASURED = "not measured: "
 """How the reason of a node begins that is not on an engine of which nothing is known."""
-
 VERDICTS = {"won": "chosen", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
 """The words that are shown for the outcomes, which files spell in their own way."""
-
 LATE = "not measured in time:"
-
 MANY = 5
 """Regions up to which a plan is called by the engines of all of them."""
 
@@ -214,7 +215,7 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
         yield f"  {contender.describe(is_baseline=number == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
     if tuned.precision is not None:
-        from xrt.placement.precision_report import describe_precision  # for those alone who allow an error
+        from xrt.placement.report import describe_precision  # for those alone who allow an error
 
         yield from (f"  {line}" for line in describe_precision(tuned.precision))
 
@@ -302,3 +303,42 @@ class Progress:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A Function whose nodes are to be placed on engines, within a budget of seconds."""
+
+    function: Function
+    """Its extents must be known."""
+    engines: tuple[GraphCompiler, ...]
+    """By priority, the implicit one last."""
+    context: CompileContext
+    clustering: ClusteringOptions = ClusteringOptions()
+    implicit: str | None = None
+    """The spec of the implicit engine, which the list does not name."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Specs of engines that run elsewhere than the context says, with their devices."""
+    cuda_graph: bool = False
+    """Whether calls on a device are captured, where they can be."""
+    budget: float = 20.0
+    """Seconds that the search may take."""
+    spent: float = 0.0
+    """Seconds of the budget that are already used; half of it always remains."""
+    retune: bool = False
+    """Whether to search even if a decision is stored. Later requests use what is found, whatever their budget."""
+
+    @cached_property
+    def device_map(self) -> DeviceMap:
+        """Where nodes run."""
+        return DeviceMap(self.context.device, self.devices)
+
+    @cached_property
+    def contexts(self) -> dict[str, CompileContext]:
+        """By spec the context of each engine, on its device; raises DeviceError if one is unavailable."""
+        return {engine.spec: on_device(self.device_map.of(engine.spec), self.context) for engine in self.engines}
+
+
+def unwrap(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
+    """Return the engines for those that stand in front of a worker: what they cost is not the worker's."""
+    return [engine.inner if isinstance(engine, IsolatedEngine) else engine for engine in engines]

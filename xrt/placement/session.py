@@ -5,38 +5,550 @@ The first thing that is measured is the whole model on the engine that is ready 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import PlanError
-from xrt.partition.cost_table import MeasuredCost
+from xrt.graph import FrozenDict, Function
+from xrt.measure.timing import median_interval
+from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.placement import SearchOptions, choose_requests, propose_plans
-from xrt.placement.comparison import Racing
-from xrt.placement.cost_model.calibration import Calibration
-from xrt.placement.plans import Candidates, make_partition_key
-from xrt.placement.profiling.profiler import ProfiledRegion, RegionProfiler
-from xrt.placement.profiling.reference_results import Truth, compute_truth, make_stand_in
-from xrt.placement.profiling.runners import LocalRunner, Runner, choose_runner
-from xrt.placement.profiling.support_queries import Inquiry
-from xrt.placement.result import describe_plan
-from xrt.placement.session_state import LEAST, ProgressCallback, ignore_progress
-from xrt.placement.time_limit import OutOfTime, within
-from xrt.worker.isolated_engine import WorkerLimits
+from xrt.placement.profiler import (
+    ProfiledRegion,
+    ProfilingTarget,
+    RegionProfiler,
+    Truth,
+    check_against_reference,
+    compute_truth,
+    find_first_random_node,
+    find_first_viable,
+    is_refuted,
+    make_stand_in,
+)
+from xrt.placement.race import (
+    PROFILED,
+    Candidates,
+    Placing,
+    PreparedPlan,
+    RankedPlan,
+    TimedCandidate,
+    alone,
+    make_partition_key,
+    pick_winner_from_profile,
+    prepare_plan,
+    run_interleaved,
+    select_winner,
+    sum_costs,
+)
+from xrt.placement.result import (
+    NOT_MEASURED,
+    CandidateComparison,
+    CandidateResult,
+    Origin,
+    Progress,
+    TuningResult,
+    describe_plan,
+    format_count,
+    with_reasons,
+)
+from xrt.placement.runners import (
+    Calibration,
+    Inquiry,
+    LocalRunner,
+    OutOfTime,
+    Runner,
+    WorkerRunner,
+    begin,
+    choose_runner,
+    within,
+    within_or_stopped,
+)
+from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
+    from xrt.cache import CompileCache
+    from xrt.cache.disk.cost_store import CostStore
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.measure.timing import Clock
     from xrt.partition import Plan
-    from xrt.placement.prepared_plans import PreparedPlan
+    from xrt.placement.budget import TuningBudget
+    from xrt.placement.profiler import Reference
+    from xrt.placement.result import PlacementRequest
 
-__all__ = ["ProgressCallback", "TuningSession", "ignore_progress"]
+__all__ = ["LEAST", "ProgressCallback", "Racing", "SearchState", "TuningSession", "ignore_progress"]
+
+ProgressCallback: TypeAlias = Callable[[Progress], object]
+"""Hears how far tuning is."""
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Hear nothing."""
+
+
+LEAST = 0.1
+"""Seconds that what must be done may take in any case."""
+
+
+@dataclass(eq=False)
+class SearchState:
+    """One tuning of one Function, as far as it is."""
+
+    request: PlacementRequest
+    inputs: Sequence[Any]
+    reference: Reference
+    cache: CompileCache
+    bounds: TuningBudget
+    report: ProgressCallback
+    clock: Clock = time.perf_counter
+    store: CostStore | None = None
+    """Where answers of engines are kept."""
+    table: CostTable = CostTable()
+    notes: list[str] = field(default_factory=list)
+    proposals: tuple[Plan, ...] = ()
+    runners: list[RankedPlan] = field(default_factory=list)
+    others: list[CandidateResult] = field(default_factory=list)
+    rounds: int = 0
+    inquiry: Inquiry | None = None
+    survey: RegionProfiler | None = None
+    truth: Truth = field(default_factory=Truth)
+    has_ended: threading.Event = field(default_factory=threading.Event)
+    """Set at the end: what is still being made then is not compared."""
+    settled: tuple[CandidateComparison, int] | None = None
+    """The last race but the one that is on."""
+    is_hurried: bool = False
+    """Whether the first engine took so long that there is time for the whole on some others, and little more."""
+    is_calibrated: bool = False
+    planning: float = 0.0
+    """Seconds that proposing plans took the last time."""
+    is_renewed: bool = False
+    """Whether an engine has become ready after plans were proposed."""
+    begun: dict[Placing, Future[PreparedPlan]] = field(default_factory=dict)
+    """Plans that are being made ready in this process."""
+    since: dict[Placing, float] = field(default_factory=dict)
+    """When that was begun."""
+    awaited: int = 0
+    """Engines whose answers were waited for since then."""
+    uncompared: set[Placing] = field(default_factory=set)
+    """Plans that ran before the expected results were known, and were not compared since."""
+    late: list[Plan] = field(default_factory=list)
+    """Plans for which there was no time left."""
+
+    began: float = field(init=False)
+    _candidates: Candidates | None = field(init=False, default=None)
+    _known: tuple[str, ...] = field(init=False, default=())
+    """The engines whose answers the candidates are by."""
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def function(self) -> Function:
+        return self.request.function
+
+    @property
+    def engines(self) -> Sequence[GraphCompiler]:
+        return self.request.engines
+
+    @property
+    def context(self) -> CompileContext:
+        return self.request.context
+
+    @property
+    def budget(self) -> float:
+        return self.request.budget
+
+    @property
+    def candidates(self) -> Candidates:
+        """The plans that there are without measuring, by what engines have answered."""
+        known = self.inquiry.known if self.inquiry is not None else ()
+        if self._candidates is None or known != self._known:  # they answer in threads, and not only while they are waited for
+            self._known, self.is_renewed = known, self.is_renewed or bool(self.proposals)
+            asked = self.inquiry.engines() if self.inquiry is not None else self.engines
+            self._candidates = Candidates.of(self.request, asked)
+        return self._candidates
+
+    @property
+    def priority(self) -> Plan:
+        """What the order of the list alone gives; raises PlanError where nothing takes a node."""
+        return self.candidates.priority
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def _end(self) -> float:
+        return self.began + self.budget * (1 - self.bounds.end)
+
+    def _left(self) -> float:
+        return self._end - self.clock()
+
+    def _tell(self, stage: str, best: tuple[str, float] | None = None) -> None:
+        title, seconds = best or self._quickest() or ("", None)
+        self.report(Progress(stage, title, seconds, self.clock() - self.began, self.budget))
+
+    def _report_on(self, survey: RegionProfiler) -> Callable[[ProfilingTarget], object]:
+        def report(subject: ProfilingTarget) -> None:
+            self.table = survey.table  # what is known if this is the last that is begun
+            nodes = len(subject.function.nodes)
+            self._tell(f"measuring {nodes} node{'s' * (nodes != 1)} on {subject.spec}")
+
+        return report
+
+    # ------------------------------------------------------------------ what is known
+
+    def _quickest(self) -> tuple[str, float] | None:
+        found = self._candidates.best_alone(self.table) if self._candidates is not None else None
+        return (describe_plan(found[0]), found[1].seconds) if found else None
+
+    def _alone(self, plan: Plan) -> MeasuredCost | str | None:
+        """Return the measured cost of a plan of one region; None for other plans, and if it is unknown."""
+        return alone(plan, self.table)
+
+    @property
+    def _has_measured(self) -> bool:
+        """Whether there is a plan that was measured as a whole."""
+        return any(runner.has_run for runner in self.runners) or self.candidates.best_alone(self.table) is not None
+
+    @property
+    def _simple(self) -> set[Placing]:
+        """The placings that mixtures must beat: those of one engine, or else the one by priority."""
+        single = {make_partition_key(plan) for plan in self.proposals if len({x.engine for x in plan.launches}) <= 1}
+        return single or {make_partition_key(self.priority)}
+
+    # ------------------------------------------------------------------ what comes of it
+
+    def make_result(self, how: Origin) -> TuningResult:
+        """Return the best by what is known now: who won, else the engine that was quickest alone, else the list's order."""
+        (race, rounds), count = self._judgement(), self.survey.count if self.survey else 0
+        spent, best = self.clock() - self.began, self.candidates.best_alone(self.table)
+        if race.winner is None and best is not None:
+            race = pick_winner_from_profile(race, *best)
+        unmeasured, given = self._unmeasured(race), self._taking_part(race)
+        race = replace(race, contenders=tuple(self._renew_reasons(one, given, unmeasured) for one in race.contenders))
+        if race.winner is not None:
+            plan = race.winner.plan
+        else:
+            chosen = find_first_viable([self.priority, *self.candidates.wholes], self.table)
+            plan, how = with_reasons(chosen, unmeasured), "priority"
+        is_compared = self.truth.reference is self.reference and make_partition_key(plan) not in self.uncompared
+        return TuningResult(
+            *(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *self._late_note())),
+            unmeasured=FrozenDict(unmeasured),
+            is_provisional=how != "priority" and rounds < self.bounds.rules.least,
+            is_checked=how != "priority" and is_compared,
+            asked=tuple(self.inquiry.engines()) if self.inquiry is not None else (),
+        )
+
+    def _judgement(self) -> tuple[CandidateComparison, int]:
+        """Return the current comparison and its rounds; the settled one instead if the current one has hardly begun."""
+        race = select_winner(self.runners, [*self.others, *self._too_late()], self.rounds, self.bounds.rules.least)
+        has_begun = race.winner is not None and self.rounds >= self.bounds.rules.least
+        return self.settled if self.settled is not None and not has_begun else (race, self.rounds)
+
+    def _too_late(self) -> Iterator[CandidateResult]:
+        """Yield the plans of one engine for which there was no time left, with what they were measured to take alone."""
+        for plan in self.late:
+            if isinstance(cost := self._alone(plan), MeasuredCost):
+                note = "measured alone; the budget ended before it was made ready"
+                yield CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
+
+    def _late_note(self) -> list[str]:
+        """Return what to say of the mixtures for which there was no time left; nothing where there was."""
+        titles = [describe_plan(plan) for plan in self.late if self._alone(plan) is None]
+        if len(titles) <= 1:
+            return [f"the budget ended before {title} was made ready" for title in titles]
+        return [f"the budget ended before {len(titles)} plans were made ready, the first {titles[0]}"]
+
+    def _slowness(self, plan: Plan) -> str:
+        """Return what to say of a plan that took too long to be made ready; nothing of another."""
+        is_begun, since = make_partition_key(plan) in self.begun, self.since.get(make_partition_key(plan), 0.0)
+        return f"it was not ready to be called within {self.clock() - since:.3g} s" if is_begun else ""
+
+    def _taking_part(self, race: CandidateComparison) -> Candidates:
+        """Return the current candidates, with the implicit engine if a contender needs it."""
+        given = self.candidates
+        used = {launch.engine for one in race.contenders for launch in one.plan.launches}
+        if self.request.implicit in used and given.implicit is None and self.inquiry is not None:
+            return replace(given, engines=tuple(self.inquiry.engines()), implicit=self.request.implicit)
+        return given
+
+    def _renew_reasons(self, contender: CandidateResult, given: Candidates, unmeasured: Mapping[str, str]) -> CandidateResult:
+        """Return a contender whose plan has the reasons that hold now: it may have been made before all had answered."""
+        plan = contender.plan
+        if self.is_renewed:
+            homes, groups = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
+            plan = plan_from_assignment(
+                self.function, given.engines, homes, groups=groups, implicit=given.implicit, device=self.request.device_map
+            )
+        return replace(contender, plan=with_reasons(plan, unmeasured))
+
+    def _unmeasured(self, race: CandidateComparison) -> dict[str, str]:
+        """Return by spec why an engine does not stand in the race with the whole model."""
+        stands = {one.plan.launches[0].engine for one in race.contenders if one.is_single and one.plan.launches}
+        wholes = {plan.launches[0].engine: plan for plan in self.candidates.wholes if plan.launches}
+        taking = {engine.spec: engine for engine in self.candidates.engines}
+        return {spec: self._why_not(engine, wholes.get(spec)) for spec, engine in taking.items() if spec not in stands}
+
+    def _why_not(self, engine: GraphCompiler, whole: Plan | None) -> str:
+        """Return why the whole was not measured on an engine."""
+        spec, function = engine.spec, self.function
+        if whole is not None:
+            cost = self._alone(whole)
+            unready = self.inquiry.why_not_ready(spec) if self.inquiry is not None else None
+            cut = self.survey.cut_off.get((whole.launches[0].function.shape_key, spec)) if self.survey else None
+            return (
+                cost if isinstance(cost, str) else cut or self._slowness(whole) or unready or "the budget ended before its turn"
+            )
+        declined = [(node, reason) for node in function.nodes if (reason := engine.why_not(node, function)) is not None]
+        if not declined:
+            return "the options keep the whole model from it"
+        (node, reason), count, of = declined[0], len(declined), len(function.nodes)
+        if reason.startswith(NOT_MEASURED):
+            unready = self.inquiry.why_not_ready(spec) if self.inquiry is not None else None
+            return unready or reason.removeprefix(NOT_MEASURED)
+        return f"it does not take {count} of {of} node{'s' * (of != 1)}, first {node.name!r} ({node.op}): {reason}"
+
+
+@dataclass(eq=False)
+class Racing(SearchState):
+    """A search that can let plans race."""
+
+    def _settle(self) -> None:
+        """Keep the results of a comparison: losers leave, and the others run again from the start, against new candidates."""
+        if not any(runner.has_run for runner in self.runners):
+            return
+        self.settled = (settled := select_winner(self.runners, self.others, self.rounds, self.bounds.rules.least)), self.rounds
+        gone = {make_partition_key(runner.ready.plan): runner for runner in self.runners if runner.entrant.is_out}
+        self.others += [one for one in settled.contenders if make_partition_key(one.plan) in gone]
+        for runner in gone.values():
+            runner.ready.close()
+        self.runners = [runner for runner in self.runners if not runner.entrant.is_out]
+        for runner in self.runners:
+            runner.entrant.rounds.clear()
+
+    def _make_ready(self, plans: Sequence[Plan], until: float) -> None:
+        """Compile plans here, those of one engine first, and hold each against the reference; no more of them after ``until``.
+
+        Nor is there one more where the race would not have its rounds then.
+        """
+        for plan in sorted(plans, key=self._rank):
+            if (known := self._hopeless(plan)) is not None:
+                self.others.append(known)
+            elif not self._is_in_time(plan, until) or (unproved := self._unproved(plan)) is None:
+                self.late.append(plan)
+            elif unproved:
+                self.others.append(CandidateResult(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
+            elif (known := self._hopeless(plan)) is not None:  # it has been measured just now
+                self.others.append(known)
+            else:
+                self._tell(f"compiling {describe_plan(plan)}")
+                self._enter(plan)
+
+    def _is_in_time(self, plan: Plan, until: float) -> bool:
+        """Whether there is time to make a plan ready and to race it; for one there is."""
+        return not self.runners or self.clock() < min(until, self._end - self._race_needs(plan))
+
+    def _rank(self, plan: Plan) -> tuple[bool, float]:
+        """Return what plans are made ready by: those of one engine first, of these the quickest, as far as is known."""
+        cost = self._alone(plan)
+        return make_partition_key(plan) not in self._simple, cost.seconds if isinstance(cost, MeasuredCost) else float("inf")
+
+    def _race_needs(self, plan: Plan) -> float:
+        """Return the seconds of the fewest rounds of a race that one more plan has joined, as far as is known."""
+        best = found[1].seconds if (found := self.candidates.best_alone(self.table)) else 0.0
+        costs = (self._alone(one) for one in (plan, *(runner.ready.plan for runner in self.runners)))
+        known = (cost.seconds if isinstance(cost, MeasuredCost) else best for cost in costs)
+        return self.bounds.rules.seconds(known)
+
+    def _unproved(self, plan: Plan) -> str | None:
+        """Return why a plan may not be compiled in this process: a region of it has not been right in a worker.
+
+        Empty where all have been; None where there was no time to find out.
+        """
+        assert self.survey is not None  # it comes before this
+        regions = [ProfiledRegion.of(launch) for launch in plan.launches]
+        self.survey.measure(regions, self._end, self._report_on(self.survey))
+        self.table = self.survey.table
+        costs = [self.table.region(region.key, region.spec) for region in regions]
+        reason = next((cost for cost in costs if isinstance(cost, str)), "")
+        return reason if reason or None not in costs else None
+
+    def _enter(self, plan: Plan) -> None:
+        """Make a plan ready to race; one for which the budget ends before is late."""
+        left = max(self._end - self.clock(), LEAST)
+        ways = self.survey.ways if self.survey is not None else {}
+        for way in ways.values():
+            if isinstance(way, WorkerRunner):
+                way.bound(min(self.budget * self.bounds.limit, left))
+        own = {one.spec: one for one in self.engines if isinstance(one, IsolatedEngine)}
+        used = {launch.engine for launch in plan.launches}
+        fronts = {spec: own.get(spec, way.compiler) for spec, way in ways.items()}
+        # What the store knows of a region stands for a measurement: then its engine may not have been started here.
+        fronts |= {one.spec: own.get(one.spec) or load_engine(one) for one in self.engines if one.spec in used - fronts.keys()}
+        try:
+            with self._quiet():
+                self._admit(within_or_stopped(left, self._making(plan, fronts), late=PreparedPlan.close))
+        except OutOfTime:
+            self.late.append(plan)
+
+    def _making(self, plan: Plan, engines: Mapping[str, GraphCompiler]) -> Callable[[Callable[[], bool]], PreparedPlan]:
+        """Return the work of making a plan ready on those engines, by spec; it takes what says that it is stopped."""
+        request = replace(self.request, engines=tuple(engines.values()))
+        reference = self.truth.reference or self.reference
+        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference)
+
+    def _admit(self, made: PreparedPlan) -> None:
+        """Let a plan that is ready race, or say why it may not."""
+        plan = made.plan
+        if made.may_run:
+            known = sum_costs(plan, self.table)
+            entrant = TimedCandidate(
+                made.call, make_partition_key(plan) in self._simple, expected=known.seconds if known else 0.0
+            )
+            self.runners.append(RankedPlan(made, entrant))
+            if made.results is not None:  # nobody knew what is right yet
+                self.uncompared.add(make_partition_key(plan))
+            return
+        made.close()
+        wrong = made.found.wrong
+        self.others.append(CandidateResult(plan, "wrong" if wrong else "failed", note=wrong or made.failure))
+
+    def _quiet(self) -> AbstractContextManager[None]:
+        """Return what keeps engines from being asked meanwhile."""
+        return self.inquiry.quiet() if self.inquiry is not None else nullcontext()
+
+    @property
+    def _expected(self) -> list[object] | None:
+        """The expected outputs; None if they are unknown."""
+        names = [value.name for value in self.function.outputs]
+        return [self.truth.values[name] for name in names] if self.truth.reference is not None else None
+
+    def _measure_here(self, until: float) -> None:
+        """Let plans run in this process until one has, because workers take too long to start: it is what would be used anyway.
+
+        Where there is no time for a round, the first call is one. A plan that takes long to be made ready is not waited for
+        alone: when others are ready sooner, they run.
+        """
+        while not any(runner.has_run for runner in self.runners) and (now := self.clock()) < until:
+            self._begin_here()
+            with self._quiet():
+                done, _ = wait(self.begun.values(), max((until - now) / 2, LEAST), return_when=FIRST_COMPLETED)
+            for place in [place for place, made in self.begun.items() if made in done]:
+                self._admit(self.begun.pop(place).result())
+            if done:
+                self._race_early(until)
+            else:
+                self._await_answers(max((until - self.clock()) / 2, LEAST))
+            if not self.begun and self._next_here() is None and not (self.inquiry and self.inquiry.unanswered):
+                return
+
+    def _begin_here(self) -> None:
+        """Begin to make one more plan ready in this process."""
+        if (plan := self._next_here()) is None:
+            return
+        self._tell(f"running {describe_plan(plan)}")
+        self.proposals = (*self.proposals, plan)
+        self.since[make_partition_key(plan)] = self.clock()
+        used = {launch.engine for launch in plan.launches}
+        engines = {
+            one.spec: one if isinstance(one, IsolatedEngine) else load_engine(one) for one in self.engines if one.spec in used
+        }
+        self.begun[make_partition_key(plan)] = begin(partial(self._making(plan, engines), self.has_ended.is_set))
+
+    def _next_here(self) -> Plan | None:
+        """Return the plan to try next in this process: the list's, or that of one engine."""
+        met = {make_partition_key(plan) for plan in self.proposals}
+        plans = (self.priority, *self.candidates.wholes)
+        return next((one for one in plans if make_partition_key(one) not in met and not is_refuted(one, self.table)), None)
+
+    def _await_answers(self, seconds: float) -> None:
+        """Wait for the first engine that has not answered, and the next time for one more: all at once would keep each other."""
+        if self.inquiry is None:
+            return
+        self.awaited += 1
+        unanswered = self.inquiry.unanswered[: self.awaited]
+        for spec in unanswered:
+            if self.inquiry.wait_for_answers(spec, seconds / len(unanswered)):
+                return
+
+    def _race_early(self, until: float) -> None:
+        """Race what is ready; of one that there is no time for, the first call is a round."""
+        self._race(until)
+        for runner in self.runners:
+            if not runner.entrant.rounds and not runner.entrant.failure:
+                runner.entrant.rounds.append(runner.ready.seconds)
+                self.rounds = 1
+
+    def _hold_early(self) -> None:
+        """Hold what ran before anybody knew what is right against what is; who is wrong leaves."""
+        early, self.runners = self.runners, []
+        for runner in early:
+            if self._expected is None or not (wrong := self._wrong(runner)):
+                self.runners.append(runner)
+                self._learn_of(runner)
+                continue
+            self.others.append(CandidateResult(runner.ready.plan, "wrong", note=wrong))
+            runner.ready.close()
+
+    def _learn_of(self, runner: RankedPlan) -> None:
+        """Keep what a plan of one region took in a race as what the region costs."""
+        if len(runner.entrant.rounds) >= self.bounds.rules.least and len(runner.ready.plan.launches) == 1:
+            region, cost = ProfiledRegion.of(runner.ready.plan.launches[0]), MeasuredCost(*median_interval(runner.entrant.rounds))
+            self.table = self.table.with_region(region.key, region.spec, cost)
+
+    def _wrong(self, runner: RankedPlan) -> str:
+        """Return what is wrong with a plan's first results; empty if nothing is, or if they were compared before."""
+        results, function = runner.ready.results, self.function
+        if results is None or self._expected is None or find_first_random_node(function):
+            return ""
+        reference = self.truth.reference or self.reference
+        work = partial(check_against_reference, function, self.inputs, results, self._expected, reference, self.context.options)
+        try:
+            wrong = within_or_stopped(max(self._left(), LEAST), work).wrong
+            self.uncompared.discard(make_partition_key(runner.ready.plan))
+            return wrong
+        except OutOfTime:
+            self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was compared with the reference")
+            return ""
+
+    def _hopeless(self, plan: Plan) -> CandidateResult | None:
+        """Return the verdict on a plan that need not run: it is known to fail, to be wrong, or to be far too slow."""
+        if isinstance(cost := self._alone(plan), str):
+            return CandidateResult(plan, "wrong" if cost.startswith("wrong") else "failed", note=cost)
+        if (known := sum_costs(plan, self.table)) is None:
+            return None
+        others = [one for one in self.proposals if cost is None or len(one.launches) == 1]
+        best = min(found.seconds for one in others if (found := sum_costs(one, self.table)) is not None)
+        if known.low <= self.bounds.worse * best:
+            return None
+        what = "measured alone" if cost is not None else "its regions were measured one by one"
+        return CandidateResult(
+            plan, "lost", known.seconds, known.low, known.high, note=f"{what}, and not compared with the others"
+        )
+
+    def _race(self, until: float | None = None) -> None:
+        self.rounds, until = 0, self._end if until is None else until
+        entrants = [runner.entrant for runner in self.runners]
+        with self._quiet():
+            self.rounds = run_interleaved(entrants, until=until, rules=self.bounds.rules, clock=self.clock, watch=self._watch)
+        for runner in self.runners:
+            if runner.has_run and not runner.entrant.is_out and self._left() > PROFILED * runner.entrant.median:
+                runner.regions = runner.ready.profile(self.inputs)
+
+    def _watch(self, turn: int, best: TimedCandidate) -> None:
+        self.rounds = turn
+        plan = next(runner.ready.plan for runner in self.runners if runner.entrant is best)
+        self._tell(f"timing {format_count(len(self.runners), 'plan')} in turn, round {turn}", (describe_plan(plan), best.median))
+
 
 T = TypeVar("T")
-
 AT_ONCE = SearchOptions(pieces=6)
 """Few pieces are asked for at once: what is learnt from them says which are the most useful next."""
 

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xrt.formats.precision_record import LoweredOutcome, LoweredPlanRecord, TriedForm
+from xrt.formats.placement_file import LoweredOutcome, LoweredPlanRecord, TriedForm
 from xrt.placement.result import describe_plan
 from xrt.precision.budget import MeasuredError
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.partition import Plan
-    from xrt.placement.quantized_form import QuantizedForm
+    from xrt.placement.lockfile import QuantizedForm
     from xrt.runtime import Program
 
 __all__ = ["Attempt"]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from xrt.graph import hash_values
-from xrt.passes.quantize import why_not_quantized
+from xrt.calibration.collectors import Observer, group_by_bytes
+from xrt.graph import DType, Function, Node, TensorType, Value, hash_values
+from xrt.passes import infer_shapes
+from xrt.passes.quantize import list_balanced_values, list_calibrated_values, why_not_quantized
+from xrt.passes.quantize.candidates import QuantizationOptions, find_root
+from xrt.passes.quantize.packed import why_not_matrix
+from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activation, quantize_channels, require_opset
 from xrt.placement.byte_sums import needs_reduced_range
-from xrt.placement.quantized_form import (
+from xrt.placement.lockfile import (
     OPTIONS,
     QuantizedForm,
     balance_values,
@@ -24,21 +30,344 @@ from xrt.placement.quantized_form import (
     prepare_for_quantization,
 )
 from xrt.precision.attempts import Attempt
-from xrt.precision.choice import list_targets
 from xrt.precision.execution import Workbench, run_once
-from xrt.precision.forms import describe_form, list_product_forms, measure_products
-from xrt.precision.ranges import ObservedValues
-from xrt.precision.sensitivity import choose_kept_nodes, find_node_errors, make_switchable_model
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.formats.precision_record import BalancedValue, PrecisionRecord
-    from xrt.graph import Function
+    from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
     from xrt.precision.examples import Examples
     from xrt.precision.terms import PrecisionTerms
 
-__all__ = ["IntegerSearch"]
+__all__ = [
+    "IntegerSearch",
+    "MeasuredPlan",
+    "NodeErrors",
+    "ObservedValues",
+    "ProductShape",
+    "choose_fastest",
+    "choose_kept_nodes",
+    "describe_form",
+    "find_node_errors",
+    "list_contenders",
+    "list_product_forms",
+    "list_targets",
+    "make_switchable_model",
+    "measure_products",
+]
+
+
+@dataclass(eq=False)
+class ObservedValues:
+    """The values of a prepared model over the examples of calibration."""
+
+    bench: Workbench
+    prepared: Function
+    examples: Examples
+    tell: Callable[[str], object]
+    channels: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The least and the greatest number of each channel of the values that can be balanced, once they were observed."""
+
+    def measure_ranges(self) -> CalibrationTable:
+        """Return the range of each value that is quantized; the channels are known then too."""
+        names, keys = list_calibrated_values(self.prepared, OPTIONS), hash_values(self.prepared)
+        observer = Observer()
+        for values in self._run(list(dict.fromkeys([*names, *list_balanced_values(self.prepared)]))):
+            observer.add({keys[name]: (name, np.asarray(values[name])) for name in names})
+            self._add_channels(values)
+        return observer.make_table()
+
+    def measure_channels(self) -> dict[str, tuple[Any, Any]]:
+        """Return the channels of the values that can be balanced; nothing runs where they are known."""
+        names = list_balanced_values(self.prepared)
+        if not self.channels and names:
+            for values in self._run(names):
+                self._add_channels(values)
+        return self.channels
+
+    def _add_channels(self, values: dict[str, Any]) -> None:
+        for name in list_balanced_values(self.prepared):
+            rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
+            low, high = rows.min(axis=0), rows.max(axis=0)
+            if name in self.channels:
+                low, high = np.minimum(low, self.channels[name][0]), np.maximum(high, self.channels[name][1])
+            self.channels[name] = low, high
+
+    def _run(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the values of those names for each example."""
+        given, outputs = [value.name for value in self.prepared.inputs], self.prepared.outputs
+        programs = []
+        for group in group_by_bytes([name for name in names if name not in given], self.prepared) or [()]:
+            observed = self.prepared.replace(outputs=tuple(self.prepared.value(name) for name in group) or outputs)
+            programs.append((group, self.bench.compile(self.bench.plan_exact(observed), is_kept=False)))
+        for number, item in enumerate(self.examples.items):
+            self.tell(f"calibrating on batch {number + 1} of {len(self.examples)}")
+            found = {name: value for name, value in zip(given, item.values, strict=True) if name in names}
+            for group, program in programs:
+                found.update(zip(group, run_once(program, item.values), strict=False))
+            yield found
+        for _, program in programs:
+            program.close()
+
+
+SWITCH = "xrt_switches"
+"""The input that says which nodes read rounded operands."""
+MOST_PARTS = 32
+"""How many parts are measured at first; those of larger models have several nodes."""
+LARGE = 0.1
+"""A part is divided where its error is a larger share of that of all parts together."""
+
+
+def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
+    """Return the model with one more input, a boolean for each of those nodes: whether it reads rounded operands."""
+    function, options, ranges = require_opset(prepared), QuantizationOptions(), table.bind(prepared)
+    emission, places = Emission(function), {name: at for at, name in enumerate(names)}
+    made: list[Node] = []
+    for node in function.nodes:
+        if node.name not in places:
+            made.append(node)
+            continue
+        known = ranges[find_root(node.inputs[0], prepared)]
+        found = fit_activation(known.low, known.high, options.activation_dtype, symmetric=options.symmetric_activations)
+        floats = function.constants[node.inputs[1]].array
+        weight = quantize_channels(floats, find_channel_axis(node, floats), options)
+        rounded = (
+            node.inputs[0] if found is None else emission.quantize(node.inputs[0], found),
+            emission.dequantize(node.inputs[1], weight, (node.inputs[1], weight.axis)),
+        )
+        switch = f"{SWITCH}_{places[node.name]}"
+        index = emission.add_constant(f"{switch}_at", np.array(places[node.name], np.int64))
+        made.append(Node("Gather", (SWITCH, index), (switch,), name=switch))
+        chosen = []
+        for slot, near in enumerate(rounded):
+            name = f"{switch}_{slot}"
+            made.append(Node("Where", (switch, near, node.inputs[slot]), (name,), name=name))
+            chosen.append(name)
+        made.append(replace(node, inputs=(*chosen, *node.inputs[2:])))
+    inputs = (*function.inputs, Value(SWITCH, TensorType(DType.BOOL, (len(names),))))
+    return infer_shapes(emission.finish(made).replace(inputs=inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeErrors:
+    """The error of each node alone; those of a part that was not divided share that of the part."""
+
+    errors: dict[str, float]
+    runs: int
+
+
+def find_node_errors(
+    names: Sequence[str], measure: Callable[[np.ndarray[Any, Any]], float], is_in_time: Callable[[], bool]
+) -> NodeErrors:
+    """Return the error of each node by runs with some of them switched on.
+
+    Parts of consecutive nodes come first. Those with a large share of the error are divided while there is time, the worst first.
+    """
+    size = -(-len(names) // MOST_PARTS)
+    parts = [tuple(range(at, min(at + size, len(names)))) for at in range(0, len(names), size)]
+    known: dict[tuple[int, ...], float] = {}
+    runs = 0
+
+    def measure_part(part: tuple[int, ...]) -> None:
+        nonlocal runs
+        switches = np.zeros(len(names), bool)
+        switches[list(part)] = True
+        known[part], runs = measure(switches), runs + 1
+
+    for part in parts:
+        if not is_in_time() and known:
+            known[part] = max(known.values())  # taken for as bad as the worst
+        else:
+            measure_part(part)
+    largest = LARGE * math.sqrt(sum(error**2 for error in known.values() if math.isfinite(error)))
+    while is_in_time() and (wide := [part for part in known if len(part) > 1 and known[part] > largest]):
+        worst = max(wide, key=known.__getitem__)
+        del known[worst]
+        middle = len(worst) // 2
+        measure_part(worst[:middle])
+        measure_part(worst[middle:])
+    return NodeErrors({names[at]: error / math.sqrt(len(part)) for part, error in known.items() for at in part}, runs)
+
+
+def choose_kept_nodes(errors: Mapping[str, float], largest: float) -> list[str]:
+    """Return the nodes to keep, worst first: the root of the sum of the squares of the others' errors is then within a limit."""
+    order = sorted(errors, key=lambda name: -errors[name])
+    rest = math.fsum(errors[name] ** 2 for name in order if math.isfinite(errors[name]))
+    kept = []
+    for name in order:
+        if rest <= largest**2 and math.isfinite(errors[name]):
+            break
+        kept.append(name)
+        rest -= errors[name] ** 2 if math.isfinite(errors[name]) else 0.0
+    return kept
+
+
+LEAST_SHARE = 0.1
+"""Share of a model's weights that matrices of products must have for forms of products alone."""
+FEW_ROWS = 16
+"""A product of more rows is not bound by reading its weights: to store them in fewer bits alone saves it no time."""
+_WORDS: Mapping[FormKind, str] = {
+    "static": "int8",
+    "dynamic": "dynamic int8",
+    "packed8": "int8 weights",
+    "stored8": "int8 weights",
+    "packed4": "int4 weights",
+    "stored4": "int4 weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """The products by constant matrices of a model."""
+
+    share: float
+    """Of the bytes of all weights of products and convolutions, those of these matrices."""
+    rows: int
+    """Of the operand with most rows; a large number where they are unknown."""
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether forms of products alone may be faster."""
+        return self.share >= LEAST_SHARE
+
+
+def measure_products(prepared: Function, names: Sequence[str]) -> ProductShape:
+    """Return what matrices the nodes of those names have."""
+    own, rows = 0, 0
+    everything = sum(
+        {
+            node.inputs[1]: prepared.constants[node.inputs[1]].nbytes
+            for node in prepared.nodes
+            if node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and node.inputs[1] in prepared.constants
+        }.values()
+    )
+    seen: set[str] = set()
+    for node in (prepared.node(name) for name in names):
+        if why_not_matrix(node, prepared, OPTIONS) is None:
+            own += 0 if node.inputs[1] in seen else prepared.constants[node.inputs[1]].nbytes
+            seen.add(node.inputs[1])
+            rows = max(rows, _count_rows(node, prepared))
+    return ProductShape(own / everything if everything else 0.0, rows)
+
+
+def _count_rows(node: Node, function: Function) -> int:
+    type_ = function.get_type(node.inputs[0])
+    count = 1
+    for extent in (type_.shape or (None, None))[:-1] if isinstance(type_, TensorType) else (None,):
+        if not isinstance(extent, int):
+            return 1 << 30
+        count *= extent
+    return count
+
+
+def describe_form(form: QuantizedForm, *, is_halved: bool = False) -> str:
+    """Return what a form is computed in.
+
+    >>> describe_form(QuantizedForm(kind="packed4"), is_halved=True)
+    'int4 weights and bf16'
+    """
+    words = ("balanced " if form.balance else "") + _WORDS[form.kind]
+    return f"{words} and bf16" if is_halved else words
+
+
+def list_product_forms(
+    prepared: Function,
+    shape: ProductShape,
+    fixed: frozenset[int],
+    allowed: Sequence[str],
+    engine: GraphCompiler,
+    *,
+    has_kernels: bool,
+) -> Iterator[tuple[QuantizedForm, Function]]:
+    """Yield the forms of products alone that may be faster on an engine that takes them whole, each with the model in it.
+
+    Matrices are packed for an engine that has a product with packed ones. Another engine gets them as they are stored, where
+    reading them is what takes time. ``has_kernels`` says whether the engine computes with integers that are no pairs of
+    QuantizeLinear and DequantizeLinear: MatMulInteger took 16 times as long on one that does not.
+    """
+    few = shape.rows <= FEW_ROWS
+    kinds: list[FormKind] = []
+    if "int8" in allowed:
+        kinds += ["dynamic"] if has_kernels else []
+        kinds += ["packed8", "stored8"] if few else ["packed8"]
+    if "int4" in allowed and few:
+        kinds += ["packed4", "stored4"]
+    done: set[str] = set()
+    for kind in kinds if shape.can_pay else ():
+        form = QuantizedForm(None, fixed, kind, reduce_range=kind == "dynamic" and needs_reduced_range([engine]))
+        words = describe_form(form)
+        if words in done:  # the packed form of the same weights
+            continue
+        made = form.apply(prepared)
+        if all(engine.why_not(node, made) is None for node in made.nodes if prepared.producer(node.outputs[0]) != node):
+            done.add(words)
+            yield form, made
+
+
+TARGETS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005)
+"""Errors for which nodes are kept in float32."""
+LAYERS = 3
+"""How many plans that are both faster and as exact put another out of the race."""
+FAR = 1.25
+"""A plan whose first calls take so many times those of the exact plan does not race."""
+
+
+class MeasuredPlan(Protocol):
+    """A plan of lower precision, as far as a decision needs it."""
+
+    @property
+    def bound(self) -> float:
+        """What must be within the budget."""
+
+    @property
+    def first_calls(self) -> float:
+        """Seconds of its fastest call so far."""
+
+
+P = TypeVar("P", bound=MeasuredPlan)
+
+
+def list_targets(limit: float, measure: str) -> tuple[float, ...]:
+    """Return the errors that forms with nodes in float32 are made for, in the unit of the measure, the largest first.
+
+    Those of a smaller limit are among them.
+
+    >>> list_targets(0.012, "relative")
+    (0.01, 0.005, 0.002, 0.001, 0.0005)
+    """
+    targets = (one**2 / 2 if measure == "cosine" else one for one in TARGETS)
+    return tuple(one for one in targets if one <= limit)
+
+
+def list_contenders(plans: Sequence[P], limit: float, exact: float) -> list[P]:
+    """Return the plans within a limit that race with the exact one, whose first calls took ``exact`` seconds.
+
+    Each has less than three others that are as exact and were faster. So a plan that races under a smaller limit races under a
+    larger one too: what only the larger limit admits is less exact.
+    """
+    within = [one for one in plans if one.bound <= limit and one.first_calls <= FAR * exact]
+    ranks = {id(one): (one.bound, one.first_calls, place) for place, one in enumerate(within)}
+
+    def is_put_out(one: P) -> bool:
+        bound, seconds, place = ranks[id(one)]
+        better = sum(b <= bound and (s, p) < (seconds, place) for b, s, p in ranks.values())
+        return better >= LAYERS
+
+    return [one for one in within if not is_put_out(one)]
+
+
+def choose_fastest(ratios: Sequence[tuple[float, float]], floor: float) -> int | None:
+    """Return the place of the winner; None where the exact plan stays.
+
+    ``ratios`` has for each plan of the race the median of its ratio to the exact plan and the upper end of its interval. The
+    lowest median wins, among those whose interval is wholly below one by more than the floor.
+
+    >>> choose_fastest([(0.5, 1.2), (0.8, 0.9), (0.7, 0.8)], 0.01), choose_fastest([(0.5, 1.2)], 0.01)
+    (2, None)
+    """
+    certain = [(median, place) for place, (median, high) in enumerate(ratios) if high < 1 - floor]
+    return min(certain)[1] if certain else None
+
 
 MOST_ATTEMPTS = 3
 """Quantized forms that are measured to come within a target, on each engine."""
@@ -48,7 +377,6 @@ METRIC_TARGETS = (0.05, 0.02, 0.005)
 """Relative errors that forms are made for where the budget is in a metric."""
 SENSED_ITEMS = 2
 """Examples on which the error of each node is measured."""
-
 _Key = tuple[str, str, bool, frozenset[int]]
 
 

@@ -12,7 +12,7 @@ from xrt.errors import CalibrationError, LockError, OptionError, PlacementFileEr
 from xrt.formats.placement_file import PlacementFile
 from xrt.placement.autotune import load_decision
 from xrt.placement.decision_store import make_decision, make_decision_key, read_decision
-from xrt.placement.quantized_form import make_planned_function
+from xrt.placement.lockfile import make_planned_function
 from xrt.placement.result import MOST_SEARCHES
 from xrt.precision.tuning import lower_within_budget, without_ratio
 from xrt.runtime import on_device
@@ -20,9 +20,8 @@ from xrt.runtime import on_device
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
-    from xrt.formats.precision_record import PrecisionRecord
-    from xrt.placement.request import PlacementRequest
-    from xrt.placement.result import TuningResult
+    from xrt.formats.placement_file import PrecisionRecord
+    from xrt.placement.result import PlacementRequest, TuningResult
     from xrt.placement.session import ProgressCallback
     from xrt.precision.terms import PrecisionTerms
 

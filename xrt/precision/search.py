@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.placement.plans import is_allowed
-from xrt.placement.precision_report import format_error
+from xrt.placement.race import is_allowed
+from xrt.placement.report import format_error
 from xrt.precision.attempts import Attempt
 from xrt.precision.budget import MeasuredError, find_fault
 from xrt.precision.execution import Workbench
@@ -23,7 +23,7 @@ from xrt.precision.integer_search import IntegerSearch
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.engines.contract.options import Precision
-    from xrt.formats.precision_record import PrecisionRecord
+    from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Function
     from xrt.precision.examples import Examples
     from xrt.precision.terms import PrecisionTerms

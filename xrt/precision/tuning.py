@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import CalibrationError, CompileRefused, XRTError
-from xrt.formats.precision_record import KeptNodeRecord, PrecisionRecord, RegionPrecision
+from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord, RegionPrecision
 from xrt.placement.budget import BOUNDS
-from xrt.placement.interleaved import TimedCandidate, run_interleaved
-from xrt.placement.precision_report import format_error
-from xrt.placement.prepared_plans import PreparedPlan
-from xrt.placement.profiling.activations import find_first_random_node
+from xrt.placement.profiler import find_first_random_node
+from xrt.placement.race import PreparedPlan, RankedPlan, TimedCandidate, run_interleaved, select_winner
+from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, CandidateResult, Progress, TuningResult, format_count
-from xrt.placement.selection import RankedPlan, select_winner
 from xrt.precision.attempts import Attempt
-from xrt.precision.choice import choose_fastest, list_contenders
 from xrt.precision.execution import Workbench
+from xrt.precision.integer_search import choose_fastest, list_contenders
 from xrt.precision.search import PrecisionSearch
 from xrt.precision.terms import PrecisionTerms
 from xrt.worker.isolated_engine import IsolatedEngine
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import SelectionOutcome
     from xrt.measure.timing import Clock
-    from xrt.placement.request import PlacementRequest
+    from xrt.placement.result import PlacementRequest
     from xrt.placement.session import ProgressCallback
     from xrt.precision.examples import Examples
 

@@ -3,19 +3,71 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from xrt.processes import lifeline
 from xrt.processes.tree import kill, list_descendants
 
-__all__ = ["NOTHING_ADDED", "end", "run", "start", "start_python"]
+__all__ = ["NOTHING_ADDED", "SUPPORTED", "end", "hold", "release", "run", "start", "start_python", "tie"]
 
+try:
+    import fcntl
+except ImportError:  # a system without it
+    fcntl = None  # type: ignore[assignment]
+SUPPORTED = hasattr(fcntl, "F_SETSIG")
+"""Whether the system can send a signal of choice when a pipe closes: Linux can."""
+_lifelines: weakref.WeakKeyDictionary[subprocess.Popen[Any], weakref.finalize[[int], subprocess.Popen[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What closes the writing end, by the process that depends on it."""
+
+
+def tie(process: subprocess.Popen[Any], reads: int, writes: int) -> None:
+    """Kill the process and its group when ``writes`` closes: by `release`, or when this process ends.
+
+    The process must lead a group of its own and have inherited ``reads``. From here on ``writes`` is closed by this module.
+    """
+    _lifelines[process] = weakref.finalize(process, os.close, writes)
+    _signal_group(reads, process.pid)
+
+
+def hold(reads: int) -> None:
+    """Do in a child what `tie` does in its parent, which may have ended before it could; the child leads its group."""
+    _signal_group(reads, os.getpid())
+    ended = select.poll()
+    ended.register(reads, select.POLLHUP)
+    if ended.poll(0):
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _signal_group(reads: int, group: int) -> None:
+    """Make the kernel kill a process group when the pipe has no writer left."""
+    fcntl.fcntl(reads, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(reads, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(reads, fcntl.F_SETFL, fcntl.fcntl(reads, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def release(process: subprocess.Popen[Any]) -> None:
+    """Close the lifeline of a process: what still runs of its group is killed."""
+    if (lifeline := _lifelines.pop(process, None)) is not None:
+        lifeline()
+
+
+def _release_all() -> None:
+    for process in list(_lifelines):
+        release(process)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_all)  # a fork that outlives this process must not hold the pipes open
 _NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables with which an interpreter turns to a person: a worker would wait for one, or run what is meant for one."""
 NOTHING_ADDED: Mapping[str, str] = MappingProxyType({})
@@ -63,7 +115,7 @@ def _start(
     streams: Mapping[str, Any],
 ) -> subprocess.Popen[Any]:
     """Start what ``command`` says, given the lifeline's number in the child; None where the system knows no such thing."""
-    if not lifeline.SUPPORTED:
+    if not SUPPORTED:
         return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
     reads, writes = os.pipe()
     try:
@@ -74,7 +126,7 @@ def _start(
         os.close(writes)
         raise
     else:
-        lifeline.tie(process, reads, writes)
+        tie(process, reads, writes)
         return process
     finally:
         os.close(reads)
@@ -97,7 +149,7 @@ def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) ->
 def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process, with all that it has started, unless it has ended by itself; close its pipes, and wait until it is gone."""
     others = list_descendants(process.pid) if process.poll() is None else ()
-    lifeline.release(process)
+    release(process)
     process.kill()
     process.wait()
     kill(others)  # those that have left its process group

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from xrt.runtime.call_frame import OutputInspector as OutputInspector
+    from xrt.runtime.call_frame import find_type_mismatch as find_type_mismatch
+    from xrt.runtime.call_frame import list_inplace_updates as list_inplace_updates
+    from xrt.runtime.call_frame import to_run_failed as to_run_failed
     from xrt.runtime.compile import Refusal as Refusal
     from xrt.runtime.compile import RegionToCompile as RegionToCompile
     from xrt.runtime.compile import compile_plan as compile_plan
@@ -19,11 +23,7 @@ if TYPE_CHECKING:
     from xrt.runtime.devices import device as device
     from xrt.runtime.devices import parse_device_kind as parse_device_kind
     from xrt.runtime.devices import to_host as to_host
-    from xrt.runtime.devices.streams import Streams as Streams
-    from xrt.runtime.failures import OutputInspector as OutputInspector
-    from xrt.runtime.failures import find_type_mismatch as find_type_mismatch
-    from xrt.runtime.failures import list_inplace_updates as list_inplace_updates
-    from xrt.runtime.failures import to_run_failed as to_run_failed
+    from xrt.runtime.devices.registry import Streams as Streams
     from xrt.runtime.multi_device import adapt_to_host as adapt_to_host
     from xrt.runtime.multi_device import make_timed_call as make_timed_call
     from xrt.runtime.multi_device import on_device as on_device
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "LaunchTime": "xrt.runtime.profile",
-    "OutputInspector": "xrt.runtime.failures",
+    "OutputInspector": "xrt.runtime.call_frame",
     "Profile": "xrt.runtime.profile",
     "Program": "xrt.runtime.program",
     "Refusal": "xrt.runtime.compile",
     "RegionToCompile": "xrt.runtime.compile",
-    "Streams": "xrt.runtime.devices.streams",
+    "Streams": "xrt.runtime.devices.registry",
     "adapt_to_host": "xrt.runtime.multi_device",
     "available_cores": "xrt.runtime.threads",
     "check_device": "xrt.runtime.devices",
     "compile_plan": "xrt.runtime.compile",
     "default_budget": "xrt.runtime.threads",
     "device": "xrt.runtime.devices",
-    "find_type_mismatch": "xrt.runtime.failures",
-    "list_inplace_updates": "xrt.runtime.failures",
+    "find_type_mismatch": "xrt.runtime.call_frame",
+    "list_inplace_updates": "xrt.runtime.call_frame",
     "list_regions": "xrt.runtime.compile",
     "make_timed_call": "xrt.runtime.multi_device",
     "on_device": "xrt.runtime.multi_device",
@@ -62,7 +62,7 @@ _MODULES = {
     "set_budget_source": "xrt.runtime.threads",
     "set_default_budget": "xrt.runtime.threads",
     "to_host": "xrt.runtime.devices",
-    "to_run_failed": "xrt.runtime.failures",
+    "to_run_failed": "xrt.runtime.call_frame",
 }
 
 __all__ = [*_MODULES]

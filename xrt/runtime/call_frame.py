@@ -6,24 +6,39 @@ write and which buffers to hand down is settled when the frame is made, and a ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from xrt.engines import RunOptions
 from xrt.engines.contract.graph_compiler import fill
-from xrt.errors import RunFailed
+from xrt.errors import EngineError, RunFailed, XRTError
+from xrt.graph import DType, TensorType, Type
+from xrt.partition import Launch, Plan
 
 if TYPE_CHECKING:
+    from xrt.engines import Executable
     from xrt.runtime.memory_plan import MemoryPlan, Step, ValueTable
 
-__all__ = ["Action", "CallFrame", "make_count_error", "make_frame"]
+__all__ = [
+    "Action",
+    "CallFrame",
+    "CallMemory",
+    "OutputInspector",
+    "ValueCounter",
+    "copy_inputs",
+    "find_peak",
+    "find_type_mismatch",
+    "list_inplace_updates",
+    "make_count_error",
+    "make_frame",
+    "to_run_failed",
+]
 
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
-
 OPTIONS, UPDATES = -1, -2
 """The slots behind the values: the options of the call, None for the defaults, and whether inputs may be updated in place."""
 
@@ -72,7 +87,6 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | N
 
 
 def _action(way: Callable[[Step, LaunchArrays], Action], step: Step, ground: LaunchArrays) -> Action:
-    from xrt.runtime.failures import to_run_failed
 
     try:
         return way(step, ground)
@@ -223,3 +237,174 @@ def make_count_error(step: Step, count: int) -> RunFailed:
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )
+
+
+Find: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
+"""Takes a launch with its inputs and outputs, and returns what is wrong with the outputs, as a sentence that names the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputInspector:
+    """What is looked at after each launch of a call."""
+
+    find: Find
+    needs_inputs: bool = False
+    """Whether it must see inputs as they were before the launch, even those that the launch may have written to."""
+
+
+def copy_inputs(step: Step, given: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a launch with copies of those that its engine may write to."""
+    names = [value.name for value in step.launch.function.inputs]
+    written = {names.index(before) for before, _ in step.launch.function.aliases}
+    written.update(source for source, _ in step.executable.inplace_pairs())
+    return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(given)]
+
+
+def to_run_failed(launch: Launch, error: Exception) -> Exception:
+    """Return what to raise for an error that came out of a launch: RunFailed that names it, the cause chained.
+
+    What is the caller's mistake, such as an InputError, is raised as it is.
+    """
+    if isinstance(error, XRTError) and not isinstance(error, EngineError):
+        error.updated = None  # the launch had begun
+        return error
+    said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RunFailed) and (error.region or launch.name in said):
+        error.region = error.region or launch.name
+        return error
+    failed = RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {said}", launch.name)
+    failed.__cause__ = error
+    return failed
+
+
+def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
+    """Return which result is not of the type that the plan has for it; None where all are, as far as types are known."""
+    for value, result in zip(launch.function.outputs, results, strict=True):
+        if not _is_of(result, value.type):
+            is_array = isinstance(result, np.ndarray)
+            got = f"{result.dtype}{list(result.shape)}" if is_array else type(result).__name__
+            return f"engine {launch.engine!r} returned {got} for output {value.name!r} of {launch.name}, which is {value.type}"
+    return None
+
+
+def _is_of(result: Any, type_: Type | None) -> bool:
+    from xrt.graph import MapType, SequenceType
+
+    if isinstance(type_, SequenceType | MapType):
+        return isinstance(result, list if isinstance(type_, SequenceType) else dict)
+    if not isinstance(type_, TensorType):
+        return True
+    if not isinstance(result, np.ndarray) or result.dtype != (object if type_.dtype is DType.STRING else type_.dtype.numpy):
+        return False
+    dims = result.shape if type_.shape is None else type_.shape
+    return len(dims) == result.ndim and all(
+        dim == size or not isinstance(dim, int) for dim, size in zip(dims, result.shape, strict=True)
+    )
+
+
+def list_inplace_updates(plan: Plan, region: str) -> list[str]:
+    """Return the model's inputs that an engine may have updated in place by the time that the region has failed."""
+    names = [launch.name for launch in plan.launches]
+    begun = plan.launches[: names.index(region) + 1]
+    given = {value.name for value in plan.function.inputs}
+    return [before for launch in begun for before, _ in launch.function.aliases if before in given]
+
+
+AT_END = ""
+"""In place of a launch: the end of a call, when results that lie in the arena are copied out of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """The most bytes that the values of one profiled call took at once, and what the plan expected."""
+
+    peak: int
+    """``values + workspace`` of the launch at which this is most."""
+    launch: str
+    """That launch; empty for the end of the call."""
+    values: int
+    """Bytes of arrays that the call held then: values between regions and results, and the whole arena where there is one.
+    Arrays of the caller (inputs, state, buffers for results) and constants are not counted, and memory that several values
+    share is counted once."""
+    workspace: int
+    """Bytes that the engine reports for inner values of the region and to compute; 0 where it does not. They are added in full,
+    although some engines free inner values before they make the last result."""
+    expected: int | None
+    """`Plan.estimate_peak`: the values alone, in the order of the nodes; None where a size is not known."""
+    untold: tuple[str, ...] = ()
+    """Launches whose engines do not say what they take inside."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain values for JSON."""
+        return {**asdict(self), "untold": list(self.untold)}
+
+    def __str__(self) -> str:
+        where = f"in {self.launch}" if self.launch else "at the end"
+        parts = (
+            f"{self.values:,} in arrays of the call, {self.workspace:,} inside of the region" if self.launch else "results too"
+        )
+        expected = "" if self.expected is None else f"; the plan expects {self.expected:,}"
+        untold = f"; not known: what is inside of {', '.join(self.untold)}" if self.untold else ""
+        return f"values take at most {self.peak:,} bytes at once, {where} ({parts}){expected}{untold}"
+
+
+class ValueCounter:
+    """The bytes of the arrays that one call holds, launch by launch. Constant time for each value."""
+
+    def __init__(self, table: ValueTable, frame: CallFrame, inputs: Sequence[Any], out: Sequence[Any] | None, arena: int) -> None:
+        self._slots = frame.slots
+        self._steps = table.steps
+        self._freed = table.last_uses()
+        others = (*inputs, *table.constants.values(), *(out or ()), *frame.initial)
+        self._others = {key for value in others for key, _ in _list_memory(value)}
+        self._alive: dict[int, int] = {}
+        """How many slots refer to a block of memory, by its key."""
+        self._keys: dict[int, list[tuple[int, int]]] = {}
+        """The blocks of a slot, with their bytes."""
+        self.nbytes = arena
+        self.held: list[int] = []
+        """By launch the bytes at its end, before anything was freed."""
+
+    def add(self, number: int) -> None:
+        """Count what a step that has just run has written, and then what it was the last to read."""
+        for slot in self._steps[number].writes:
+            self._keys[slot] = [(key, size) for key, size in _list_memory(self._slots[slot]) if key not in self._others]
+            for key, size in self._keys[slot]:
+                self.nbytes += 0 if self._alive.get(key) else size
+                self._alive[key] = self._alive.get(key, 0) + 1
+        self.held.append(self.nbytes)
+        for slot in self._freed[number]:
+            for key, size in self._keys.pop(slot, ()):
+                self._alive[key] -= 1
+                self.nbytes -= 0 if self._alive[key] else size
+
+    def count_results(self, results: Iterable[Any]) -> int:
+        """Return the bytes at the end of the call, with the results that are copies."""
+        found = {key: size for value in results for key, size in _list_memory(value)}
+        return self.nbytes + sum(size for key, size in found.items() if key not in self._others and not self._alive.get(key))
+
+
+def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
+    """Yield a key and the bytes of each block of memory that a value refers to: that of the array whose view it is."""
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        yield id(value if value.base is None else value.base), value.nbytes
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_memory(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _list_memory(item)
+
+
+def find_peak(
+    held: Sequence[int], at_end: int, launches: Sequence[Launch], executables: Sequence[Executable], expected: int | None
+) -> CallMemory:
+    """Return the peak over launches, from the bytes of arrays at each of them and what their engines take inside."""
+    uses = [executable.memory() for executable in executables]
+    inner = [[None] if own is None else [use.nbytes for use in own if use.per_call] for own in uses]
+    untold = tuple(launch.name for launch, sizes in zip(launches, inner, strict=True) if None in sizes)
+    rows = [(one.name, values, sum(n or 0 for n in sizes)) for one, values, sizes in zip(launches, held, inner, strict=True)]
+    name, values, workspace = max([*rows, (AT_END, at_end, 0)], key=lambda row: row[1] + row[2])
+    return CallMemory(values + workspace, name, values, workspace, expected, untold)

@@ -16,24 +16,22 @@ from weakref import WeakKeyDictionary
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
 from xrt.forking import renew_after_fork
+from xrt.graph.constants import release
 from xrt.graph.deferred_function import find_stale
-from xrt.graph.memory_map import release
+from xrt.partition.support_matrix import QuestionKeys
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
-    from xrt.graph import Function
+    from xrt.graph import Function, Node
     from xrt.partition import Launch, Plan
-    from xrt.runtime.devices.streams import Streams
+    from xrt.runtime.devices.registry import Streams
 
-__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "list_regions"]
+__all__ = ["MOST", "Progress", "Refusal", "RegionToCompile", "compile_plan", "describe_patterns", "list_regions", "to_blame"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of compiled regions and their total."""
-
 T = TypeVar("T")
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +84,7 @@ def _program(plan: Plan, leases: Sequence[Lease], streams: Streams | None, graph
     on_host = plan.device == "cpu" and all(plan.get_device(launch) == "cpu" for launch in plan.launches)
     if on_host:
         return Program(plan, leases)
-    from xrt.runtime.devices.streams import Streams
+    from xrt.runtime.devices.registry import Streams
     from xrt.runtime.multi_device import MultiDeviceProgram
 
     return MultiDeviceProgram(plan, leases, streams or Streams(), graph)
@@ -215,8 +213,7 @@ class _Compilation:
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
         """Return the refusal of those nodes alone that are to blame, where the engine has not named them."""
-        from xrt.partition.subgraph import extract_subgraph
-        from xrt.runtime.blame import describe_patterns, to_blame
+        from xrt.partition.fold import extract_subgraph
 
         launch, key, error = region.launch, region.signature.key, refusal.error
         if not isinstance(error, CompileRefused) or error.nodes or len(launch.nodes) < 2:
@@ -337,3 +334,58 @@ def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
         return nullcontext()
     with _turns_lock:
         return _turns.setdefault(type(engine), renew_after_fork(threading.Lock()))
+
+
+MOST = 16
+"""Parts of one region that are compiled to find out."""
+
+
+def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MOST) -> tuple[int, ...]:
+    """Return the places of the nodes without which the region compiles; all where that cannot be found out.
+
+    The region of all places is known not to compile. ``compiles`` is asked at most so often, each time about some places,
+    ascending. The last node of the shortest beginning that does not compile is to blame, and with it, unless it is enough to
+    leave it out alone, those of the same of ``patterns``. Where the questions are used up, what is known to compile stays.
+    """
+    kept, asked = list(range(len(patterns))), 0
+
+    def fails(places: Sequence[int]) -> bool:
+        nonlocal asked
+        asked += 1
+        return not compiles(places)
+
+    while True:
+        least, enough = 0, len(kept)
+        while enough - least > 1 and asked < most:
+            middle = (least + enough) // 2
+            least, enough = (least, middle) if fails(kept[:middle]) else (middle, enough)
+        if enough - least > 1 or asked >= most:
+            return _others(kept[:least], len(patterns))
+        culprit = kept[enough - 1]
+        alone = [place for place in kept if place != culprit]
+        others = [place for place in kept if patterns[place] != patterns[culprit]]
+        if not alone or not fails(alone):
+            return _others(alone, len(patterns))
+        kept = others if len(others) < len(alone) else alone
+        if not kept or (len(others) < len(alone) and asked < most and not fails(kept)):
+            return _others(kept, len(patterns))
+
+
+def _others(kept: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the places that are not kept."""
+    left = set(range(count)) - set(kept)
+    return tuple(sorted(left))
+
+
+def describe_patterns(function: Function) -> list[object]:
+    """Return for each node a key of the node and its neighbours: equal for the same node of equal blocks."""
+    keys = QuestionKeys(function)
+    own = {node.name: keys.key(node) or node.name for node in function.nodes}
+    return [(own[node.name], _around(function, node, own)) for node in function.nodes]
+
+
+def _around(function: Function, node: Node, own: dict[str, str]) -> tuple[object, ...]:
+    before = (function.producer(name) for name in node.uses)
+    after = (use.node for name in node.outputs if name for use in function.users(name))
+    given = [own[one.name] if one is not None else "" for one in before]
+    return (tuple(given), tuple(sorted(own.get(one.name, "") for one in after)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from xrt.html.charts import Strip, make_strips
+from xrt.html.drawing import MeanCall, RegionTimes, Strip, make_strips
 from xrt.html.formatting import format_count, percent, seconds
-from xrt.html.regions import MeanCall, RegionTimes
 from xrt.html.rendering import render_cell
 from xrt.partition.html import color_engines
 from xrt.runtime.profile import Profile

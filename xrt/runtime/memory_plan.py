@@ -8,19 +8,148 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.graph import DType, TensorType, Type
-from xrt.runtime.state import find_updates
+from xrt.graph.constants import make_aligned_block
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
     from xrt.partition import Launch, Plan
-    from xrt.runtime.arena import Arena, Lifetime
 
-__all__ = ["MemoryPlan", "Step", "ValueTable", "is_known", "plan_memory"]
+__all__ = [
+    "Arena",
+    "ArenaPlan",
+    "Lifetime",
+    "MemoryPlan",
+    "Step",
+    "Update",
+    "UpdateCopy",
+    "ValueTable",
+    "find_updates",
+    "is_known",
+    "may_overlap",
+    "plan_arena",
+    "plan_memory",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One alias of a program: an input whose array holds an output after the call."""
+
+    input: str
+    output: str
+    source: int
+    """The slot of the output."""
+    target: int
+    """The slot of the input."""
+    step: int | None
+    """The step that writes the output; None where it is an input or a constant."""
+    reason: str
+    """Why the output is copied into the input's array; empty where it is computed there."""
+
+    def __str__(self) -> str:
+        return f"{self.input} <- {self.output}: " + (f"copied, since {self.reason}" if self.reason else "in place")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCopy:
+    """What was copied for one alias over the calls of a program."""
+
+    input: str
+    output: str
+    calls: int
+    """The calls that copied it."""
+    nbytes: int
+    """Bytes copied in all calls together."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.input} <- {self.output}: {self.nbytes:,} bytes copied in {self.calls} calls, since {self.reason}"
+
+
+def find_updates(table: ValueTable) -> tuple[Update, ...]:
+    """Return the aliases of a program, each with whether its output is computed in the input's array.
+
+    It is where the engine writes to arrays it is given, and nothing reads the input after the step that writes; that step itself
+    may, where its engine allows it.
+    """
+    found: list[Update] = []
+    pairs: dict[int, frozenset[tuple[int, int]]] = {}
+    taken: set[int] = set()
+    for place, target in table.aliases:
+        source = table.outputs[place]
+        step = table.writer.get(source)
+        reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step, pairs)
+        taken.add(source)
+        found.append(Update(table.names[target], table.names[source], source, target, step, reason))
+    return tuple(found)
+
+
+def _why_copied(
+    table: ValueTable, source: int, target: int, number: int | None, known: dict[int, frozenset[tuple[int, int]]]
+) -> str:
+    """Return why an alias is copied; ``known`` remembers the pairs that executables propose, by step."""
+    if number is None:
+        return "no engine computes it"
+    if target in table.outputs:
+        return "the model returns the input too"
+    step, last = table.steps[number], table.last.get(target, -1)
+    if last > number or (target in step.reads and not step.executable.outputs_are_fresh):
+        return f"{table.steps[max(last, number)].launch.name} may read it after {step.launch.name} has written it"
+    mine, engine = step.writes.index(source), step.launch.engine
+    if target not in step.reads:
+        return "" if _fills(step, mine, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
+    pairs = known.get(number)
+    if pairs is None:
+        pairs = known[number] = frozenset(step.executable.inplace_pairs())
+    if step.reads.count(target) == 1 and (step.reads.index(target), mine) in pairs:
+        return ""
+    return f"engine {engine!r} cannot write it in place in {step.launch.name}"
+
+
+def _fills(step: Step, place: int, type_: Type | None) -> bool:
+    """Whether the launch's engine computes that output into an array that it is given."""
+    thresholds = step.executable.output_buffer_threshold()
+    least = thresholds[place] if place < len(thresholds) else None
+    nbytes = type_.nbytes if isinstance(type_, TensorType) else None
+    return least is not None and (nbytes is None or nbytes >= least)
+
+
+def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
+    """Whether an input that is updated shares memory with another input, or cannot be given to an engine to write to."""
+    updated = frozenset(targets)
+    if any(not inputs[place].flags.c_contiguous for place in updated):
+        return True
+    spans = sorted(((*span, place in updated) for place, value in enumerate(inputs) for span in _spans(value)), key=itemgetter(0))
+    end, written = -1, False
+    for low, high, is_updated in spans:
+        if low < end and (is_updated or written):
+            return True
+        if high > end:
+            end, written = high, is_updated
+    return False
+
+
+def _spans(value: Any) -> Iterator[tuple[int, int]]:
+    """Yield the first address of an array's memory and the one behind its last."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _spans(item)
+    elif isinstance(value, np.ndarray) and value.nbytes:
+        if value.flags.c_contiguous:
+            start = value.__array_interface__["data"][0]
+            yield start, start + value.nbytes
+        else:
+            yield np.lib.array_utils.byte_bounds(value)
+
 
 SMALL = 8 * 1024
 """Bytes up to which a copy (0.2 to 0.6 us) costs less than a bound call saves (1.3 us against ONNX Runtime's plain one)."""
@@ -184,7 +313,6 @@ class _Decisions:
     # ------------------------------------------------------------------ the arena
 
     def layout(self) -> MemoryPlan:
-        from xrt.runtime.arena import plan_arena
 
         live = self.copied | self.stored
         arena = plan_arena(sorted((self._lifetime(slot, live) for slot in live), key=lambda value: (value.first, value.name)))
@@ -194,7 +322,6 @@ class _Decisions:
         return MemoryPlan(arena, kept, frozenset(self.bound), frozenset(self.aimed), entering)
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
-        from xrt.runtime.arena import Lifetime
 
         first = self._writer(slot)
         ends = slot in self.outputs
@@ -223,3 +350,87 @@ class _Decisions:
 def is_known(type_: Type | None) -> bool:
     """Whether it is a tensor of numbers whose bytes are known before the run, and not none."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING and bool(type_.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A value of known size, and the steps during which its memory is needed."""
+
+    name: str
+    type: TensorType
+    first: int
+    """The step that writes it."""
+    last: int
+    """The last step that reads it, or reads what may be a view of it; at least `first`."""
+    over: str = ""
+    """The value whose memory it may take over: one that dies in the step that writes this one. Empty: none."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes or 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """A value with its place in the arena."""
+
+    value: Lifetime
+    offset: int
+    """Bytes from the beginning, a multiple of `ALIGNMENT`."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.value.nbytes
+
+    def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the value's array over its bytes of the block."""
+        type_ = self.value.type
+        array: np.ndarray[Any, Any] = block[self.offset : self.end].view(type_.dtype.numpy).reshape(type_.shape)
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """The planned places of values, in the order in which they are written."""
+
+    values: tuple[ArenaPlan, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block; each call that runs at the same time has a block of its own."""
+        return max((placed.end for placed in self.values), default=0)
+
+    def views(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a fresh block's arrays by the name of the value; the block lives as long as they do."""
+        block = make_aligned_block(self.nbytes)
+        return {placed.value.name: placed.view(block) for placed in self.values}
+
+
+def plan_arena(values: Sequence[Lifetime]) -> Arena:
+    """Return places at which no two values that are alive together overlap, but for those that take over another's memory.
+
+    How and at what cost: `placed`.
+    """
+    chains = _chains(values)
+    spans = [LiveRange(max(v.nbytes for v in chain), chain[0].first, chain[-1].last) for chain in chains]
+    assign_offsets(spans)
+    offsets = {value.name: span.offset for chain, span in zip(chains, spans, strict=True) for value in chain}
+    return Arena(tuple(ArenaPlan(value, offsets[value.name]) for value in values))
+
+
+def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
+    """Chain each value to the one whose memory it takes over, if that value is dead by then and its memory is not taken yet."""
+    by_last: dict[str, list[Lifetime]] = {}
+    for value in values:
+        chain = by_last.get(value.over)
+        if chain is not None and _fits_over(chain[-1], value):
+            del by_last[value.over]
+            chain.append(value)
+        else:
+            chain = [value]
+        by_last[value.name] = chain
+    return list(by_last.values())
+
+
+def _fits_over(dead: Lifetime, value: Lifetime) -> bool:
+    return dead.first < value.first == dead.last and dead.type == value.type

@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache.closing import close_with
+from xrt.cache.memory import close_with
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed, XRTError
-from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_frame
-from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
+from xrt.runtime.call_frame import Action, CallFrame, OutputInspector, copy_inputs, make_count_error, make_frame, to_run_failed
 from xrt.runtime.inputs import check_updated
-from xrt.runtime.memory_plan import MemoryPlan, ValueTable, plan_memory
-from xrt.runtime.state import may_overlap
+from xrt.runtime.memory_plan import MemoryPlan, ValueTable, may_overlap, plan_memory
 
 if TYPE_CHECKING:
     from xrt.cache import Lease
     from xrt.graph import Type
     from xrt.partition import Plan
-    from xrt.runtime.arena import Arena, ArenaPlan
-    from xrt.runtime.call_memory import ValueCounter
+    from xrt.runtime.call_frame import ValueCounter
+    from xrt.runtime.memory_plan import Arena, ArenaPlan, Update
     from xrt.runtime.profile import Profile
-    from xrt.runtime.state import Update
 
 __all__ = ["Program"]
 
@@ -168,7 +165,7 @@ class Program:
         return tuple(dict.fromkeys(name for name in names if name in given))
 
     def _make_counter(self, frame: CallFrame, inputs: Sequence[Any], options: RunOptions) -> ValueCounter:
-        from xrt.runtime.call_memory import ValueCounter
+        from xrt.runtime.call_frame import ValueCounter
 
         return ValueCounter(self._slots, frame, inputs, options.out, self.arena_bytes)
 
@@ -293,7 +290,7 @@ class Program:
 
     def profile(self) -> Profile:
         """Return the times of the launches, and the memory, over the calls that asked to be profiled."""
-        from xrt.runtime.call_memory import find_peak
+        from xrt.runtime.call_frame import find_peak
 
         found = self._recorder.read()
         if (held := self._recorder.held) is None:

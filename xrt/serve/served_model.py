@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, OptionError, RunFailed, XRTError
 from xrt.graph import TensorType, Value
-from xrt.module.concurrency import count_modules
+from xrt.module.throughput import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
 from xrt.serve.protocol import BUSY, DATATYPES, FAILED, MALFORMED, NAMES, Array, InferRequest, InferResponse, RequestRefusal

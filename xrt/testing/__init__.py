@@ -7,9 +7,8 @@ else in XRT but the command line may import it.
 
 from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.testing.conformance import conform, run_case, run_reference
-from xrt.testing.groups import GROUPS, group_cases
-from xrt.testing.known_failures import KnownFailure, settle
-from xrt.testing.report import ConformanceReport, Outcome, ResultWord
+from xrt.testing.onnx_models import GROUPS, group_cases
+from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
 
 __all__ = [
     "GROUPS",

@@ -10,29 +10,36 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from xrt import passes
-from xrt.engines import GraphCompiler
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.contract.deviations import name_likely_cause
+from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
-from xrt.module.specialization import optimize
-from xrt.placement.engine_list import is_auto
+from xrt.module.options import ModuleOptions
+from xrt.module.specialization import Specialization, optimize
+from xrt.placement import TuningBudget, TuningResult, tune
+from xrt.placement.engine_list import AUTO, EngineList, is_auto, list_available_engines
+from xrt.placement.race import StoppingRule
+from xrt.placement.reference import evaluate
+from xrt.placement.result import PlacementRequest
+from xrt.runtime import Program, available_cores
 from xrt.testing.alternating import make_alternating_program
-from xrt.testing.auto_cases import engines_for, make_auto_program
 from xrt.testing.cases import ConformanceCase, is_random, is_unchanged
-from xrt.testing.groups import group_cases
-from xrt.testing.known_failures import KnownFailure, settle
+from xrt.testing.onnx_models import group_cases
 from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
 from xrt.testing.remote import conform_remotely
-from xrt.testing.report import ConformanceReport, Outcome, ResultWord
-from xrt.testing.running import make_module
+from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
+from xrt.testing.running import fit_inputs_for, make_module
 from xrt.verify.execution import compile_alone
 
 if TYPE_CHECKING:
@@ -44,6 +51,8 @@ __all__ = [
     "PreparedCase",
     "conform",
     "create_engines",
+    "engines_for",
+    "make_auto_program",
     "makers_for",
     "run_alternating",
     "run_at_sizes",
@@ -53,6 +62,53 @@ __all__ = [
     "run_reference",
     "run_single",
 ]
+
+BUDGET = 0.5
+"""Seconds of a search, which what has begun may overrun by a compile; a search that knows all ends before."""
+BOUNDS = TuningBudget(
+    survey=0.5,
+    longest=0.003,
+    calibration=0.02,
+    plans=2,
+    apart=False,
+    rules=StoppingRule(turn=0.001, least=2, most=3),
+)
+"""Samples and turns as short as can be: what is wanted is that plans differ and race, not the last per cent of time."""
+
+
+def engines_for(asked: Sequence[str | GraphCompiler]) -> list[GraphCompiler]:
+    """Return the engines that replace "auto" in a list: the other engines of the list, or else all that are ready.
+
+    Raises EngineUnavailable for one that is listed and missing, or broken.
+    """
+    context = CompileContext(threads=available_cores())
+    named = [one for one in asked if one != AUTO]
+    return list_available_engines(asked, context, None, strict=bool(named))[0]
+
+
+def make_auto_program(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Program:
+    """Return the compiled Program of the plan that a search on those inputs finds.
+
+    What the search had no time for may be refused at compile: as in a module, the next best plan takes its place. Raises
+    PlanError for a node that no engine takes, CompileFailed where an engine's library fails.
+    """
+    context, cache = CompileContext(threads=available_cores()), CompileCache()
+    listed = EngineList(tuple(_turned(engines, function)), None, context, is_auto=True)
+
+    def place(function: Function) -> TuningResult:
+        reference = partial(evaluate, threads=context.threads)
+        request = PlacementRequest(function, listed.engines, context, budget=BUDGET)
+        return tune(request, cache=cache, reference=reference, inputs=inputs, bounds=BOUNDS)
+
+    fit = fit_inputs_for(function, inputs, engines)
+    return Specialization(fit, listed, ModuleOptions(strict=True), cache, original=fit, place=place).program()
+
+
+def _turned(engines: Sequence[GraphCompiler], function: Function) -> list[GraphCompiler]:
+    """Return the engines, each Function's from another one on: who comes first is measured, however slowly it compiles."""
+    first = zlib.crc32(function.fingerprint.encode()) % len(engines)
+    return [*engines[first:], *engines[:first]]
+
 
 Engine: TypeAlias = str | GraphCompiler
 

@@ -6,34 +6,415 @@ A seed determines one graph and its inputs, the same on every machine. A graph w
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
+from xrt import passes
+from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.contract.deviations import name_likely_cause
-from xrt.errors import CompileRefused
-from xrt.graph import DType, Function
+from xrt.engines.contract.graph_compiler import name_likely_cause
+from xrt.errors import CompileRefused, PlanError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
-from xrt.testing.batches import settle_batch
-from xrt.testing.execution_modes import Alternating, ExecutionMode, PriorityListMode, RandomMixMode, SingleEngineMode
-from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
+from xrt.partition import Pin
+from xrt.passes import drop_dead_nodes
+from xrt.runtime import adapt_to_host, available_cores
+from xrt.testing.alternating import make_alternating_program
+from xrt.testing.generate import Form, make_random_inputs, make_seeded_function, rename_values
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
-from xrt.testing.shrink import Sample, shrink
+from xrt.testing.running import as_planned, make_module
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.execution import expose_all_values, run_alone
+from xrt.verify.execution import Run, expose_all_values, expose_inner_values, fit_inputs, run_alone
 
-if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
+__all__ = [
+    "COMMON",
+    "KINDS_OF_WAY",
+    "WIDE",
+    "Alternating",
+    "ExecutionMode",
+    "Finding",
+    "Fuzzer",
+    "KindOfWay",
+    "PriorityListMode",
+    "RandomMixMode",
+    "Sample",
+    "SingleEngineMode",
+    "make_sample",
+    "merge",
+    "settle_batch",
+    "shrink",
+]
 
-__all__ = ["COMMON", "KINDS_OF_WAY", "WIDE", "Finding", "Fuzzer", "KindOfWay", "make_sample"]
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A graph and what it is called with."""
+
+    function: Function
+    inputs: tuple[Any, ...]
+
+    @property
+    def weight(self) -> tuple[int, int, int]:
+        """What shrinking makes smaller: nodes first, then what is kept of outputs and inputs, then elements."""
+        function = self.function
+        values = len(function.outputs) + len(function.inputs) + len(function.aliases) + len(function.constants)
+        arrays = [*self.inputs, *(constant.array for constant in function.constants.values())]
+        return sum(1 for _ in function.walk()), values, sum(int(a.size) for a in arrays)
+
+
+Fails: TypeAlias = Callable[[Sample], bool]
+
+
+def shrink(sample: Sample, fails: Fails, run: Run, tries: int = 400) -> Sample:
+    """Return a sample that still fails and that no single step here makes smaller, or what ``tries`` attempts made of it.
+
+    ``run`` is the reference: a node that is taken away leaves behind an input that holds what the node gave.
+    """
+    left, shrinking = tries, True
+    while shrinking and left > 0:
+        shrinking = False
+        for smaller in _steps(sample, run):
+            left -= 1
+            if _is_smaller(smaller, sample) and fails(smaller):
+                sample, shrinking = smaller, True
+                break
+            if left <= 0:
+                break
+    return sample
+
+
+def _is_smaller(new: Sample, old: Sample) -> bool:
+    return new.weight < old.weight or (new.weight == old.weight and _oddness(new) < _oddness(old))
+
+
+def _oddness(sample: Sample) -> int:
+    """Count the inputs' elements that are not 1, named extents and control edges."""
+    odd = sum(int(np.sum(a != np.ones((), a.dtype))) for a in sample.inputs if a.dtype.kind in "fiub")
+    names = sum(isinstance(d, str) for v in sample.function.inputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
+    return odd + names + sum(bool(node.control) for node in sample.function.nodes)
+
+
+def _steps(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Yield what may be tried, the boldest first."""
+    for step in (_one_output, _plain, _cut, _bypassed, _without_unread, _smaller_extents, _plain_numbers):
+        yield from step(sample, run)
+
+
+def _one_output(sample: Sample, run: Run) -> Iterator[Sample]:
+    if len(sample.function.outputs) > 1:
+        for value in sample.function.outputs:
+            yield _living(sample.function.replace(outputs=(value,), aliases=()), sample)
+
+
+def _plain(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Without aliases, edges of control and names of extents."""
+    function = sample.function
+    nodes = tuple(replace(node, control=()) for node in function.nodes)
+    types = [TensorType(DType.of(a), a.shape) if isinstance(a, np.ndarray) else None for a in sample.inputs]
+    inputs = tuple(Value(v.name, t or v.type) for v, t in zip(function.inputs, types, strict=True))
+    yield replace(sample, function=function.replace(aliases=()))
+    yield replace(sample, function=function.replace(nodes=nodes, aliases=()))
+    yield replace(sample, function=function.replace(nodes=nodes, inputs=inputs, aliases=()))
+
+
+def _cut(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Replace what a node gives by inputs; the last nodes first, since that takes away all before them."""
+    for node in reversed(sample.function.nodes):
+        read = [name for name in node.defines if sample.function.users(name)]
+        if not read:
+            continue
+        values = run(expose_inner_values(sample.function, read), sample.inputs)
+        if all(isinstance(value, np.ndarray) for value in values):
+            yield _without(sample, node.name, dict(zip(read, values, strict=True)))
+
+
+def _without(sample: Sample, node: str, values: dict[str, Any]) -> Sample:
+    function = sample.function
+    kept = tuple(n for n in function.nodes if n.name != node)
+    made = {name for n in kept for name in n.defines} | set(values) | {v.name for v in function.inputs} | set(function.constants)
+    added = tuple(Value(name, TensorType(DType.of(a), a.shape)) for name, a in values.items())
+    outputs = tuple(v for v in function.outputs if v.name in made and v.name not in values)
+    nodes = tuple(replace(n, control=tuple(c for c in n.control if c != node)) for n in kept)
+    smaller = function.replace(inputs=(*function.inputs, *added), nodes=nodes, outputs=outputs, aliases=())
+    return _living(smaller, Sample(smaller, (*sample.inputs, *values.values())))
+
+
+def _bypassed(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Replace a node whose result is an output by what it reads."""
+    function = sample.function
+    outputs = {v.name for v in function.outputs}
+    for node in function.nodes:
+        for name in node.uses if outputs & set(node.outputs) else ():
+            if function.producer(name) is not None:
+                others = tuple(v for v in function.outputs if v.name not in node.outputs)
+                kept = tuple(n for n in function.nodes if n.name != node.name)
+                kept = tuple(replace(n, control=tuple(c for c in n.control if c != node.name)) for n in kept)
+                if not any(use in node.outputs for n in kept for use in n.uses):
+                    changed = function.replace(nodes=kept, outputs=(*others, Value(name, function.get_type(name))), aliases=())
+                    yield _living(changed, sample)
+
+
+def _without_unread(sample: Sample, run: Run) -> Iterator[Sample]:
+    yield _living(sample.function, sample)
+
+
+def _living(function: Function, sample: Sample) -> Sample:
+    """Return the function without dead nodes, and without unread inputs and constants."""
+    alive = drop_dead_nodes(function)
+    held = {v.name for v in alive.outputs} | {name for node in alive.nodes for name in node.uses}
+    held |= {before for before, _ in alive.aliases}
+    pairs = [(v, x) for v, x in zip(function.inputs, sample.inputs, strict=False) if v.name in held]
+    constants = {name: c for name, c in alive.constants.items() if name in held}
+    kept = alive.replace(inputs=tuple(v for v, _ in pairs), constants=constants)
+    return Sample(kept, tuple(x for _, x in pairs))
+
+
+def _smaller_extents(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Take the first one or two along an axis of all inputs and constants of one extent, or of one input alone."""
+    arrays = _arrays(sample)
+    sizes = sorted({d for a in arrays.values() for d in a.shape if d > 1}, reverse=True)
+    for size in sizes:
+        for few in {1, 2} - {size}:
+            yield _with_arrays(
+                sample, {n: _first(a, [i for i, d in enumerate(a.shape) if d == size], few) for n, a in arrays.items()}
+            )
+    for name, array in arrays.items():
+        for axis, size in enumerate(array.shape):
+            for few in [n for n in (1, 2) if n < size]:
+                yield _with_arrays(sample, {name: _first(array, [axis], few)})
+
+
+def _first(array: Any, axes: Sequence[int], few: int) -> Any:
+    return array[tuple(slice(few) if axis in axes else slice(None) for axis in range(array.ndim))]
+
+
+def _plain_numbers(sample: Sample, run: Run) -> Iterator[Sample]:
+    """Make an input all ones, or whole numbers."""
+    for value, array in zip(sample.function.inputs, sample.inputs, strict=True):
+        if array.dtype.kind in "fiu" and array.size:
+            yield _with_arrays(sample, {value.name: np.ones_like(array)})
+            yield _with_arrays(sample, {value.name: np.trunc(array).astype(array.dtype)})
+
+
+def _arrays(sample: Sample) -> dict[str, Any]:
+    given = {v.name: x for v, x in zip(sample.function.inputs, sample.inputs, strict=True)}
+    return given | {name: constant.array for name, constant in sample.function.constants.items()}
+
+
+def _with_arrays(sample: Sample, arrays: dict[str, Any]) -> Sample:
+    """Return the sample with other inputs and constants; the outputs' shapes are left open where any changed."""
+    function = sample.function
+    constants = {
+        n: Constant(np.ascontiguousarray(arrays[n]).reshape(arrays[n].shape)) if n in arrays else c
+        for n, c in function.constants.items()
+    }
+    inputs = tuple(Value(v.name, _type_of(arrays[v.name])) if v.name in arrays else v for v in function.inputs)
+    outputs = tuple(Value(v.name, _open(v.type)) for v in function.outputs)
+    values = tuple(np.array(arrays.get(v.name, x)) for v, x in zip(function.inputs, sample.inputs, strict=True))
+    return Sample(function.replace(inputs=inputs, outputs=outputs, constants=constants, types={}), values)
+
+
+def _type_of(array: Any) -> TensorType:
+    return TensorType(DType.of(array), array.shape)
+
+
+def _open(type_: Any) -> Any:
+    return (
+        TensorType(type_.dtype, (None,) * len(type_.shape))
+        if isinstance(type_, TensorType) and type_.shape is not None
+        else type_
+    )
+
+
+Judge: TypeAlias = Callable[[int, Sequence[Any]], Verdict]
+"""Judges the results of the graph of that index."""
+
+
+def merge(functions: Sequence[Function]) -> Function:
+    """Return one Function with the inputs, nodes and outputs of all, in their order; each has a prefix for its names."""
+    parts = [_prefixed(function.replace(aliases=()), f"g{index}_") for index, function in enumerate(functions)]
+    return Function(
+        inputs=tuple(value for part in parts for value in part.inputs),
+        outputs=tuple(value for part in parts for value in part.outputs),
+        nodes=tuple(node for part in parts for node in part.nodes),
+        constants={name: constant for part in parts for name, constant in part.constants.items()},
+        opsets={domain: version for part in parts for domain, version in part.opsets.items()},
+        types={name: type_ for part in parts for name, type_ in part.types.items()},
+    )
+
+
+def _prefixed(function: Function, prefix: str) -> Function:
+    names = [name for scope in (function, *_bodies(function.nodes)) for name in scope.value_names()]
+    again = rename_values(function, {name: prefix + name for name in names})
+    nodes = [
+        replace(new, name=prefix + old.name, control=tuple(prefix + name for name in old.control))
+        for new, old in zip(again.nodes, function.nodes, strict=True)
+    ]
+    return again.replace(nodes=tuple(nodes))
+
+
+def _bodies(nodes: Sequence[Node]) -> list[Function]:
+    own = [body for node in nodes for body in node.bodies]
+    return own + [inner for body in own for inner in _bodies(body.nodes)]
+
+
+def settle_batch(engine: GraphCompiler, samples: Sequence[Sample], judge: Judge) -> Mapping[int, Verdict]:
+    """Return which graphs the engine declines by `why_not`, and of which it computes what ``judge`` accepts, by their indices."""
+    ready = [fit_inputs(passes.inline_constant_control_flow(s.function.replace(aliases=())), s.inputs, engine) for s in samples]
+    whole = passes.infer_shapes(merge(ready))
+    numbers = {f"g{index}_{node.name}": index for index, function in enumerate(ready) for node in function.nodes}
+    declined = {numbers[node.name] for node in whole.nodes if engine.why_not(node, whole) is not None}
+    settled = dict.fromkeys(sorted(declined), Verdict.DECLINED)
+    _settle([index for index in range(len(samples)) if index not in declined], engine, ready, samples, judge, settled)
+    return settled
+
+
+def _settle(
+    chosen: Sequence[int],
+    engine: GraphCompiler,
+    ready: Sequence[Function],
+    samples: Sequence[Sample],
+    judge: Judge,
+    settled: dict[int, Verdict],
+) -> None:
+    """Run the chosen graphs at once and note those that are right; where that fails, each half by itself."""
+    if not chosen:
+        return
+    try:
+        results = _run([ready[index] for index in chosen], engine, [given for index in chosen for given in samples[index].inputs])
+    except Exception:  # noqa: BLE001  # whatever it is, a graph that is tried by itself tells it again
+        if len(chosen) > 1:
+            _settle(chosen[: len(chosen) // 2], engine, ready, samples, judge, settled)
+            _settle(chosen[len(chosen) // 2 :], engine, ready, samples, judge, settled)
+        return
+    for index in chosen:
+        count = len(ready[index].outputs)
+        if (verdict := judge(index, results[:count])) is not Verdict.DISAGREES:
+            settled[index] = verdict
+        del results[:count]
+
+
+def _run(functions: Sequence[Function], engine: GraphCompiler, inputs: Sequence[Any]) -> list[Any]:
+    context = CompileContext(threads=available_cores())
+    executable = adapt_to_host(engine.compile(passes.infer_shapes(merge(functions)), context), context)
+    executable.prepare()
+    try:
+        return list(executable.run([value.copy() if hasattr(value, "copy") else value for value in inputs]))
+    finally:
+        executable.close()
+
+
+class ExecutionMode(Protocol):
+    """One way to run a Function."""
+
+    @property
+    def engines(self) -> tuple[GraphCompiler, ...]:
+        """The engines that may have nodes, the reference among them or not."""
+        ...  # pragma: no cover
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs. Raises CompileRefused where this way cannot take the function."""
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True)
+class SingleEngineMode:
+    """The whole graph on one engine, by its contract alone. An engine that declines a node cannot take it."""
+
+    engine: GraphCompiler
+
+    def __str__(self) -> str:
+        return f"{self.engine.name} alone"
+
+    @property
+    def engines(self) -> tuple[GraphCompiler, ...]:
+        return (self.engine,)
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        return run_alone(self.engine, function.replace(aliases=()), inputs)
+
+
+@dataclass(frozen=True)
+class PriorityListMode:
+    """What each engine of a list accepts, in the order of preference, and the reference behind them."""
+
+    engines: tuple[GraphCompiler, ...]
+
+    def __str__(self) -> str:
+        return ",".join(engine.name for engine in self.engines)
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        return _run_module(function, self.engines, (), inputs)
+
+
+@dataclass(frozen=True)
+class RandomMixMode:
+    """Each node on an engine by chance, of those that accept it.
+
+    The chance is drawn from the node's name and the seed, so a node stays where it is while others are taken away.
+    """
+
+    engines: tuple[GraphCompiler, ...]
+    """The last one accepts everything."""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"mixture {self.seed} of {','.join(engine.name for engine in self.engines)}"
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        living = as_planned(function)  # reasons are given by type; a pin that names a node that is gone is refused
+        try:
+            return _run_module(living, self.engines, self._pins(living), inputs)
+        except PlanError as error:
+            # A pin forces, so a region that its engine refuses as a whole has nowhere to go; a library that fails is a finding.
+            if "failed to compile" in str(error):
+                raise
+            raise CompileRefused(str(error)) from error
+
+    def _pins(self, function: Function) -> list[Pin]:
+        homes: dict[str, list[str]] = {}
+        for node in function.nodes:
+            willing = [e for e in self.engines if e.why_not(node, function) is None] or [self.engines[-1]]
+            chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
+            homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
+        return [Pin(tuple(names), spec, "name") for spec, names in homes.items()]
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """Each node a region of its own, neighbours on different engines."""
+
+    engines: tuple[GraphCompiler, ...]
+    """In the order of their turns; behind several, the last one has only nodes that no other takes."""
+    first: int = 0
+    """The number of the engine that begins."""
+
+    def __str__(self) -> str:
+        return f"alternating {','.join(engine.name for engine in self.engines)} from {self.first}"
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        plain = as_planned(function.replace(aliases=()))
+        last_resort = len(self.engines) > 2
+        program = make_alternating_program(plain, inputs, self.engines, self.first, last_resort=last_resort)
+        return list(program.run(inputs))
+
+
+def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], inputs: Sequence[Any]) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a region goes to the engine behind is what is being tried
+        with make_module(function, engines, pins=tuple(pins)) as module:
+            results = module(*inputs)
+    return [results] if len(function.outputs) == 1 else list(results)
+
 
 KindOfWay: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
 KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
-
 WIDE = Form(
     families=tuple(ALL_FAMILIES),
     dtypes=(DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, *INTEGERS[1:]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import InputError
-from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
-from xrt.testing.control_flow import CONTROL
+from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.testing.generators import ALL_FAMILIES
 from xrt.testing.generators.operators import Recipe, gentle
+from xrt.testing.generators.structured import CONTROL
 from xrt.testing.graph_draft import SIZES, Chooser, DraftValue, GraphDraft, Seeded, list_draft_values
 
-__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_seeded_function"]
+__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_seeded_function", "rename_values"]
 
 Array = np.ndarray[Any, Any]
 
@@ -167,3 +167,40 @@ def _value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) 
     if not isinstance(type_, TensorType) or type_.shape is None:
         raise InputError(f"no random value can be made for the type {type_}; give a tensor type whose rank is known")
     return list_draft_values(rng, type_.dtype, tuple(d if isinstance(d, int) else sizes.get(str(d), 2) for d in type_.shape))
+
+
+def rename_values(function: Function, names: Mapping[str, str]) -> Function:
+    """Return the function with values and nodes called otherwise, in its bodies too.
+
+    Values that ``names`` does not mention get a prime, so that no name stays.
+    """
+    return function.replace(
+        inputs=tuple(_value_renaming(value, names) for value in function.inputs),
+        outputs=tuple(_value_renaming(value, names) for value in function.outputs),
+        nodes=tuple(_node(node, names) for node in function.nodes),
+        constants={_called(name, names): constant for name, constant in function.constants.items()},
+        types={_called(name, names): type_ for name, type_ in function.types.items()},
+        aliases=tuple((_called(a, names), _called(b, names)) for a, b in function.aliases),
+    )
+
+
+def _called(name: str, names: Mapping[str, str]) -> str:
+    return names.get(name, f"{name}'") if name else ""
+
+
+def _value_renaming(old: Value, names: Mapping[str, str]) -> Value:
+    return Value(_called(old.name, names), old.type)
+
+
+def _node(old: Node, names: Mapping[str, str]) -> Node:
+    attributes = tuple(
+        replace(a, value=rename_values(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes
+    )
+    return replace(
+        old,
+        inputs=tuple(_called(name, names) for name in old.inputs),
+        outputs=tuple(_called(name, names) for name in old.outputs),
+        attributes=attributes,
+        name=f"node of {old.name}",
+        control=tuple(f"node of {name}" for name in old.control),
+    )

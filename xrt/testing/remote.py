@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.engines.toolkit.shared_values import read_function, read_values
+from xrt.engines.toolkit.memory_planner import read_function, read_values
 from xrt.errors import OptionError
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message
-from xrt.testing.fuzz import Finding, Fuzzer, make_sample
+from xrt.testing.fuzz import Finding, Fuzzer, Sample, make_sample
 from xrt.testing.report import Outcome, ResultWord
-from xrt.testing.shrink import Sample
 from xrt.verify import Verdict
 from xrt.worker.isolated_engine import identify, why_not_isolated
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self, TypeAlias
 
-__all__ = ["ConformanceReport", "Outcome", "ResultWord"]
+__all__ = ["ConformanceReport", "GapWord", "KnownFailure", "Outcome", "ResultWord", "settle"]
 
 
 class ResultWord(enum.StrEnum):
@@ -136,3 +137,60 @@ def _counted(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWo
     for name, word in pairs:
         found.setdefault(name, Counter())[word] += 1
     return {name: {word: counts[word] for word in ResultWord} for name, counts in found.items()}
+
+
+GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFailure:
+    """Cases that an engine fails, and why."""
+
+    cases: str
+    """A glob over case names; every case that it matches must fail."""
+    word: GapWord
+    """``not implemented``: the engine author can fix it; ``not upstream``: the library can; ``never``: it is permanent."""
+    reason: str
+    link: str
+    """Where the library or the standard says so, or where it was reported."""
+    everywhere: bool = True
+    """Whether it fails on every processor. Numbers at the edge of a tolerance do not, so such an entry is never stale."""
+
+    def covers(self, case: str) -> bool:
+        return fnmatch.fnmatchcase(case, self.cases)
+
+    def __str__(self) -> str:
+        return f"{self.cases} ({self.word}: {self.reason})"
+
+
+def settle(
+    report: ConformanceReport, gaps: Sequence[KnownFailure], *, complete: bool = True, alone: bool = True
+) -> ConformanceReport:
+    """Return the report with the failures that an entry covers as gaps, and the entries that do not hold as stale.
+
+    ``complete`` says that the run held every case, so that an entry that matches none is stale as well. ``alone`` says
+    that one engine ran alone; in a list, another may have taken the node, so nothing is called stale.
+    """
+    outcomes = tuple(_settled(outcome, gaps) for outcome in report.outcomes)
+    if not alone:
+        return replace(report, outcomes=outcomes)
+    stale = tuple(text for gap in gaps for text in _faults(gap, outcomes, complete))
+    return replace(report, outcomes=outcomes, stale=report.stale + stale)
+
+
+def _settled(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
+    if outcome.word is not ResultWord.FAILED:
+        return outcome
+    gap = next((gap for gap in gaps if gap.covers(outcome.case)), None)
+    return (
+        outcome if gap is None else replace(outcome, word=ResultWord.GAP, reason=f"{gap.word}: {gap.reason} [{outcome.reason}]")
+    )
+
+
+def _faults(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
+    covered = [outcome for outcome in outcomes if gap.covers(outcome.case)]
+    if not covered:
+        return [f"{gap} matches no case; delete the entry"] if complete else []
+    if not gap.everywhere:
+        return []
+    return [f"{gap}: {o.case} {o.word}; narrow or delete the entry" for o in covered if o.word is not ResultWord.GAP]

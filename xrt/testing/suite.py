@@ -11,19 +11,681 @@ failure; what it accepts and gets wrong is, unless `gaps` knows it. This module 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from xrt.cache import make_signature
+from xrt.comparison import Comparison, Tolerance, compare_all, tolerance_for
+from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions
+from xrt.engines.contract import registry
+from xrt.engines.contract.graph_compiler import name_likely_cause
+from xrt.errors import CompileRefused
+from xrt.formats import onnx
+from xrt.formats.text import parse, to_text
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.module.options import REFERENCE
+from xrt.partition import ClusteringOptions, Pin, Plan, partition
+from xrt.passes import infer_shapes
 from xrt.testing.conformance import conform
-from xrt.testing.contract import Contract
-from xrt.testing.dynamic import DynamicShapes
-from xrt.testing.laws import Laws
+from xrt.testing.corpus import CORPUS, find_entry
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.generate import rename_values
+from xrt.testing.open_dims import OPENINGS, Opening, compare_at_sizes
 from xrt.testing.report import ResultWord
-from xrt.testing.suite_base import FORM, bounded
+from xrt.testing.running import as_planned, make_module
+from xrt.testing.strategies import Form, functions, labels, make_random_inputs
+from xrt.verify.comparison import find_ambiguity
+from xrt.verify.execution import compile_alone, fit_inputs, run_alone, run_regions
 from xrt.worker.isolated_engine import why_not_isolated
 
-__all__ = ["FORM", "EngineSuite", "bounded"]
+if TYPE_CHECKING:
+    from xrt.engines import Executable
+    from xrt.testing.corpus import CorpusEntry
+    from xrt.testing.report import KnownFailure
+
+__all__ = [
+    "FORM",
+    "Contract",
+    "DynamicShapes",
+    "EngineSuite",
+    "Laws",
+    "SuiteBase",
+    "SupportFilter",
+    "alone_or_skip",
+    "bounded",
+    "compile_or_skip",
+    "describe",
+    "note_case",
+    "run_outputs",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LONGEST = 480
+"""Characters of a file name that faulthandler prints, less a few."""
+
+
+def note_case(note: str, call: Callable[P, R]) -> Callable[P, R]:
+    """Return the call, made from a frame whose file name is the note, cut to what is printed, on one line."""
+    text = " ".join(note.split())
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+    def case(*args: P.args, **kwargs: P.kwargs) -> R:
+        return call(*args, **kwargs)
+
+    code = case.__code__.replace(co_filename=shown)
+    noted = FunctionType(code, case.__globals__, case.__name__, None, case.__closure__)
+    return functools.wraps(call)(noted)
+
+
+def describe(function: Function) -> str:
+    """Return a Function on one line: its inputs, and its nodes with their attributes."""
+    inputs = ", ".join(map(str, function.inputs))
+    nodes = "; ".join(
+        f"{', '.join(node.outputs)} = {node.op}({', '.join(node.inputs)})"
+        + "".join(f" {a.name}={a.value!r:.40}" for a in node.attributes)
+        for node in function.nodes
+    )
+    return f"({inputs}) {nodes}"
+
+
+@dataclass(frozen=True, slots=True)
+class SupportFilter:
+    """Whether an engine takes every node of a Function whose values all have types, those in bodies apart; for `Form.takes`."""
+
+    engine: GraphCompiler
+
+    def __call__(self, function: Function) -> bool:
+        typed = infer_shapes(function) if any(node.bodies for node in function.nodes) else function
+        return all(self.engine.why_not(node, typed) is None for node in typed.nodes)
+
+
+FORM = Form()
+"""What the suite's generated Functions may look like, unless a suite narrows it."""
+bounded = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+        HealthCheck.differing_executors,  # several suites inherit one test; nothing is replayed from a database
+    ],
+)
+"""Few examples, the same in every run, and no limit on a single one: engines compile."""
+
+
+class SuiteBase:
+    """What an author declares of an engine, and how its results are judged."""
+
+    engine: ClassVar[str | GraphCompiler]
+    """Mandatory: a name, a spec or an instance."""
+    gaps: ClassVar[tuple[KnownFailure, ...]] = ()
+    """Entries of the corpus that the engine gets wrong, and why. One that it gets right again is a failure."""
+    conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
+    """Node tests that the engine fails, and why. One that passes again is a failure."""
+    form: ClassVar[Form] = FORM
+    """What generated Functions may look like: narrow it where the engine's library is known to go wrong."""
+    tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")
+    """How far the engine's floats may be from the reference engine's over a whole generated Function."""
+    reference: ClassVar[str] = REFERENCE
+    """The engine whose results count as right."""
+
+    @pytest.fixture(autouse=True)
+    def name_the_case_of_a_crash(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the stack that a native crash leaves behind name the test with its case, and what was compiled."""
+        request.node.obj = note_case(f"case {request.node.nodeid}", request.node.obj)
+        kind = self.made().implementation
+        compile_one = kind.compile
+
+        def compile_noted(engine: GraphCompiler, function: Function, context: CompileContext) -> Executable:
+            return note_case(f"compile {describe(function)}", compile_one)(engine, function, context)
+
+        monkeypatch.setattr(kind, "compile", compile_noted)
+
+    @classmethod
+    def made(cls) -> GraphCompiler:
+        """Return the engine."""
+        return registry.create(cls.engine)
+
+    @classmethod
+    def supported_form(cls, **narrower: Any) -> Form:
+        """Return the form of generated Functions of which the engine takes every node, as far as `why_not` tells.
+
+        Skips the test for an engine that takes nothing of what is generated: its proof is the corpus and the node tests.
+        """
+        form = replace(cls.form, takes=SupportFilter(cls.made()), **narrower)
+        if not form.recipes:
+            pytest.skip(f"engine {cls.made().name!r} takes no operator of the generated graphs")
+        return form
+
+    @classmethod
+    def truth(cls, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the reference engine makes of it."""
+        return run_alone(registry.create(cls.reference), function, inputs)
+
+    @classmethod
+    def agrees(cls, results: Sequence[Any], function: Function, seed: int) -> Comparison:
+        """Compare results with the reference engine's for the same seed, ties admitted."""
+        inputs = make_random_inputs(function, seed)
+        expected = cls.truth(function, make_random_inputs(function, seed))
+        ties = find_ambiguity(function, inputs, cls.truth)
+        names = [value.name for value in function.outputs]
+        return compare_all(list(results), expected, cls.tolerance, ties=ties, names=names)
+
+    @classmethod
+    def list_engines(cls) -> list[GraphCompiler]:
+        """Return a list of engines that supports every node: the engine, and the reference engine after it.
+
+        After the reference engine itself comes a recording proxy of it, under another name.
+        """
+        engine, reference = cls.made(), registry.create(cls.reference)
+        return [engine, RecordingEngine(inner=reference.spec) if engine.name == reference.name else reference]
+
+    def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
+        """Fail, saying what was done, unless the results are the reference engine's."""
+        found = self.agrees(results, function, seed)
+        assert found, f"{what}: {found.message}\n{function}"
+
+    @classmethod
+    def deviates(cls, one: CorpusEntry) -> bool:
+        """Whether the entry holds special values on which the engine declares to differ."""
+        constants = [constant.array for constant in one.function.constants.values()]
+        return bool(name_likely_cause(cls.made().implementation, one.function, [*one.inputs, *one.expected, *constants]))
+
+    def check(self, found: Comparison, one: CorpusEntry) -> None:
+        """Fail unless the corpus entry came out right, differs as the engine's `deviations` say, or fails as `gaps` says."""
+        gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
+        if gap is not None:
+            assert not found, f"the gap {gap} is closed: delete the entry"
+        elif not self.deviates(one):
+            assert found, f"{one.name} ({one.why}): {found.message}"
+
+
+def run_outputs(results: Any, function: Function) -> list[Any]:
+    """Return a module's results as a list: a single output comes bare."""
+    return [results] if len(function.outputs) == 1 else list(results)
+
+
+def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
+    """Run it on the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return note_case(f"run {describe(function)}", run_alone)(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
+
+
+def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
+    """Compile it for the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return compile_alone(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
+
+
+class Contract(SuiteBase):
+    """What is asked of the engine by its contract: on the corpus, and on generated Functions of which it takes every node."""
+
+    # ------------------------------------------------------------------ the engine
+
+    def test_its_spec_makes_it_again(self) -> None:
+        engine = self.made()
+        if not isinstance(self.engine, GraphCompiler):
+            assert registry.create(engine.spec) == engine, f"{engine.spec} makes {registry.create(engine.spec)!r}, not {engine!r}"
+        assert engine.spec.partition("{")[0] == engine.name
+
+    def test_its_version_is_text_that_stays(self) -> None:
+        version = self.made().version()
+        is_text = isinstance(version, str) and version.strip()
+        assert is_text, f"version() gives {version!r}; it must be text that names what may change a result"
+        assert self.made().version() == version, "version() changes from call to call; it is a part of what a cache looks up"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_the_reason_is_text_and_stays(self, name: str) -> None:
+        engine, function = self.made(), find_entry(name).function
+        for holder, node in function.walk():
+            reason = engine.why_not(node, holder)
+            is_answer = reason is None or (isinstance(reason, str) and reason.strip())
+            assert is_answer, f"why_not gives {reason!r} for {node.op}; it must be None, or the reason as a sentence"
+            assert engine.why_not(node, holder) == reason, f"why_not changes its mind about {node.op}"
+
+    @pytest.mark.parametrize(
+        "node",
+        [
+            Node("NoSuchOperator", ("x",), ("y",)),
+            Node("Relu", ("x",), ("y",), domain="no.such.domain"),
+            Node("Conv", (), ("y",)),
+            Node("Relu", ("nowhere",), ("y",)),
+        ],
+        ids=["operator", "domain", "arity", "value"],
+    )
+    def test_what_it_cannot_know_is_declined_and_raises_nothing(self, node: Node) -> None:
+        function = Function((), (), (node,), opsets={"": 18, "no.such.domain": 1})
+        reason = self.made().why_not(function.nodes[0], function)
+        unknown = node.domain or node.op_type == "NoSuchOperator"
+        assert reason or not unknown, f"why_not takes {node.op}, an operator that nobody knows"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_corpus_alone(self, name: str) -> None:
+        one = find_entry(name)
+        given = one.make_inputs()
+        try:
+            results = run_alone(self.made(), one.function, given)
+        except CompileRefused:
+            return
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            return
+        self.check(one.judge(results), one)
+        aliased = {before for before, _ in one.function.aliases}
+        kept = [i for i, value in enumerate(one.function.inputs) if value.name not in aliased]
+        assert compare_all([given[i] for i in kept], [one.inputs[i] for i in kept]), "the engine wrote to an input"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_corpus_with_the_reference_behind(self, name: str) -> None:
+        one = find_entry(name)
+        given = one.make_inputs()
+        try:
+            with make_module(one.function, self.list_engines()) as module:
+                results = run_outputs(module(*given), one.function)
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            return
+        self.check(one.judge(results), one)
+        for before, after in one.function.aliases:
+            place = [v.name for v in one.function.inputs].index(before)
+            result = one.expected[[v.name for v in one.function.outputs].index(after)]
+            assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
+
+    # ------------------------------------------------------------------ its executables
+
+    @bounded
+    @given(data=st.data())
+    def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = [_awkward(value) for value in make_random_inputs(function, 1)]
+        self.same(alone_or_skip(self.made(), function, inputs), function, 1, "on read-only views with strides")
+
+    @bounded
+    @given(data=st.data())
+    def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
+        first = list(executable.run(make_random_inputs(function, 1)))
+        second = list(executable.run(make_random_inputs(function, 2)))
+        executable.close()
+        self.same(second, function, 2, "results of the second run")
+        self.same(first, function, 1, "results of the first run, looked at after the second")
+
+    @bounded
+    @given(data=st.data())
+    def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = make_random_inputs(function, 1)
+        executable = compile_or_skip(self.made(), function, inputs)
+        if not executable.outputs_are_fresh:
+            return
+        results = list(executable.run(inputs))
+        executable.close()
+        held = [*inputs, *(constant.array for constant in function.constants.values())]
+        for index, result in enumerate(results):
+            sharing = any(_share(result, other) for other in [*results[:index], *held])
+            assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
+
+    @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
+    def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
+        """Outputs that are an input, a constant, computed, passed on, and the same twice, in two runs."""
+        function, engine = _of_every_origin(size), self.made()
+        inputs = make_random_inputs(function, 1)
+        try:
+            executable = compile_alone(engine, function, inputs) if SupportFilter(engine)(function) else None
+        except CompileRefused:
+            executable = None
+        if executable is None:
+            return
+        runs = [list(executable.run(inputs)) for _ in range(2)]
+        for results in runs:
+            self.same(results, function, 1, "outputs of every origin")
+        held = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
+        is_fresh = not any(_share(one, other) for place, one in enumerate(held) for other in held[:place])
+        assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
+        for result in (result for result in runs[1] if executable.outputs_are_fresh and result.flags.writeable):
+            result[...] = 7
+        self.same(executable.run(inputs), function, 1, "outputs of every origin, after earlier ones were written to")
+        executable.close()
+        self.same(runs[0], function, 1, "results after close()")
+
+    @bounded
+    @given(data=st.data())
+    def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
+        uses = executable.memory()
+        executable.close()
+        for use in uses or ():
+            said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
+            assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
+            assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
+
+    @bounded
+    @given(data=st.data())
+    def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = make_random_inputs(function, 1)
+        executable = compile_or_skip(self.made(), function, inputs)
+        buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
+        some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
+        results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
+        executable.close()
+        for found, out in zip(results, (buffers, some), strict=True):
+            returned = all(buffer is None or result is buffer for result, buffer in zip(found, out, strict=True))
+            assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
+            self.same(found, function, 1, "the results where buffers are given as options.out")
+
+    @bounded
+    @given(data=st.data())
+    def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False, symbolic=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        executable = compile_or_skip(self.made(), function, inputs)
+        results = list(executable.fast_call()(*inputs))
+        self.same(results, function, 1, "what direct() returned")
+        buffers = [np.empty_like(result, order="C") for result in results]
+        call = executable.bind(inputs, buffers)
+        for seed in (2, 3):
+            for held, value in zip(inputs, make_random_inputs(function, seed), strict=True):
+                held[...] = value
+            call()
+            self.same(buffers, function, seed, "a bound call, on what its inputs held then")
+        executable.bind_outputs(buffers)(*[_awkward(value) for value in make_random_inputs(function, 4)])
+        self.same(buffers, function, 4, "a call into fixed buffers")
+        executable.close()
+
+    @bounded
+    @given(data=st.data())
+    def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        executable = compile_or_skip(self.made(), function, inputs)
+        buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
+        over = {source: target for source, target in executable.inplace_pairs() if _alike(inputs[source], buffers[target])}
+        for target, source in {target: source for source, target in over.items()}.items():
+            buffers[target] = inputs[source].view()
+        executable.run(inputs, RunOptions(out=buffers))
+        executable.close()
+        self.same(buffers, function, 1, f"run with outputs over inputs as in_place() proposes, {over}")
+
+    @settings(bounded, max_examples=5)
+    @given(data=st.data())
+    def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 0))
+        barrier = threading.Barrier(8)
+
+        def run(seed: int) -> list[list[Any]]:
+            barrier.wait()
+            return [list(executable.run(make_random_inputs(function, seed))) for _ in range(5)]
+
+        with ThreadPoolExecutor(8) as pool:
+            runs = list(pool.map(run, range(8)))
+        executable.close()
+        for seed, results in enumerate(runs):
+            for found in results:
+                self.same(found, function, seed, "run by several threads at once")
+
+    @settings(bounded, max_examples=10)
+    @given(data=st.data())
+    def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        engine, inputs = self.made(), make_random_inputs(function, 1)
+        executable = compile_or_skip(engine, function, inputs)
+        context = CompileContext(workdir=tmp_path_factory.mktemp("saved"), is_shared=True)
+        results = _saved_and_run(engine, executable, function, context)
+        executable.close()
+        if results is not None:
+            self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
+
+
+def _of_every_origin(size: int) -> Function:
+    flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
+    types = dict.fromkeys(("x", "passed", "y", "again", "c", "held"), flat) | {"bent": folded, "turned": folded}
+    nodes = [Node("Neg", ("x",), ("y",))]
+    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "held"))]
+    nodes += [Node("Reshape", (source, "shape"), (name,)) for source, name in (("x", "bent"), ("y", "turned"))]
+    constants = {"c": Constant(np.arange(size, dtype=np.float32)), "shape": Constant(np.array([2, size // 2]))}
+    outputs = tuple(Value(name, types[name]) for name in (*types, "y"))
+    return Function((Value("x", flat),), outputs, tuple(nodes), constants, {"": 18})
+
+
+def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
+    """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
+    inputs = make_random_inputs(function, 1)
+    try:
+        saved = bytes(engine.save(executable, context))
+    except CompileRefused:
+        return None
+    executable.close()
+    fit = fit_inputs(function, inputs, engine)
+    loaded = engine.load(memoryview(saved), rename_values(_reversed(fit), {}), context)
+    loaded.prepare()
+    results = list(loaded.run(inputs))
+    loaded.close()
+    return results
+
+
+def _reversed(function: Function) -> Function:
+    return function.replace(constants=dict(reversed(list(function.constants.items()))))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return bool(one.dtype == other.dtype and one.shape == other.shape)
+
+
+def _share(one: Any, other: Any) -> bool:
+    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return both and np.shares_memory(one, other)
+
+
+def _awkward(value: Any) -> Any:
+    """Return the same array as a read-only view with strides of its own."""
+    if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
+        return value
+    wide = np.empty((*value.shape, 2), value.dtype)
+    wide[..., 0] = value
+    view = wide[..., 0]
+    view.flags.writeable = False
+    return view
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # an engine may refuse at compile; what then happens is the law
+class Laws(SuiteBase):
+    """What holds of the engine alone, in pieces, and in a list with the reference engine."""
+
+    @bounded
+    @given(data=st.data(), seed=st.integers(0, 99))
+    def test_it_agrees_with_the_reference(self, data: st.DataObject, seed: int) -> None:
+        function = data.draw(functions(self.supported_form()))
+        results = alone_or_skip(self.made(), function.replace(aliases=()), make_random_inputs(function, seed))
+        self.same(results, function, seed, "on the engine alone")
+
+    @bounded
+    @given(data=st.data())
+    def test_cut_law(self, data: st.DataObject) -> None:
+        """Law 1: cut anywhere and run in pieces, it is the same."""
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        cut = data.draw(labels(function))
+        engine = self.made()
+        results = run_regions(function, cut, make_random_inputs(function, 3), lambda f, i: alone_or_skip(engine, f, i))
+        self.same(results, function, 3, f"cut into pieces by {cut}")
+
+    @bounded
+    @given(data=st.data(), most=st.none() | st.integers(1, 3))
+    def test_acyclic_law(self, data: st.DataObject, most: int | None) -> None:
+        """Law 2: the regions of its plans can run in the order in which they are listed, and hold every node once."""
+        function = as_planned(data.draw(functions(self.form)))
+        plan = partition(function, self.list_engines(), ClusteringOptions(maximum_nodes=most), strict=True)
+        home = {name: index for index, launch in enumerate(plan.launches) for name in launch.nodes}
+        assert sorted(home) == sorted(node.name for node in function.nodes), f"a node is in no region\n{plan}"
+        late = [(a, b) for a, b in _waits(function) if home[a] > home[b]]
+        assert not late, f"{late[0][1]!r} runs before {late[0][0]!r}, for which it waits\n{plan}"
+
+    @bounded
+    @given(data=st.data())
+    def test_order_law(self, data: st.DataObject) -> None:
+        """Law 3: neither the listing of nodes nor the names of values change what the engine takes, or the signature."""
+        function = as_planned(data.draw(functions(self.form)))
+        listed = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
+        named = rename_values(function, {"v1": "zz", "v3": "a"})
+        engine, context = self.made(), CompileContext()
+        for other, what in ((listed, "the listing of the nodes"), (named, "their names")):
+            assert self._regions(other) == self._regions(function), f"{what} changes the regions\n{function}"
+            same = make_signature(other, engine, context).key == make_signature(function, engine, context).key
+            assert same, f"{what} changes the signature\n{function}"
+
+    def _regions(self, function: Function) -> list[tuple[str, str]]:
+        plan: Plan = partition(function, self.list_engines(), strict=True)
+        return [(launch.engine, launch.function.fingerprint) for launch in plan.launches]
+
+    @bounded
+    @given(data=st.data())
+    def test_fallback_law(self, data: st.DataObject) -> None:
+        """Law 4: with the reference engine behind it, nothing is lost."""
+        function = data.draw(functions(self.form))
+        with make_module(function, self.list_engines()) as module:
+            results = run_outputs(module(*make_random_inputs(function, 4)), function)
+        self.same(results, function, 4, "with the reference engine behind it")
+
+    @bounded
+    @given(data=st.data(), alternate=st.integers(0, 1), all_taken=st.booleans())
+    def test_mixture_law(self, data: st.DataObject, alternate: int, all_taken: bool) -> None:
+        """Law 5: nodes that alternate between two engines compute what each of them does."""
+        form = self.supported_form() if all_taken else self.form
+        function = as_planned(data.draw(functions(form)))  # a pin on a node that is gone would be an error
+        engines = self.list_engines()
+        pins = _alternating(function, engines, alternate)
+        assume(pins)
+        with make_module(function, engines, pins=pins) as module:
+            results = run_outputs(module(*make_random_inputs(function, 5)), function)
+        self.same(results, function, 5, f"with {', '.join(map(str, pins))}")
+
+    @bounded
+    @given(data=st.data())
+    def test_round_trip_law(self, data: st.DataObject) -> None:
+        """Law 6: the engine answers the same of a Function that went through ONNX, or through text."""
+        function = infer_shapes(data.draw(functions(self.form)))
+        engine = self.made()
+        reasons = [engine.why_not(node, function) for node in function.nodes]
+        for again in (onnx.load(onnx.to_model(function).SerializeToString()), parse(to_text(function))):
+            assert [engine.why_not(node, again) for node in again.nodes] == reasons, (
+                f"why_not reads more than is stored\n{function}"
+            )
+
+    @bounded
+    @given(data=st.data())
+    def test_signature_law(self, data: st.DataObject) -> None:
+        """Law 7: the engine made again has the same signature; another context, or another value of an option, has not."""
+        function = data.draw(functions(self.form))
+        engine, context = self.made(), CompileContext()
+        mine = make_signature(function, engine, context)
+        assert make_signature(function, self.made(), context).key == mine.key, "the engine made again has another signature"
+        others = [(engine, replace(context, threads=context.threads + 1)), *((other, context) for other in _varied(engine))]
+        for other, around in others:
+            assert make_signature(function, other, around).key != mine.key, f"{other!r} has the signature of {engine!r}"
+
+    @settings(bounded, max_examples=5)
+    @given(data=st.data(), runs=st.integers(1, 4))
+    def test_once_law(self, data: st.DataObject, runs: int) -> None:
+        """Law 8: prepared once, run as often as it is called."""
+        function = data.draw(functions(replace(self.form, symbolic=False)))
+        recording = RecordingEngine(inner=self.made().spec)
+        with make_module(function, [recording, self.reference]) as module:
+            for seed in range(runs):
+                module(*make_random_inputs(function, seed))
+            regions = [launch for launch in module.plan.launches if launch.engine == recording.spec]
+            distinct = len({launch.function.fingerprint for launch in regions})
+        counts = {word: recording.journal.count(word) for word in ("prepare", "run")}
+        assert counts == {"prepare": distinct, "run": runs * len(regions)}, f"{len(regions)} regions, {runs} runs: {counts}"
+
+    @bounded
+    @given(data=st.data())
+    def test_reason_law(self, data: st.DataObject) -> None:
+        """Law 9: every node that is not on the engine has a reason."""
+        function = data.draw(functions(self.form))
+        engines = self.list_engines()
+        with make_module(function, engines) as module:
+            module(*make_random_inputs(function, 0))
+            elsewhere = {n for launch in module.plan.launches if launch.engine != engines[0].spec for n in launch.nodes}
+            reasons = {reason.node: reason.text for reason in module.plan.reasons if reason.engine == engines[0].spec}
+        assert elsewhere == set(reasons), f"nodes without a reason: {sorted(elsewhere - set(reasons))}"
+        assert all(text.strip() for text in reasons.values())
+
+
+def _waits(function: Function) -> list[tuple[str, str]]:
+    """Return every (earlier, later) pair of nodes, worked out from the nodes alone."""
+    maker = {name: node.name for node in function.nodes for name in node.defines}
+    by_value = [(maker[name], node.name) for node in function.nodes for name in node.uses if name in maker]
+    return by_value + [(earlier, node.name) for node in function.nodes for earlier in node.control]
+
+
+def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
+    """Return pins that give every other node that the first engine takes to it, the rest to the second; none for no node."""
+    engine = engines[0]
+    taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
+    others = [n.name for n in function.nodes if n.name not in taken]
+    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((taken, engine), (others, engines[1])) if names]
+    return pins if taken else []
+
+
+def _varied(engine: GraphCompiler) -> list[GraphCompiler]:
+    """Return the engine with each of its switches, which have but one other value, turned."""
+    switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
+    return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
+
+
+class DynamicShapes(SuiteBase):
+    """The corpus and the node tests with symbolic dims in place of sizes, each at several sizes."""
+
+    @pytest.mark.parametrize("opening", OPENINGS)
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_corpus_with_symbolic_dims(self, name: str, opening: Opening) -> None:
+        one = find_entry(name)
+        if any(gap.covers(name) for gap in self.gaps):
+            return  # wrong at every size
+        if self.deviates(one):
+            return
+        try:
+            with np.errstate(all="ignore"):
+                found = list(compare_at_sizes(self.made(), one.function, one.make_inputs(), one.judge, opening))
+        except CompileRefused:
+            return
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+            found = [Comparison(f"{type(error).__name__}: {error}")]
+        for comparison in found:
+            assert comparison, f"{name} with {opening} extent symbolic ({one.why}): {comparison.message}"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("opening", OPENINGS[:1])  # the others by `xrt conformance --opening`
+    def test_node_tests_with_symbolic_dims(self, opening: Opening) -> None:
+        engine = self.made()
+        if not engine.supports_dynamic_shapes:
+            return
+        gaps = [replace(gap, everywhere=False) for gap in self.conformance_gaps]
+        report = conform(engine, groups=["node"], opening=opening, isolate=why_not_isolated(engine) is None, gaps=gaps)
+        assert report.ok, str(report)
 
 
 class EngineSuite(Contract, Laws, DynamicShapes):

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.training.losses import CrossEntropy as CrossEntropy
-    from xrt.training.losses import MeanSquaredError as MeanSquaredError
     from xrt.training.module import TrainModule as TrainModule
     from xrt.training.optimizers import LAMB as LAMB
     from xrt.training.optimizers import SGD as SGD
     from xrt.training.optimizers import Adagrad as Adagrad
     from xrt.training.optimizers import Adam as Adam
     from xrt.training.optimizers import AdamW as AdamW
+    from xrt.training.optimizers import update as update
+    from xrt.training.steps import CrossEntropy as CrossEntropy
+    from xrt.training.steps import MeanSquaredError as MeanSquaredError
     from xrt.training.steps import list_parameters as list_parameters
     from xrt.training.steps import step as step
-    from xrt.training.updates import update as update
 
 _MODULES = {
     "Adagrad": "xrt.training.optimizers",
     "Adam": "xrt.training.optimizers",
     "AdamW": "xrt.training.optimizers",
-    "CrossEntropy": "xrt.training.losses",
+    "CrossEntropy": "xrt.training.steps",
     "LAMB": "xrt.training.optimizers",
-    "MeanSquaredError": "xrt.training.losses",
+    "MeanSquaredError": "xrt.training.steps",
     "SGD": "xrt.training.optimizers",
     "TrainModule": "xrt.training.module",
     "list_parameters": "xrt.training.steps",
     "step": "xrt.training.steps",
-    "update": "xrt.training.updates",
+    "update": "xrt.training.optimizers",
 }
 
 __all__ = [*_MODULES]

@@ -22,8 +22,7 @@ from xrt.builder.record_op import emit
 from xrt.errors import ModelError, OptionError
 from xrt.graph import Constant, DType, Function, Node, State, TensorType, Value, is_training
 from xrt.passes import infer_shapes
-from xrt.passes.gradient.preparation import OPSET
-from xrt.passes.gradient.recording import continue_function
+from xrt.passes.gradient.preparation import OPSET, continue_function
 from xrt.passes.opset_upgrade import upgrade_opset
 
 if TYPE_CHECKING:

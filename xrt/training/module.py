@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, did_you_mean
-from xrt.graph import Function
+from xrt.graph import Attribute, Constant, Function, Node, is_training, list_states
+from xrt.graph.state import STATE
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
-from xrt.training.models import capture_for_inference, read_model
-from xrt.training.steps import list_parameters, step
-from xrt.training.updates import RATE, STEP
+from xrt.passes import drop_dead_nodes
+from xrt.runtime import inputs
+from xrt.training.optimizers import RATE, STEP
+from xrt.training.steps import capture_for_inference, list_parameters, promote, read_model, step
 
 if TYPE_CHECKING:
     import numpy as np
 
     from xrt.engines import RunOptions
+    from xrt.module.state import Session
     from xrt.runtime.profile import Profile
-    from xrt.training.inference import EvalModule
-    from xrt.training.losses import Loss
     from xrt.training.optimizers import Optimizer
+    from xrt.training.steps import Loss
 
-__all__ = ["TrainModule"]
+__all__ = ["EvalModule", "TrainModule", "fix_weights", "make_inference_form"]
 
 
 class TrainModule:
@@ -128,8 +131,6 @@ class TrainModule:
         statistics written out: give ``xrt.from_torch(module.eval(), ...)``, whose constants are replaced by the state of the same
         names. Raises InputError where such a constant has another type.
         """
-        from xrt.training.inference import EvalModule
-
         engine, options = self._given
         return EvalModule(self._find_inference_form(model), self.session, engine, options)
 
@@ -139,12 +140,9 @@ class TrainModule:
         Its form is that of `eval`, which says what ``model`` is for; the running statistics are constants of it too. Raises
         InputError as `eval` does.
         """
-        from xrt.training.inference import fix_weights
-
         return fix_weights(self._find_inference_form(model), self.session)
 
     def _find_inference_form(self, model: Any) -> Function:
-        from xrt.training.inference import make_inference_form
 
         if model is None and self._source is not None:
             return make_inference_form(capture_for_inference(*self._source))
@@ -162,3 +160,85 @@ class TrainModule:
 
     def __repr__(self) -> str:
         return f"<TrainModule of {self._model.name!r}: {len(self._initial)} parameters, {self.module!r}>"
+
+
+def make_inference_form(function: Function) -> Function:
+    """Return the Function without outputs that are state, each node in its inference form; what was state is an input. Linear."""
+    kept = {state.output for state in list_states(function)}
+    metadata = {key: value for key, value in function.metadata.items() if key != STATE}
+    outputs = tuple(value for value in function.outputs if value.name not in kept)
+    return drop_dead_nodes(_rewrite(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
+
+
+def _rewrite(function: Function) -> Function:
+    return function.replace(nodes=tuple(new for node in function.nodes for new in _list_forms(node, function)))
+
+
+def _list_forms(node: Node, function: Function) -> Iterator[Node]:
+    if not is_training(node, function):
+        yield node.map_bodies(_rewrite)
+    elif node.op == "Dropout":  # without its flag it does not train
+        yield replace(node, inputs=node.inputs[:2])
+    else:
+        changed = [a for a in node.attributes if a.name != "training_mode"]
+        yield replace(node, outputs=node.outputs[:1], attributes=(*changed, Attribute.of("training_mode", 0)))
+        for before, after in zip(node.inputs[3:], node.outputs[1:], strict=False):
+            if after:
+                yield Node("Identity", (before,), (after,))
+
+
+def fix_weights(function: Function, session: Session) -> Function:
+    """Return the Function with the state of the session as its constants, where a constant or an input has the name of one.
+
+    Raises InputError where such a constant has another type.
+    """
+    _check(function, session)
+    with session.borrow() as arrays:
+        names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
+        weights = {name: Constant(arrays[name].copy()) for name in names}
+    inputs = tuple(value for value in function.inputs if value.name not in names)
+    return function.replace(inputs=inputs, constants={**function.constants, **weights})
+
+
+class EvalModule:
+    """A model with the weights that a `TrainModule` has at each call; `TrainModule.eval` makes it.
+
+    It reads the arrays of the session, and changes no state. Calls take the inputs of the model that are no state.
+    """
+
+    def __init__(self, function: Function, session: Session, engine: Any, options: Mapping[str, Any]) -> None:
+        self._session = session
+        states = set(session.state)
+        weights = {name: constant for name, constant in function.constants.items() if name in states}
+        _check(function, session)
+        promoted = promote(function, weights)
+        self._others = tuple(value for value in promoted.inputs if value.name not in states)
+        self.module = XRTModule(promoted, engine, **options)
+        """The XRTModule of the inference form, whose inputs are also the weights."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Return the outputs of the model that are no state; raises what a call of an XRTModule does."""
+        given = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
+        with self._session.borrow() as arrays:
+            return self.module(*(given[v.name] if v.name in given else arrays[v.name] for v in self.module.inputs))
+
+    def close(self) -> None:
+        """Release the executables."""
+        self.module.close()
+
+    def __enter__(self) -> EvalModule:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _check(function: Function, session: Session) -> None:
+    with session.borrow() as arrays:
+        for name, constant in function.constants.items():
+            found = arrays.get(name, constant.array)
+            if (found.shape, found.dtype) != (constant.array.shape, constant.array.dtype):
+                raise InputError(
+                    f"weight {name!r} is {found.dtype}{list(found.shape)} in training, and {constant.type} in the model to "
+                    "evaluate; give the same model in its inference form"
+                )

@@ -12,13 +12,31 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from xrt.builder.builder import Builder
 from xrt.builder.record_op import emit
-from xrt.graph import DType
+from xrt.errors import ModelError
+from xrt.graph import DType, Function, State, TensorType, declare_states
+from xrt.passes import infer_shapes
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "StepContext"]
+__all__ = [
+    "CALLS",
+    "LAMB",
+    "RATE",
+    "SGD",
+    "STEP",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "StateRecorder",
+    "StepContext",
+    "accumulate",
+    "record_update",
+    "update",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,3 +194,100 @@ class Adagrad(Optimizer):
         if self.rate_decay:
             rate = rate / ((at.count - 1).astype(parameter.dtype) * self.rate_decay + 1)
         return parameter - rate * (gradient / (emit("Sqrt", total) + self.epsilon)), {"sum_of_squares": total}
+
+
+CALLS = "optimizer.calls"
+"""Name of the state that counts the calls since parameters changed."""
+
+
+@dataclass(eq=False)
+class StateRecorder:
+    """Records the next values of states."""
+
+    builder: Builder
+    changes: Tensor | None = None
+    """Whether the call changes what is recorded from now on; None: every call does."""
+    states: list[State] = field(default_factory=list)
+
+    def add(self, name: str, before: Tensor, after: Tensor) -> None:
+        """Record the next value of an input that is state; it stays bit for bit where the call changes nothing."""
+        following = after if self.changes is None else emit("Where", self.changes, after, before)
+        self.builder.output(following, f"{name}_next")
+        self.states.append(State(name, f"{name}_next"))
+
+
+def accumulate(
+    recorder: StateRecorder, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """Return the mean of the gradients of so many calls, by parameter; the last of the calls changes what is recorded later."""
+    builder = recorder.builder
+    before = builder.input(CALLS, TensorType(DType.INT64, ()))
+    is_last = emit("Equal", before + 1, np.array(count))
+    recorder.add(CALLS, before, emit("Where", is_last, np.array(0), before + 1))
+    means = {}
+    for name, gradient in gradients.items():
+        held = builder.input(f"{name}.gradient", tensors[name].type)
+        with builder.scope(f"{name}/accumulation"):
+            total = held + gradient
+            means[name] = total / count
+            recorder.add(f"{name}.gradient", held, emit("Where", is_last, np.array(0, total.dtype.numpy), total))
+    recorder.changes = is_last
+    return means
+
+
+RATE, STEP = "learning_rate", "optimizer.step"
+"""Names of the inputs that an update adds: the learning rate, and the state that counts updates."""
+
+
+def update(
+    parameters: Mapping[str, TensorType], *, optimizer: Optimizer | None = None, clip_norm: float | None = None
+) -> Function:
+    """Return the update of parameters by gradients from elsewhere, such as a mean over several machines: a Function with state.
+
+    The inputs are ``<name>_gradient`` for each parameter, and ``learning_rate``; state is as in `step`. It has no other outputs.
+    The default optimizer is `SGD`. Raises ModelError without parameters of floating point.
+    """
+    builder = Builder("update")
+    with builder:
+        gradients = {name: builder.input(f"{name}_gradient", type_) for name, type_ in parameters.items()}
+        values = {name: builder.input(name, type_) for name, type_ in parameters.items()}
+        if not values or not all(value.dtype.is_float for value in values.values()):
+            raise ModelError("an update needs parameters of floating point: give their names and types")
+        recorder = record_update(builder, values, gradients, optimizer or SGD(), clip_norm)
+    return declare_states(infer_shapes(builder.function()), recorder.states)
+
+
+def record_update(
+    builder: Builder,
+    parameters: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    optimizer: Optimizer,
+    clip_norm: float | None = None,
+    accumulation_steps: int = 1,
+) -> StateRecorder:
+    """Record the next values of the parameters, in the order of their gradients, and of what the optimizer remembers."""
+    rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
+    recorder = StateRecorder(builder)
+    if accumulation_steps > 1:
+        gradients = accumulate(recorder, parameters, gradients, accumulation_steps)
+    if clip_norm is not None:
+        gradients = _clip(gradients, clip_norm)
+    at = StepContext(rate, before + 1)
+    recorder.add(STEP, before, at.count)
+    slots = optimizer.list_slots()
+    moments = {name: {slot: builder.input(f"{name}.{slot}", x.type) for slot in slots} for name, x in parameters.items()}
+    for name, value in gradients.items():
+        with builder.scope(f"{name}/update"):
+            following, changed = optimizer.update(at, parameters[name], value, moments[name])
+        recorder.add(name, parameters[name], following)
+        for slot, held in moments[name].items():
+            recorder.add(f"{name}.{slot}", held, changed[slot])
+    return recorder
+
+
+def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
+    """Return the gradients scaled so that their common norm is at most the limit; Pascanu et al., arXiv:1211.5063."""
+    squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients.values()]
+    norm = emit("Sqrt", emit("Sum", *squares))
+    scale = emit("Min", limit / (norm + 1e-6), np.asarray(1, norm.dtype.numpy))
+    return {name: g * scale for name, g in gradients.items()}

@@ -3,25 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from xrt.builder.record_op import apply, emit
 from xrt.errors import ModelError, OptionError, did_you_mean
-from xrt.graph import Constant, Function, State, TensorType, Value, declare_states, list_states
-from xrt.module.model_source import make_source
+from xrt.graph import Constant, DType, Function, State, TensorType, Value, declare_states, list_states
+from xrt.module.model_source import find_front_end, make_source
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
-from xrt.passes.gradient.recording import continue_function
+from xrt.passes.gradient.preparation import continue_function
 from xrt.training.dropout import write_dropout
-from xrt.training.losses import Loss
-from xrt.training.models import read_model
-from xrt.training.optimizers import SGD, Optimizer
-from xrt.training.updates import RATE, STEP, record_update
+from xrt.training.optimizers import RATE, SGD, STEP, Optimizer, record_update
 
 if TYPE_CHECKING:
-    pass
+    import numpy as np
 
-__all__ = ["RATE", "STEP", "TARGET", "list_parameters", "promote", "step"]
+    from xrt.builder.tensor import Tensor
+
+
+__all__ = [
+    "RATE",
+    "STEP",
+    "TARGET",
+    "CrossEntropy",
+    "Loss",
+    "MeanSquaredError",
+    "TrainedModel",
+    "capture_for_inference",
+    "list_parameters",
+    "promote",
+    "read_model",
+    "step",
+]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar made of a model's output and a target. Derive from it for one of your own."""
+
+    def target_type(self, output: TensorType) -> TensorType:
+        """Return the type of the target for an output of that type."""
+        raise NotImplementedError(f"{type(self).__name__} has no target_type()")
+
+    def apply(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss, recorded by the operators of `xrt.ops` and Python's."""
+        raise NotImplementedError(f"{type(self).__name__} has no apply()")
+
+
+@dataclass(frozen=True)
+class MeanSquaredError(Loss):
+    """The mean of the squared differences; the target has the type of the output."""
+
+    def target_type(self, output: TensorType) -> TensorType:
+        return output
+
+    def apply(self, output: Tensor, target: Tensor) -> Tensor:
+        difference = output - target
+        return emit("ReduceMean", difference * difference, keepdims=0)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """The mean of -log softmax at the target's class: scores (N, classes, ...), and classes in int64 (N, ...)."""
+
+    ignore_index: int | None = None
+    """A class that does not count."""
+
+    def target_type(self, output: TensorType) -> TensorType:
+        if output.shape is None or len(output.shape) < 2:
+            raise ModelError(f"the cross entropy needs scores of shape (N, classes, ...); the output is {output}")
+        return TensorType(DType.INT64, (output.shape[0], *output.shape[2:]))
+
+    def apply(self, output: Tensor, target: Tensor) -> Tensor:
+        options = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
+        found: tuple[Tensor, ...] = apply("SoftmaxCrossEntropyLoss", (output, target), options, outputs=1)  # type: ignore[assignment]  # a tuple where outputs is given
+        return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A Function with what says which of its constants are trained."""
+
+    function: Function
+    parameters: str | Sequence[str]
+    """Names of constants, or patterns."""
+    buffers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    """The first values of states that a module of PyTorch has as buffers: copies."""
+
+
+def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Sequence[str]) -> TrainedModel:
+    """Return a model as it is trained; a module of PyTorch is captured with ``args``, in the mode in which it is.
+
+    Raises OptionError where ``args`` is missing for such a module or given for another model, ModelError where the model cannot
+    be read, and where no parameter of the module that requires a gradient matches.
+    """
+    if find_front_end(model) is None:
+        if args is not None:
+            raise OptionError("args= is for a torch.nn.Module, which is captured with example inputs; leave it out")
+        return TrainedModel(make_source(model).get_declared_function(), parameters)
+    if args is None:
+        raise OptionError("a module of PyTorch is captured with example inputs: pass args=(x, ...)")
+    from xrt.frontends.torch import from_torch
+
+    function = from_torch(model, args)
+    known = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name in function.constants]
+    patterns = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+    names = [name for name in known if any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)]
+    if not names:
+        raise ModelError(f"no parameter of {type(model).__name__} that requires a gradient matches {parameters!r}")
+    inputs = {value.name for value in function.inputs}
+    buffers = {name: buffer.detach().cpu().numpy().copy() for name, buffer in model.named_buffers() if name in inputs}
+    return TrainedModel(function, names, buffers)
+
+
+def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
+    """Return a module of PyTorch in its inference form; the mode of each of its modules is as before then."""
+    from xrt.frontends.torch import from_torch
+
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        return from_torch(module, args)
+    finally:
+        for one, mode in modes:
+            one.training = mode
+
 
 TARGET = "target"
 """Name of the input that a `Loss` adds, unless the model has a value of that name."""

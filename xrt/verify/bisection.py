@@ -19,10 +19,9 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import available_cores, on_device
-from xrt.verify.comparison import Verdict, judge_outputs
+from xrt.verify.comparison import Verdict, find_precision, judge_outputs
 from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region
-from xrt.verify.precision import find_precision
-from xrt.verify.progress import Progress, ignore_progress
+from xrt.verify.regions import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from xrt.partition import Plan

@@ -2,22 +2,258 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
-from xrt.graph import DType, Function
-from xrt.verify.discontinuities import find_ambiguity
-from xrt.verify.execution import Run, Stopped
-from xrt.verify.float64_reference import Float64Reference
-from xrt.verify.precision import compare_at_precision, is_lowered
+from xrt import passes
+from xrt.comparison import Ambiguity, Comparison, IndexAmbiguity, StepAmbiguity, Tolerance, compare, tolerance_for
+from xrt.errors import XRTError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph.attributes import Attribute, AttrKind
+from xrt.verify.execution import Run, Stopped, expose_inner_values
 
-__all__ = ["CheckVerdict", "OutputJudge", "Verdict", "find_output_tolerance", "judge_outputs"]
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.engines.contract.options import Precision
+
+__all__ = [
+    "CheckVerdict",
+    "Float64Reference",
+    "OutputJudge",
+    "Verdict",
+    "compare_at_precision",
+    "find_ambiguity",
+    "find_output_tolerance",
+    "find_precision",
+    "is_lowered",
+    "judge_outputs",
+    "widen",
+]
+
+Array = np.ndarray[Any, Any]
+TIMES = 10.0
+"""An engine may miss the float64 result by this many times the error of the float32 reference."""
+ROW = 16
+"""Elements of the last axis from which on its largest error counts for that row alone."""
+_NARROW = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
+_NARROW_NUMBERS = {1: 11, 10: 11, 16: 11}
+"""ONNX's numbers of the narrow types, each with that of float64."""
+
+
+class Float64Reference:
+    """The results of a function in float64, computed when they are first needed."""
+
+    def __init__(self, function: Function, inputs: Sequence[Any], run: Run) -> None:
+        self._function, self._inputs, self._run = function, inputs, run
+
+    @cached_property
+    def outputs(self) -> list[Any] | None:
+        """The exact outputs; None where the reference cannot compute the function in float64."""
+        try:
+            wide = passes.infer_shapes(widen(self._function))
+            return list(self._run(wide, [_widen_value(value) for value in self._inputs]))
+        except (XRTError, TypeError, ValueError, NotImplementedError):  # a kernel may have no form for float64
+            return None
+
+    def explains(self, results: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Tolerance]) -> bool:
+        """Whether each result misses the exact one by no more than its tolerance, or `TIMES` the error of the expected one."""
+        if self.outputs is None or len(results) != len(expected):
+            return False
+        return all(map(_is_near, results, expected, self.outputs, tolerances))
+
+
+def widen(function: Function) -> Function:
+    """Return the function with float64 in place of narrower floats; only the types of inputs are left."""
+    return function.replace(
+        inputs=tuple(_widen_declaration(value) for value in function.inputs),
+        outputs=tuple(Value(value.name) for value in function.outputs),
+        nodes=tuple(_widen_node(node) for node in function.nodes),
+        constants={name: Constant(_widen_value(constant.array)) for name, constant in function.constants.items()},
+        types={},
+        aliases=(),
+    )
+
+
+def _widen_declaration(value: Value) -> Value:
+    if isinstance(value.type, TensorType) and value.type.dtype in _NARROW:
+        return Value(value.name, TensorType(DType.FLOAT64, value.type.shape))
+    return value
+
+
+def _widen_node(node: Node) -> Node:
+    attributes = tuple(_widen_attribute(attribute) for attribute in node.attributes)
+    return replace(node, attributes=attributes).map_bodies(widen)
+
+
+def _widen_attribute(attribute: Attribute) -> Attribute:
+    if attribute.kind is AttrKind.TENSOR:
+        return Attribute(attribute.name, attribute.kind, Constant(_widen_value(attribute.value.array)))
+    if attribute.kind is AttrKind.INT and attribute.name in _TYPE_ATTRIBUTES:
+        return Attribute(attribute.name, attribute.kind, _NARROW_NUMBERS.get(attribute.value, attribute.value))
+    return attribute
+
+
+def _widen_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_widen_value(item) for item in value]
+    is_narrow = isinstance(value, np.ndarray) and value.dtype.kind not in "OUST" and DType.of(value) in _NARROW
+    return value.astype(np.float64) if is_narrow else value
+
+
+def _is_near(mine: Any, theirs: Any, exact: Any, tolerance: Tolerance) -> bool:
+    if theirs is None:  # an optional without a value
+        return mine is None
+    if isinstance(theirs, list):
+        same = isinstance(mine, list) and isinstance(exact, list) and len(mine) == len(theirs) == len(exact)
+        return same and all(_is_near(a, b, c, tolerance) for a, b, c in zip(mine, theirs, exact, strict=True))
+    if isinstance(theirs, dict):
+        same = isinstance(mine, dict) and isinstance(exact, dict) and mine.keys() == theirs.keys() == exact.keys()
+        return same and all(_is_near(np.asarray(mine[k]), np.asarray(theirs[k]), np.asarray(exact[k]), tolerance) for k in theirs)
+    if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+        return False
+    if theirs.dtype.kind in "OUST":
+        return bool(np.array_equal(mine, theirs))
+    if theirs.shape != exact.shape:
+        return False
+    return _is_array_near(mine.astype(np.float64), theirs.astype(np.float64), exact.astype(np.float64), tolerance)
+
+
+def _is_array_near(mine: Array, theirs: Array, exact: Array, tolerance: Tolerance) -> bool:
+    with np.errstate(invalid="ignore"):
+        error, reference_error = np.abs(mine - exact), np.abs(theirs - exact)
+    is_number = np.isfinite(error) & np.isfinite(reference_error)
+    is_same = (mine == theirs) | (mine == exact) | (np.isnan(mine) & (np.isnan(theirs) | np.isnan(exact)))
+    reference_error = np.where(is_number, reference_error, 0.0)
+    # A row that cancels must not excuse the others. A short row says little: its reference may be exact by chance.
+    is_row = mine.ndim > 1 and mine.shape[-1] >= ROW
+    allowed = TIMES * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
+    return bool((is_same | (is_number & (error <= np.maximum(allowed, tolerance.compute_bound(exact))))).all())
+
+
+Evidence: TypeAlias = Callable[[Node, Mapping[str, Array]], Ambiguity | None]
+
+
+def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[Ambiguity | None]:
+    """Return the ties that each output admits; None for one that admits none.
+
+    Only outputs of a stepping operator admit ties: after further computation, such a difference looks like an error. ``run`` is
+    how the expected outputs are computed.
+    """
+    makers = {v.name: function.producer(v.name) for v in function.outputs}
+    stepping = {name: node for name, node in makers.items() if node is not None and node.op in _EVIDENCE}
+    if not stepping:
+        return [None] * len(function.outputs)
+    read = list(dict.fromkeys(name for node in stepping.values() for name in node.uses))
+    values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
+    found = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _steps(node, name, values)}
+    return [found.get(value.name) for value in function.outputs]
+
+
+def _steps(node: Node, output: str, values: Mapping[str, Array]) -> bool:
+    """Whether that output jumps: it is read from floats, and it is not the values of a TopK or a scale."""
+    place = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
+    return values[node.inputs[0]].dtype.kind == "f" and (place is None or output == node.outputs[place])
+
+
+def _rounding(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    return StepAmbiguity.from_rounding(values[node.inputs[0]], "halves")
+
+
+def _cast(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    """A cast between floats, or to text, does not step."""
+    to_integer = node.attr("to") in _INTEGERS
+    return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers") if to_integer else None
+
+
+def _truncation(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers")
+
+
+def _threshold(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    return StepAmbiguity.from_threshold(values[node.inputs[0]], values[node.inputs[1]])
+
+
+def _index(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    read = values[node.inputs[0]]
+    axis = int(node.attr("axis", -1 if node.op == "TopK" else 0))
+    return IndexAmbiguity(read, axis % read.ndim)
+
+
+def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    """A quotient that is as near to two integers becomes either."""
+    x = values[node.inputs[0]].astype(np.float64)
+    if node.op == "DynamicQuantizeLinear":
+        return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
+    scale = values[node.inputs[1]].astype(np.float64)
+    if scale.ndim == 1 and scale.size > 1:
+        shape = [1] * x.ndim
+        shape[node.attr("axis", 1)] = -1
+        scale = scale.reshape(shape)
+    has_blocks = scale.ndim == x.ndim > 1 and scale.size > 1 and bool(node.attr("block_size", 0))
+    return None if has_blocks else StepAmbiguity.from_rounding(x / scale, "halves")
+
+
+_INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
+"""The numbers of ONNX's integer types."""
+_EVIDENCE: dict[str, Evidence] = {
+    "Round": _rounding,
+    "Floor": _truncation,
+    "Ceil": _truncation,
+    "Cast": _cast,
+    **dict.fromkeys(("QuantizeLinear", "DynamicQuantizeLinear"), _quantization),
+    **dict.fromkeys(("Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal"), _threshold),
+    **dict.fromkeys(("ArgMax", "ArgMin", "TopK"), _index),
+}
+_LOWERED = {"fp16": "float16", "bf16": "bfloat16", "int8": "bfloat16"}
+"""The element type whose tolerance holds for that precision; int8's calibration is as coarse as bfloat16."""
+_BY_SPEC: tuple[Precision, ...] = ("bf16", "fp16")
+
+
+def is_lowered(precision: str) -> bool:
+    """Whether results of that precision have a tolerance of their own."""
+    return precision in _LOWERED
+
+
+def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
+    """Return what the engine computes float32 in: by its spec, or since the options allow it and it honors that.
+
+    It may ask the library.
+    """
+    for precision in _BY_SPEC:
+        lower = engine.lower_precision(precision)
+        if lower is not None and lower.spec == engine.spec:
+            return precision
+    allowed = context.options.precision
+    return allowed if allowed in _BY_SPEC and engine.unsupported_options(context) is None else "fp32"
+
+
+def compare_at_precision(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
+    """Return what is wrong with results of a lower precision, as a sentence; and if nothing is, how far they are off."""
+    if len(results) != len(expected):
+        return f"there are {len(results)} outputs; {len(expected)} were expected", ""
+    found = [
+        compare(mine, theirs, _find_tolerance(theirs, _LOWERED[precision]), name=value.name)
+        for value, mine, theirs in zip(function.outputs, results, expected, strict=True)
+    ]
+    wrong = next((one.message for one in found if not one), "")
+    return wrong, "" if wrong else _describe_loss(found)
+
+
+def _find_tolerance(expected: Any, kind: str) -> Any:
+    is_exact = isinstance(expected, np.ndarray) and not DType.of(expected).is_float
+    return None if is_exact else tolerance_for(DType.parse(kind).numpy, "network")
+
+
+def _describe_loss(found: Sequence[Comparison]) -> str:
+    absolute = max((one.absolute for one in found), default=0.0)
+    relative = max((one.relative for one in found), default=0.0)
+    return f"off by {absolute:.2g} at most ({relative:.2g} of a number)"
 
 
 class Verdict(StrEnum):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.engines.contract.deviations import name_likely_cause
+from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import EngineError, RunFailed
 from xrt.runtime import adapt_to_host, on_device
-from xrt.runtime.failures import to_run_failed
-from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
+from xrt.runtime.call_frame import to_run_failed
+from xrt.verify.comparison import CheckVerdict, Verdict, find_precision, is_lowered, judge_outputs
 from xrt.verify.execution import Run, copy_values, expose_all_values, fit_inputs
-from xrt.verify.precision import find_precision, is_lowered
-from xrt.verify.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
@@ -21,7 +19,14 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
 
-__all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
+__all__ = ["Progress", "RegionCheck", "ValueCheck", "Verification", "ignore_progress", "verify"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with two numbers, which the function that calls it explains."""
+
+
+def ignore_progress(first: int, second: int) -> None:
+    """Take no note."""
 
 
 @dataclass(frozen=True, slots=True)

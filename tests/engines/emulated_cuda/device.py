@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.contract.device import Accelerator
+from xrt.engines.contract.graph_compiler import Accelerator
 
 __all__ = ["DeviceArray", "EmulatedDevice", "empty"]
 

@@ -12,7 +12,7 @@ import xrt
 from tests.engines.toy_running import ready
 from xrt.builder import DEFAULT_OPSET
 from xrt.builder.tracing import trace
-from xrt.formats.onnx.node_inference import node_types
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify, verify_types
 from xrt.passes import infer_shapes

@@ -11,7 +11,7 @@ import pytest
 from tests.passes.gradient.checking import Array, make_function, run
 from xrt import ops
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.passes.gradient.expansions import read_before_expansion
+from xrt.passes.gradient.differentiation import read_before_expansion
 
 DRAW = np.random.default_rng(9)
 

@@ -12,7 +12,7 @@ from tests.passes.gradient.checking import Array, Case, assert_gradient, make_fu
 from xrt import ops
 from xrt.builder.record_op import apply
 from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
-from xrt.passes.gradient.definitions import DEFINITIONS
+from xrt.passes.gradient.preparation import DEFINITIONS
 from xrt.passes.gradient.table import RULES
 
 DRAW = np.random.default_rng(7)

@@ -25,9 +25,8 @@ from xrt.passes.quantize import (
     quantize,
     quantize_weights,
 )
-from xrt.passes.quantize.bounds import drop_bounds
-from xrt.testing.generate import make_seeded_function
-from xrt.testing.renaming import rename_values
+from xrt.passes.quantize.static import drop_bounds
+from xrt.testing.generate import make_seeded_function, rename_values
 from xrt.testing.strategies import Form, make_random_inputs
 
 pytestmark = pytest.mark.slow

@@ -23,9 +23,9 @@ from xrt.passes.quantize import (
     quantize_weights,
     why_not_quantized,
 )
-from xrt.passes.quantize.bounds import drop_bounds
-from xrt.passes.quantize.parameters import find_limits, fit_activation, fit_weight, round_to_integers
-from xrt.testing.renaming import rename_values
+from xrt.passes.quantize.static import drop_bounds
+from xrt.passes.quantize.weights import find_limits, fit_activation, fit_weight, round_to_integers
+from xrt.testing.generate import rename_values
 
 Array = np.ndarray[Any, Any]
 CONV = [Node("Conv", ("x", "w", "b"), ("c",)), Node("Relu", ("c",), ("r",)), Node("Conv", ("r", "v"), ("y",))]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xrt.measure.closed_loop import LoadResult
-from xrt.placement.throughput.request import Split, ThroughputRequest
-from xrt.placement.throughput.result import ThroughputResult
+from xrt.placement.throughput.result import Split, ThroughputRequest, ThroughputResult
 from xrt.placement.throughput.sweep import ThroughputSweep
 
 SPLITS = (Split(1, 2), Split(2, 1))

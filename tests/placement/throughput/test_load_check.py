@@ -11,8 +11,7 @@ from tests.placement.throughput.simulated_bench import SimulatedBench, tune
 from xrt.errors import LockError
 from xrt.measure.statistics import RatioInterval
 from xrt.placement.throughput.load_check import LoadCheckResult, check_load
-from xrt.placement.throughput.request import Split
-from xrt.placement.throughput.result import ServingConfiguration
+from xrt.placement.throughput.result import ServingConfiguration, Split
 
 
 def serve(split: Split, size: int) -> float:

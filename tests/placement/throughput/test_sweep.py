@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
 from xrt.errors import OptionError, RunFailed
 from xrt.measure.closed_loop import LoadResult
-from xrt.placement.throughput.request import Split, list_splits, parse_batches, parse_bound
-from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
+from xrt.placement.throughput.result import ServingConfiguration, Split, ThroughputResult, list_splits, parse_batches, parse_bound
 
 
 def flat(split: Split, size: int) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.builder.ops import ml
 from xrt.builder.ops.functions import find, names
 from xrt.builder.record_op import apply, apply_opaque
-from xrt.graph.op_schema import latest_version
+from xrt.graph.schemas import latest_version
 
 if TYPE_CHECKING:
     from xrt.builder import Operand, Tensor

@@ -12,16 +12,16 @@ import numpy as np
 from xrt.builder import DEFAULT_OPSET
 from xrt.builder.record_op import apply
 from xrt.errors import did_you_mean
-from xrt.graph.op_schema import (
+from xrt.graph.schemas import (
     FormalAttribute,
     FormalParameter,
     Operator,
     domain_title,
     find_operator,
+    find_schema,
     latest_version,
     operator_names,
 )
-from xrt.graph.schemas import find_schema
 
 __all__ = ["find", "names", "newest", "parameters"]
 

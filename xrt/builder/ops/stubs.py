@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from xrt.builder.control_flow import CONTROL_FLOW
 from xrt.builder.ops.functions import names, newest, parameters
 from xrt.graph.attributes import AttrKind
-from xrt.graph.op_schema import FormalAttribute, Operator, domain_title
-from xrt.graph.type_strings import DTYPE_ATTRIBUTES
+from xrt.graph.schemas import DTYPE_ATTRIBUTES, FormalAttribute, Operator, domain_title
 
 __all__ = ["stub"]
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from xrt.cache.disk.config import SWITCH as SWITCH
     from xrt.cache.disk.config import find_cache_directory as find_cache_directory
     from xrt.cache.disk.config import open_disk_tier as open_disk_tier
-    from xrt.cache.disk.entry import CacheEntry as CacheEntry
-    from xrt.cache.disk.entry import StoredFailure as StoredFailure
+    from xrt.cache.disk.store import CacheEntry as CacheEntry
     from xrt.cache.disk.store import Item as Item
     from xrt.cache.disk.store import Store as Store
+    from xrt.cache.disk.store import StoredFailure as StoredFailure
     from xrt.cache.disk.tier import CompileRequest as CompileRequest
     from xrt.cache.disk.tier import DiskStatistics as DiskStatistics
     from xrt.cache.disk.tier import DiskTier as DiskTier
     from xrt.cache.disk.weight_hashes import WeightHashStore as WeightHashStore
 
 _MODULES = {
-    "CacheEntry": "xrt.cache.disk.entry",
+    "CacheEntry": "xrt.cache.disk.store",
     "CompileRequest": "xrt.cache.disk.tier",
     "DEFAULT_LIMIT": "xrt.cache.disk.config",
     "DIRECTORY": "xrt.cache.disk.config",
@@ -38,7 +38,7 @@ _MODULES = {
     "LIMIT": "xrt.cache.disk.config",
     "SWITCH": "xrt.cache.disk.config",
     "Store": "xrt.cache.disk.store",
-    "StoredFailure": "xrt.cache.disk.entry",
+    "StoredFailure": "xrt.cache.disk.store",
     "WeightHashStore": "xrt.cache.disk.weight_hashes",
     "find_cache_directory": "xrt.cache.disk.config",
     "open_disk_tier": "xrt.cache.disk.config",

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from xrt.cache.disk.weight_hashes import identify_file
 from xrt.errors import BundleError, CacheError
 from xrt.formats.container import Buffer, Container
-from xrt.graph.dtypes import DType
-from xrt.graph.memory_map import Stamp
-from xrt.graph.types import TensorType, Value
+from xrt.graph.constants import Stamp
+from xrt.graph.types import DType, TensorType, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xrt.cache.disk.entry import CacheEntry
+from xrt.cache.disk.store import CacheEntry
 from xrt.errors import CacheError
 
 if TYPE_CHECKING:

@@ -15,35 +15,257 @@ to this user alone. Files that another user can have written are not read; no li
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from xrt.cache.disk.entry import CacheEntry, StoredFailure, write_entry
-from xrt.cache.disk.permissions import make_private, open_private, why_not_private, why_not_trusted
-from xrt.errors import CacheError, CacheWarning, warn
+from xrt.cache.signature import Signature
+from xrt.errors import BundleError, CacheError, CacheWarning, CompileFailed, CompileRefused, warn
+from xrt.formats.container import Buffer, Container
 
 if TYPE_CHECKING:
-    from xrt.cache.signature import Signature
-    from xrt.formats.container import Buffer
+    from xrt.graph import Function
 
-__all__ = ["Item", "Store"]
+__all__ = [
+    "CacheEntry",
+    "Item",
+    "Store",
+    "StoredFailure",
+    "acquire_lock",
+    "make_private",
+    "open_private",
+    "why_not_private",
+    "why_not_trusted",
+]
+
+KIND = "cache entry"
+FORMAT = 1
+"""The version of the JSON that is written, and the only one that is read."""
+_ENTRY, _EXECUTABLE = "entry", "executable"
+_ERRORS: dict[str, type[CompileRefused | CompileFailed]] = {"CompileRefused": CompileRefused, "CompileFailed": CompileFailed}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFailure:
+    """A compile that failed, as it is remembered."""
+
+    kind: str
+    """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
+    reason: str
+    nodes: tuple[int, ...] = ()
+    """Places, in the Function's order, of the nodes that the engine named: an equal Function may call them otherwise."""
+
+    @classmethod
+    def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
+        named = set(getattr(error, "nodes", ()))
+        places = tuple(place for place, node in enumerate(function.nodes) if node.name in named)
+        kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
+        return cls(kind, str(error), places)
+
+    def error(self, function: Function) -> CompileRefused | CompileFailed:
+        """Return the error to raise again for an equal Function."""
+        text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
+        if self.kind == "CompileFailed":
+            return CompileFailed(text)
+        return CompileRefused(text, [function.nodes[place].name for place in self.nodes if place < len(function.nodes)])
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """What the cache has for a signature: an engine's bytes, or a failure."""
+
+    signature: Signature
+    data: memoryview | None
+    """What the engine's `save` gave; None where the compile failed."""
+    failure: StoredFailure | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> CacheEntry:
+        """Read and check an entry's file.
+
+        Raises FileNotFoundError where there is none, another OSError where it cannot be read, and CacheError, which says
+        what is wrong, for one that is damaged or that another version wrote.
+        """
+        try:
+            container = Container.open(path, KIND)
+            signature, failure = _parse(bytes(container.section(_ENTRY)))
+            entry = cls(signature, None if failure else container.section(_EXECUTABLE), failure)
+        except BundleError as error:
+            raise CacheError(f"cache entry {path.name} cannot be used: {error}") from error
+        if entry.signature.key != path.stem:
+            raise CacheError(f"cache entry {path.name} cannot be used: it is the entry of another signature")
+        return entry
+
+
+def _parse(text: bytes) -> tuple[Signature, StoredFailure | None]:
+    """Read the signature of an entry, and its failure if it has one; raises BundleError for another text."""
+    try:
+        match json.loads(text):
+            case {"format": int(version)} if version != FORMAT:
+                raise BundleError(f"its entry has format {version}, and this version of XRT reads {FORMAT}")
+            case {"format": int(), "ingredients": list(pairs), "failure": failure}:
+                ingredients = tuple((str(name), str(value)) for name, value in pairs)
+                return Signature(ingredients), None if failure is None else _parse_failure(failure)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BundleError(f"its entry cannot be read: {error}") from error
+    raise BundleError("its entry has no format, no signature or no failure")
+
+
+def _parse_failure(failure: object) -> StoredFailure:
+    match failure:
+        case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in _ERRORS:
+            return StoredFailure(kind, reason, tuple(place for place in nodes if type(place) is int and place >= 0))
+    raise ValueError(f"{failure!r:.200} is no failure")
+
+
+def write_entry(file: BinaryIO, signature: Signature, content: Buffer | StoredFailure) -> None:
+    """Write an entry's file."""
+    from xrt.formats.container import ContainerWriter
+
+    failure = asdict(content) if isinstance(content, StoredFailure) else None
+    writer = ContainerWriter(file, KIND)
+    values = {"format": FORMAT, "ingredients": signature.ingredients, "failure": failure}
+    writer.add(_ENTRY, json.dumps(values).encode())
+    if not isinstance(content, StoredFailure):
+        writer.add(_EXECUTABLE, content)
+    writer.finish()
+
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_KNOWS_OWNERS = hasattr(os, "geteuid")
+"""False on Windows, where modes and owners say nothing."""
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user may read, and those above it that are missing; raises OSError.
+
+    A folder that exists is left as it is.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if folder.parent.is_dir():  # a file system such as /proc, where nothing can be made
+            raise
+        make_private(folder.parent)
+        make_private(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        folder.chmod(0o700)  # an odd umask may have taken the user's own rights too
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that only this user may read, as an ``opener`` of `open`."""
+    return os.open(path, flags, 0o600)
+
+
+def why_not_trusted(directory: Path) -> str | None:
+    """Explain why the directory cannot be trusted, whether it exists yet or not; None where it can.
+
+    Raises OSError where that cannot be found out.
+    """
+    if not _KNOWS_OWNERS:
+        return None
+    if directory.is_symlink() and (reason := _why_not_owned(directory, directory.lstat())):
+        return reason
+    real = Path(os.path.realpath(directory))
+    with suppress(FileNotFoundError):  # made later, in the folders that are looked at below
+        if reason := why_not_private(real):
+            return reason
+    for folder in _above(real):
+        with suppress(FileNotFoundError):
+            if reason := _why_not_safe_above(folder):
+                return reason
+    return None
+
+
+def why_not_private(path: Path) -> str | None:
+    """Return why another user may have made or may change a file or folder; None if none can. Raises OSError."""
+    if not _KNOWS_OWNERS:
+        return None
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{str(path)!r} is a link"
+    if reason := _why_not_owned(path, status):
+        return reason
+    return _describe_access(path, status) if status.st_mode & _OTHERS else None
+
+
+def _above(real: Path) -> Iterator[Path]:
+    """Yield the folders above, the nearest first; beyond the home directory, itself included, sshd does not look either."""
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # this user has none
+        home = Path("/")
+    for folder in () if real == home else real.parents:
+        yield folder
+        if folder == home:
+            return
+
+
+def _why_not_safe_above(folder: Path) -> str | None:
+    status = folder.stat()
+    if reason := _why_not_owned(folder, status):
+        return reason
+    is_sticky = bool(status.st_mode & stat.S_ISVTX)
+    if not status.st_mode & _OTHERS or is_sticky:
+        return None
+    if not status.st_mode & stat.S_IWOTH and _is_own_group(status.st_gid):
+        return None
+    return _describe_access(folder, status)
+
+
+def _why_not_owned(path: Path, status: os.stat_result) -> str | None:
+    if status.st_uid in (0, os.geteuid()):
+        return None
+    return f"{str(path)!r} belongs to another user, {_name_user(status.st_uid)}"
+
+
+def _describe_access(path: Path, status: os.stat_result) -> str:
+    return f"others may write to {str(path)!r}, whose mode is {stat.S_IMODE(status.st_mode):04o}"
+
+
+def _name_user(number: int) -> str:
+    import pwd  # not on Windows
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group has no member but this user, as the groups that some systems make for each user.
+
+    Group 0 is none of them: containers put users in it who are listed nowhere.
+    """
+    import grp  # not on Windows
+    import pwd
+
+    if number == 0:
+        return False
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    others = [one for one in pwd.getpwall() if one.pw_gid == number and one.pw_uid != user.pw_uid]
+    return user.pw_gid == number and not others and not set(group.gr_mem) - {user.pw_name}
+
 
 _LAYOUTS = "xrt-cache-"
 LAYOUT = f"{_LAYOUTS}1"
 """The folder of this layout; a version of XRT with another layout has a folder of its own in the same directory."""
-
 PATIENCE = 600.0
 """Seconds to wait for another process that makes the same entry; then it is made here too."""
-
 ABANDONED = 24 * 3600.0
 """Seconds after which any working folder counts as abandoned."""
-
 _SUFFIX = ".xrt"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
 
@@ -184,7 +406,7 @@ class Store:
 
     def _acquire(self, path: Path) -> Callable[[], object] | None:
         """Return what gives the lock back; None where there is none to be had."""
-        from xrt.cache.disk.locks import acquire_lock  # for those who compile; who finds everything in the cache needs no lock
+        # DELETED-LINE  # for those who compile; who finds everything in the cache needs no lock
 
         try:
             self._make_root()
@@ -312,3 +534,60 @@ def _is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return True  # it is another user's
     return True
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # what `acquire_lock` looks at
+POLL_SECONDS = 0.02
+"""How often a lock that another process holds is tried."""
+
+
+def acquire_lock(path: Path, patience: float) -> Callable[[], object]:
+    """Return what releases the lock of a file, which is made where there is none; its folder must exist.
+
+    Threads exclude each other, too. The system releases the lock of a process that ends. Raises OSError: TimeoutError after so
+    many seconds of waiting for another holder, others where the file cannot be opened or its file system has no locks.
+    """
+    return _lock_by_library(path, patience) if fcntl is None else _lock_by_system(path, patience)
+
+
+def _lock_by_system(path: Path, patience: float) -> Callable[[], object]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    ends = time.monotonic() + patience
+    try:
+        while not _try_lock(file):
+            if time.monotonic() >= ends:
+                raise TimeoutError(f"another process has held {str(path)!r} for {patience:g} seconds")
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        os.close(file)
+        raise
+
+    def release() -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
+        finally:
+            os.close(file)
+
+    return release
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # some file systems say the latter of a lock that is held
+        return False
+    return True
+
+
+def _lock_by_library(path: Path, patience: float) -> Callable[[], object]:
+    import filelock  # for systems without flock
+
+    lock = filelock.FileLock(path, timeout=patience, mode=0o600, poll_interval=POLL_SECONDS, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except NotImplementedError as error:
+        raise OSError(str(error)) from error
+    return lock.release

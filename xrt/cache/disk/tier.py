@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from xrt.cache.disk.entry import CacheEntry, StoredFailure
-from xrt.cache.disk.store import Store
+from xrt.cache.disk.store import CacheEntry, Store, StoredFailure
 from xrt.cache.disk.weight_hashes import WeightHashStore
 from xrt.cache.signature import CODE_UNKNOWN, Signature
 from xrt.engines import CompileContext, Executable, GraphCompiler
@@ -20,15 +22,14 @@ from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import find_stale
 
 if TYPE_CHECKING:
-    from xrt.cache.disk.checked_files import CheckedFileStore
     from xrt.cache.disk.plan_store import PlanStore, StoredModel
     from xrt.cache.disk.support_store import SupportStore
     from xrt.graph import Function
+    from xrt.graph.constants import FileIdentity
 
-__all__ = ["CompileRequest", "DiskStatistics", "DiskTier"]
+__all__ = ["CheckedFileStore", "CompileRequest", "DiskStatistics", "DiskTier"]
 
 Make: TypeAlias = Callable[[], Executable]
-
 _log = logging.getLogger(__name__)
 
 
@@ -84,8 +85,6 @@ class DiskTier:
     @cached_property
     def checked(self) -> CheckedFileStore:
         """Which bundles were checked."""
-        from xrt.cache.disk.checked_files import CheckedFileStore
-
         return CheckedFileStore(self.store)
 
     @cached_property
@@ -257,3 +256,53 @@ def _may_pass(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+_FOLDER = "checked"
+MOST_BYTES = 1 << 16
+"""A larger file is not ours."""
+
+
+class CheckedFileStore:
+    """The bundles that a process of this user has checked; of one with variants, for which of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def knows(self, path: Path, suffix: str, stamp: FileIdentity | None) -> bool:
+        """Whether the file, as it is now, was checked. ``stamp`` is None for one that has changed just now."""
+        file = self._file(path, suffix)
+        try:
+            if stamp is None or not self._store.is_trusted() or not file.exists():
+                return False
+            self._store.check(file)
+            if file.stat().st_size > MOST_BYTES:
+                return False
+            values = json.loads(file.read_bytes())
+        except (OSError, ValueError, CacheError, RecursionError):
+            return False
+        return bool(values == [os.fspath(path), suffix, *stamp])
+
+    def keep(self, path: Path, suffix: str, stamp: FileIdentity | None) -> None:
+        """Remember a file that was checked; raises OSError."""
+        if stamp is not None and self._store.is_trusted():
+            text = json.dumps([os.fspath(path), suffix, *stamp]).encode()
+            self._store.place(self._file(path, suffix), lambda file: file.write(text))
+
+    def sweep(self) -> int:
+        """Remove what is remembered of files that are gone; return how many there were."""
+        return sum(map(_sweep, self._store.list_folder(_FOLDER)))
+
+    def _file(self, path: Path, suffix: str) -> Path:
+        name = hashlib.sha256(os.fsencode(path) + b"\0" + suffix.encode()).hexdigest()[:40]
+        return self._store.root / _FOLDER / f"{name}.json"
+
+
+def _sweep(file: Path) -> int:
+    try:
+        gone = not Path(json.loads(file.read_bytes())[0]).exists()
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        gone = True
+    if gone:
+        file.unlink(missing_ok=True)
+    return int(gone)

@@ -8,22 +8,37 @@ constructor, the spec text ``"tvm{opt_level=3}"``, validation and a part of the 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from xrt.engines.contract.options import CompileContext, RunOptions
 from xrt.errors import CompileRefused, OptionError, RunFailed
+from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.deviations import Deviation
-    from xrt.engines.contract.memory_use import MemoryUse
     from xrt.engines.contract.options import Precision
     from xrt.graph import Function, Node
 
-__all__ = ["Executable", "GraphCompiler", "fill"]
+__all__ = [
+    "DEVIATIONS",
+    "Accelerator",
+    "Deviation",
+    "DeviationKind",
+    "Executable",
+    "GraphCompiler",
+    "MemoryUse",
+    "fill",
+    "find_special_values",
+    "list_deviations",
+    "name_likely_cause",
+    "peak_of_values",
+]
 
 
 class Executable(abc.ABC):
@@ -304,3 +319,181 @@ def _distribution_version(module: str) -> str:
     for distribution in metadata.packages_distributions().get(package, ()):
         return f"{distribution} {metadata.version(distribution)}"
     return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """One use of memory, with the reason for it."""
+
+    name: str
+    """What it is, in a word or two: ``"packed weights"``, ``"workspace"``."""
+    nbytes: int | None
+    """How much; None where the library does not tell."""
+    why: str
+    """Why it is needed, as one sentence for a person."""
+    per_call: bool = False
+    """Whether each call takes it while it runs; otherwise it is held from the compile to the close."""
+    shared: bool = False
+    """Whether it is in a mapped file, whose pages all processes of the host share, and which the system may drop."""
+
+
+def peak_of_values(function: Function) -> int | None:
+    """Return the most bytes that values computed inside of a Function take at once; None where an extent is not known.
+
+    Each is alive from the node that makes it to the last that reads it; outputs, inputs and constants do not count,
+    and what is inside of bodies neither. Linear.
+    """
+    from xrt.graph.memory_forecast import estimate_peak
+
+    return estimate_peak(function, {value.name for value in function.outputs})
+
+
+class Accelerator(abc.ABC):
+    """A device with its own memory and streams. Work on a stream begins after earlier work there, without blocking a thread."""
+
+    name: str
+    """One name of it: ``cuda:0``."""
+
+    @property
+    @abc.abstractmethod
+    def hardware(self) -> str:
+        """Model, capability and versions of what drives it: an ingredient of the signature."""
+
+    @property
+    def architecture(self) -> str:
+        """What code is compiled for, as the device's compilers call it (``sm_90``); empty where nothing is."""
+        return ""
+
+    @property
+    @abc.abstractmethod
+    def xp(self) -> Any:
+        """The array module: NumPy's functions over the device's arrays. They work on the current stream."""
+
+    @property
+    @abc.abstractmethod
+    def has_addresses(self) -> bool:
+        """Whether arrays and streams have addresses that a library can be handed (``__cuda_array_interface__``, ``ptr``)."""
+
+    @abc.abstractmethod
+    def address(self, value: Any) -> int:
+        """Return the address of an array or a stream, for a library; only if the device `has_addresses`."""
+
+    @abc.abstractmethod
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return an array over memory of another owner, which it keeps alive; only where the device `has_addresses`."""
+
+    @abc.abstractmethod
+    def upload(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a copy on the device, made on the current stream; the host's array may change once this returns."""
+
+    @abc.abstractmethod
+    def download(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy on the host, which waits for the current stream."""
+
+    @abc.abstractmethod
+    def new_stream(self) -> Any:
+        """Return a stream that waits for no other."""
+
+    @abc.abstractmethod
+    def activate(self, stream: Any) -> AbstractContextManager[object]:
+        """Make the device and the stream current for this thread, as long as the context lasts."""
+
+    @abc.abstractmethod
+    def follow(self, later: Any, earlier: Any) -> None:
+        """Make later work on one stream wait for the work now on another; no thread blocks. Does nothing for one and the same."""
+
+    @abc.abstractmethod
+    def wait(self, streams: Sequence[Any]) -> None:
+        """Let the calling thread wait for all that is on the streams by now."""
+
+
+EXACT_IN_FLOAT32 = 1 << 24
+"""The largest magnitude up to which float32 holds every integer."""
+DeviationKind: TypeAlias = Literal["nan", "infinity", "denormal", "integer", "float16", "empty"]
+"""The special values on which an engine may differ from the reference."""
+DEVIATIONS: Mapping[DeviationKind, str] = {
+    "nan": "a NaN may come out as a number, or a number as NaN",
+    "infinity": "an infinity may come out as a number or NaN",
+    "denormal": "numbers below the smallest normal one may count as zero",
+    "integer": "integers beyond 32 bits may wrap around, and those beyond 24 bits be rounded to float32",
+    "float16": "intermediate results are kept in float32: they do not overflow and are not rounded",
+    "empty": "the result of a tensor without elements may be another one",
+}
+"""The effect of each kind."""
+
+
+class Deviation(NamedTuple):
+    """A difference from the reference on special values that an engine declares instead of working around it."""
+
+    kind: DeviationKind
+    operators: tuple[str, ...] = ()
+    """The operators concerned; empty for all."""
+
+    def __str__(self) -> str:
+        return f"{DEVIATIONS[self.kind]} ({', '.join(self.operators) or 'all operators'})"
+
+
+_DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
+    "integer": frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
+    "float16": frozenset({DType.FLOAT16, DType.BFLOAT16}),
+}
+
+
+def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
+    """List the deviations of the engine that apply to the Function: those of its operators and element types."""
+    used = {node.op_type for _, node in function.walk() if not node.domain}
+    types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
+    types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
+    found = []
+    for kind, operators in engine.deviations:
+        concerned = tuple(sorted(used & set(operators)))
+        if (concerned or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
+            found.append(Deviation(kind, concerned))
+    return found
+
+
+_limits: Callable[[Any], Any] = ml_dtypes.finfo
+
+
+def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
+    """Find the kinds of special values that arrays, or lists of them, hold."""
+    found: set[DeviationKind] = set()
+    for value in values:
+        if isinstance(value, list):
+            found |= find_special_values(value)
+        elif isinstance(value, np.ndarray):
+            found |= set(_kinds_of(value))
+    return found
+
+
+def _kinds_of(array: np.ndarray[Any, Any]) -> Iterator[DeviationKind]:
+    if not array.size:
+        yield "empty"
+    elif array.dtype.kind in "iu":
+        if array.dtype.itemsize >= 4 and not -EXACT_IN_FLOAT32 <= int(array.min()) <= int(array.max()) <= EXACT_IN_FLOAT32:
+            yield "integer"
+    elif array.dtype.kind in "fV" and DType.of(array).is_float:
+        smallest = float(_limits(array.dtype).smallest_normal)
+        wide = np.abs(array.astype(np.float64))
+        finite = np.isfinite(wide)
+        if np.isnan(wide).any():
+            yield "nan"
+        if np.isinf(wide).any():
+            yield "infinity"
+        if (finite & (wide > 0) & (wide < smallest)).any():
+            yield "denormal"
+        if array.dtype.itemsize == 2 and not finite.all():
+            yield "float16"
+
+
+def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
+    """Name the deviations that special values among these make the likely cause of a difference; empty if there are none."""
+    kinds = find_special_values(values)
+    if "infinity" in kinds:
+        kinds.add("float16")  # where the Function has such values, they may have overflowed
+    if not kinds:
+        return ""
+    from xrt.passes import infer_shapes  # only where something differs
+
+    found = [one for one in list_deviations(engine, infer_shapes(function)) if one.kind in kinds]
+    return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, found))}" if found else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from xrt.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.contract.graph_compiler import Accelerator
 
 __all__ = ["LOWER_PRECISIONS", "CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
 

@@ -6,28 +6,32 @@ is missing its library, does not import, or clashes with another leaves the othe
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
+import os
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Literal, TypeAlias
 
 from xrt.engines.contract.entry_points import EntryPoint, list_entry_points
 from xrt.engines.contract.graph_compiler import GraphCompiler
-from xrt.engines.contract.option_values import NAMES_FILES, field_types, is_bounded
 from xrt.engines.contract.options import LOWER_PRECISIONS
-from xrt.engines.contract.spec import build, format_spec, parse_spec
+from xrt.engines.contract.spec import NAMES_FILES, build, field_types, format_spec, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
-
-if TYPE_CHECKING:
-    from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
+from xrt.processes.server import serve
 
 __all__ = [
     "GROUP",
+    "EngineDeclaration",
     "EngineStatus",
     "check_registered",
     "create",
@@ -40,12 +44,13 @@ __all__ = [
     "names",
     "pip_line",
     "probe",
+    "probe_all",
+    "read_declaration",
     "why_not_chosen",
 ]
 
 GROUP = "xrt.engines"
 """The group of entry points; a line is ``name = "module:Class [extra]"``."""
-
 Entries: TypeAlias = dict[str, tuple[EntryPoint, ...]]
 State: TypeAlias = Literal["ready", "missing", "broken"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -98,7 +103,7 @@ def find_declaration(name: str) -> EngineDeclaration:
 
 @lru_cache(maxsize=256)
 def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
-    from xrt.engines.contract.declaration import read_declaration  # a call of a named engine needs none
+    # DELETED-LINE  # a call of a named engine needs none
 
     return read_declaration(module, name)
 
@@ -316,3 +321,111 @@ def _named(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
             f"class {cls.__qualname__} calls itself {cls.name!r}, and is registered as {name!r}; the names must be equal"
         )
     return cls
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeclaration:
+    """Facts about an engine. Each default is that of an engine which declares nothing."""
+
+    name: str
+    """The name by which the engine is registered."""
+    rank: int = 100
+    """Engines of low rank are tried first where nothing is measured; of equal rank, by name."""
+    color: str = ""
+    """The color of its regions in drawings: one of `xrt.html.drawing.PALETTE`; empty: one that no other engine there has."""
+    description: str = ""
+    """What the engine is, for a person who does not know it."""
+    libraries: tuple[str, ...] = ()
+    """Distributions that it computes with: ``xrt doctor`` shows their versions, and their names suggest the engine."""
+    aliases: tuple[str, ...] = ()
+    """Other words that suggest the engine to a person who mistakes its name."""
+    environment: tuple[str, ...] = ()
+    """Beginnings of the names of variables that change what its libraries do; ``xrt doctor`` shows those that are set."""
+    thread_variables: tuple[str, ...] = ()
+    """Variables from which its libraries take a number of threads when they load; ``xrt bench`` sets them."""
+
+    def is_valid(self) -> bool:
+        """Whether each field has the type that it should have: what a file says is checked nowhere else."""
+        standard = EngineDeclaration("")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not type(getattr(standard, field.name)):
+                return False
+            if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
+                return False
+        return True
+
+
+def read_declaration(module: str, name: str) -> EngineDeclaration:
+    """Return what a module declares of an engine; one without a declaration that can be read gets the defaults.
+
+    A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, all of literals.
+    """
+    try:
+        for statement in ast.parse(_read_source(module)).body:
+            call = getattr(statement, "value", None)
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
+                given = [ast.literal_eval(one) for one in call.args]
+                found = EngineDeclaration(*given, **{one.arg or "": ast.literal_eval(one.value) for one in call.keywords})
+                if found.name == name and found.is_valid():
+                    return found
+    except Exception:  # noqa: BLE001  # an import of the module says what is wrong with it; nothing here needs it to be right
+        return EngineDeclaration(name)
+    return EngineDeclaration(name)
+
+
+def _read_source(module: str) -> str:
+    """Return the source of a module, which is not imported, nor are the packages around it; empty where there is none."""
+    top, *rest = module.split(".")
+    spec: ModuleSpec | None = importlib.util.find_spec(top)
+    for part in rest:
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
+    read = getattr(spec.loader if spec else None, "get_source", None)
+    return (read(spec.name) if read and spec else None) or ""
+
+
+def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:
+    """Return the state of those engines, of all registered ones by default, in the order of their names.
+
+    The processes run side by side, one per core. One that crashes, or does not answer in that many seconds, is a
+    broken engine. Raises UnknownEngine.
+    """
+    known = [list_registered(name) for name in (names() if engines is None else engines)]
+    running: list[WorkerProcess] = []
+    interrupted = threading.Event()
+
+    def probe_one(status: EngineStatus) -> EngineStatus:
+        worker = WorkerProcess("xrt.engines.contract.discovery:main")
+        running.append(worker)
+        if interrupted.is_set():
+            worker.end()
+        return _probe_in(worker, status, timeout)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            return tuple(pool.map(probe_one, known))
+        except BaseException:  # an interrupt does not wait until all have answered
+            interrupted.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in running:
+                worker.end()
+            raise
+
+
+def _probe_in(worker: WorkerProcess, unknown: EngineStatus, timeout: float) -> EngineStatus:
+    try:
+        answer, _ = worker.ask({"engine": unknown.name}, seconds=timeout)
+    except WorkerTimedOut:
+        return replace(unknown, cause=f"its import did not end within {timeout:g} s")
+    except WorkerDied as error:
+        return replace(unknown, cause=f"its import ended the process ({error.how}): {error.last_line or 'it said nothing'}")
+    except WorkerFailure as error:
+        return replace(unknown, cause=f"its import failed: {error}")
+    finally:
+        worker.end()
+    return EngineStatus(**{**answer, "devices": tuple(answer["devices"])})
+
+
+def main(handle: str) -> None:
+    """Serve the socket of that number: the state of the engine that is named."""
+    serve(handle, lambda request: dataclasses.asdict(probe(request.message["engine"])))

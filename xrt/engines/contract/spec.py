@@ -7,18 +7,284 @@ stand in parentheses; text in quotes where a comma, a space or a bracket would m
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import inspect
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, get_args
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from xrt.engines.contract.graph_compiler import GraphCompiler
-from xrt.engines.contract.option_values import field_types, is_mapping, read_pairs, read_value, split, unquote, write_value
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 
-__all__ = ["build", "format_spec", "parse_spec", "split_specs"]
+__all__ = [
+    "NAMES_FILES",
+    "OptionEntry",
+    "build",
+    "field_types",
+    "format_spec",
+    "is_bounded",
+    "is_mapping",
+    "list_options",
+    "option",
+    "parse_spec",
+    "read_pairs",
+    "read_value",
+    "spell_text",
+    "split",
+    "split_specs",
+    "unquote",
+    "write_value",
+]
+
+NAMES_FILES = "names_files"
+"""Key in a field's metadata: whether a value may name a file, a folder or code."""
+_PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
+LONG = 200
+"""Characters of a text up to which an error shows all of it."""
+_PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
+_PAIRS = {")": "(", "}": "{", "]": "["}
+_ORDER = (type(None), bool, int, float)
+"""Members of a union are tried in this order, text last: ``3`` is a number wherever it can be one."""
+
+
+def split(text: str, separator: str = ",", limit: int | None = None) -> list[str]:
+    """Return the stripped parts between separators that stand outside of quotes and brackets; no part for empty text.
+
+    With a limit, only so many separators separate.
+
+    Raises OptionError for a quote or a bracket without its partner.
+
+    >>> split("a=1, b=(2, 3), c='x, y'")
+    ['a=1', 'b=(2, 3)', "c='x, y'"]
+    """
+    parts: list[str] = []
+    start, open_ = 0, ""
+    position = 0
+    while position < len(text):
+        piece = _PIECE.match(text, position)
+        if piece is None:
+            raise OptionError(f"the quote at {text[position:]!r} has no end")
+        if piece[0] in "({[":
+            open_ += piece[0]
+        elif piece[0] in ")}]":
+            if not open_.endswith(_PAIRS[piece[0]]):
+                raise OptionError(f"{piece[0]!r} in {text!r} closes nothing")
+            open_ = open_[:-1]
+        elif piece[0] == separator and not open_ and len(parts) != limit:
+            parts.append(text[start:position].strip())
+            start = piece.end()
+        position = piece.end()
+    if open_:
+        raise OptionError(f"{open_[-1]!r} in {text!r} is not closed")
+    return [*parts, text[start:].strip()] if text.strip() else []
+
+
+@lru_cache(maxsize=128)
+def field_types(cls: type) -> Mapping[str, Any]:
+    """Return the type of each field of a dataclass, annotations written as text resolved; once per class.
+
+    Raises OptionError when an annotation names something that its module does not hold.
+    """
+    try:
+        hints = {name: kind for owner in reversed(cls.__mro__) for name, kind in _own_types(owner).items()}
+    except NameError as error:
+        raise OptionError(
+            f"the fields of {cls.__qualname__} cannot be read: {error}; annotate them with names of the module"
+        ) from error
+    return FrozenDict((field.name, hints[field.name]) for field in dataclasses.fields(cls) if field.init)
+
+
+def _own_types(owner: type) -> dict[str, Any]:
+    """Return the types of the fields that a class itself annotates; names in other annotations need not exist at run time."""
+    known = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+    fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in known}
+    plain = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
+    return typing.get_type_hints(plain) if fields else {}
+
+
+def is_mapping(hint: Any) -> bool:
+    """Whether the type is a mapping from text: a field whose entries a spec spells ``field.key=value``."""
+    return get_origin(hint) in (Mapping, dict, FrozenDict) and get_args(hint)[0] is str
+
+
+def is_bounded(hint: Any) -> bool:
+    """Whether values of the type are numbers, flags, or words of the engine's choice: no other text is among them."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
+    return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
+
+
+def option(default: Any, *, names_files: bool) -> Any:
+    """Return a field of an engine, and say whether its values may name files, folders or code.
+
+    What a file asks for, a bundle or a lock, is made without asking only where it names none. Of a field that does not say
+    it, free text may, and numbers, flags and `Literal` may not.
+    """
+    return dataclasses.field(default=default, metadata={NAMES_FILES: names_files})
+
+
+def spell_text(text: str) -> str:
+    """Return the text as a spec spells it: in quotes only where it needs them."""
+    return text if _PLAIN.fullmatch(text) else ascii(text)
+
+
+def unquote(raw: str) -> str:
+    """Return what the quoted or bare text says; raises OptionError for an escape that means nothing."""
+    import ast
+
+    if raw[:1] not in ("'", '"'):
+        return raw
+    try:
+        return str(ast.literal_eval(raw))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of what is nested without end
+        raise OptionError(f"{raw if len(raw) < LONG else raw[:LONG] + '...'} is not a quoted text: {error}") from error
+
+
+# ---------------------------------------------------------------------- text to value
+
+
+def read_value(raw: str, hint: Any) -> Any:
+    """Return the value that the text spells for a field of that type; raises OptionError when it spells none."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _read_union(raw, hint)
+    if origin is Literal:
+        return _read_literal(raw, inner)
+    if origin is tuple:
+        return _read_tuple(raw, inner)
+    if is_mapping(hint):
+        return _read_mapping(raw, inner[1])
+    reader = _READERS.get(hint)
+    if reader is None:
+        raise OptionError(f"type {_name(hint)} has no spelling in a spec; make the engine in Python instead")
+    return reader(raw)
+
+
+def _read_bool(raw: str) -> bool:
+    if raw.lower() not in ("true", "false"):
+        raise OptionError(f"expected true or false; got {raw!r}")
+    return raw.lower() == "true"
+
+
+def _read_none(raw: str) -> None:
+    if raw.lower() != "none":
+        raise OptionError(f"expected none; got {raw!r}")
+
+
+def _read_int(raw: str) -> int:
+    try:
+        return int(raw, 0)
+    except ValueError:
+        raise OptionError(f"expected a whole number; got {raw!r}") from None
+
+
+def _read_float(raw: str) -> float:
+    try:
+        return float(raw)
+    except ValueError:
+        raise OptionError(f"expected a number; got {raw!r}") from None
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    type(None): _read_none,
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: unquote,
+    Path: lambda raw: Path(unquote(raw)),
+}
+
+
+def _read_union(raw: str, hint: Any) -> Any:
+    members = sorted(get_args(hint), key=lambda m: _ORDER.index(m) if m in _ORDER else len(_ORDER) + (m is str))
+    for member in members:
+        try:
+            return read_value(raw, member)
+        except OptionError:
+            continue
+    raise OptionError(f"expected {_name(hint)}; got {raw!r}")
+
+
+def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
+    for value in allowed:
+        if raw == str(value) or unquote(raw) == value:
+            return value
+    raise OptionError(f"expected one of {', '.join(map(str, allowed))}; got {raw!r}")
+
+
+def _read_tuple(raw: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Read ``(a, b)`` or ``[a, b]``; a single element may stand alone."""
+    parts = split(raw[1:-1]) if raw[:1] in ("(", "[") else [raw]
+    if parts and parts[-1] == "":
+        parts.pop()
+    if len(inner) == 2 and inner[1] is Ellipsis:
+        inner = (inner[0],) * len(parts)
+    if len(parts) != len(inner):
+        raise OptionError(f"expected {len(inner)} elements; got {raw!r}")
+    return tuple(read_value(part, hint) for part, hint in zip(parts, inner, strict=True))
+
+
+def _read_mapping(raw: str, hint: Any) -> FrozenDict[str, Any]:
+    """Read ``{key=value, key=value}``."""
+    if raw[:1] != "{":
+        raise OptionError(f"expected {{key=value, ...}}; got {raw!r}")
+    return FrozenDict({unquote(key): read_value(text, hint) for key, text in read_pairs(raw[1:-1]).items()})
+
+
+def read_pairs(text: str) -> dict[str, str]:
+    """Return the two sides of each ``key=value``; raises OptionError if a side is missing or a key is repeated."""
+    pairs: dict[str, str] = {}
+    for part in split(text):
+        halves = split(part, "=", limit=1)
+        if len(halves) != 2 or not all(halves):
+            raise OptionError(f"expected option=value; got {part!r}")
+        key, value = halves
+        if key in pairs:
+            raise OptionError(f"{key!r} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+# ---------------------------------------------------------------------- value to text
+
+
+def write_value(value: Any, hint: Any) -> str:
+    """Return the text that `read_value` reads as this value; raises OptionError when the value is not of that type."""
+    for quoted in (False, True):
+        try:
+            back = read_value(_spell(value, quoted), hint)
+        except OptionError:
+            continue
+        if back == value:
+            return _spell(back, quoted)
+    raise OptionError(f"expected {_name(hint)}; got {value!r}")
+
+
+def _spell(value: Any, quoted: bool) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        return ascii(str(value)) if quoted else spell_text(str(value))
+    if isinstance(value, tuple):
+        return f"({', '.join(_spell(item, quoted) for item in value)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{spell_text(key)}={_spell(value[key], quoted)}' for key in sorted(value))}}}"
+    return repr(value)
+
+
+def _name(hint: Any) -> str:
+    bare = isinstance(hint, type) and not get_args(hint)
+    return hint.__name__ if bare else str(hint).replace("typing.", "")
+
 
 E = TypeVar("E", bound=GraphCompiler)
 _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\{(?P<fields>.*)\})?\s*", re.DOTALL)
@@ -146,3 +412,62 @@ def _spelled(name: str, value: Any, hint: Any) -> list[str]:
     if not (is_mapping(hint) and value):
         return [f"{name}={raw}"]
     return [f"{name}.{key}={text}" for key, text in read_pairs(raw[1:-1]).items()]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEntry:
+    """One option as documentation shows it."""
+
+    name: str
+    type: str
+    """The annotation as it is written."""
+    default: str
+    """The default as Python writes it; ``required`` where there is none."""
+    meaning: str
+    """The docstring below the field, on one line; empty where there is none."""
+
+
+def list_options(cls: type) -> tuple[OptionEntry, ...]:
+    """Return the fields of a dataclass that its constructor takes, in the order of their declaration.
+
+    Types and docstrings come from the source of the class and its bases; a class without a source has empty meanings.
+    """
+    written = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
+    return tuple(OptionEntry(field.name, *_describe(field, written)) for field in dataclasses.fields(cls) if field.init)
+
+
+def _describe(field: dataclasses.Field[Any], written: Mapping[str, tuple[str, str]]) -> tuple[str, str, str]:
+    kind, meaning = written.get(field.name, (str(field.type), ""))
+    return kind, _spell_default(field), meaning
+
+
+def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield name, annotation and docstring of each annotated name in the body of the class."""
+    if not dataclasses.is_dataclass(cls):
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # made at run time, or shipped without its source
+        return
+    body = getattr(tree.body[0], "body", [])
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, (ast.unparse(statement.annotation), _docstring(following))
+
+
+def _docstring(statement: ast.stmt | None) -> str:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else None
+    return " ".join(text.split()) if isinstance(text, str) else ""
+
+
+def _spell_default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return _spell_option_list(field.default_factory())
+    return "required" if field.default is dataclasses.MISSING else _spell_option_list(field.default)
+
+
+def _spell_option_list(value: Any) -> str:
+    if value == FrozenDict():
+        return "{}"
+    return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)

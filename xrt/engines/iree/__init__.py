@@ -5,7 +5,7 @@ and comes out as a module of IREE's virtual machine, which runs in this one. Thi
 compiler itself, 350 MB, is never loaded into the process.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.iree.engine import Iree
 
 DECLARATION = EngineDeclaration(

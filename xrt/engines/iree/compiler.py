@@ -8,19 +8,58 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from xrt.engines.iree.errors import describe_exit, summarize_error
+from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import CompileRefused
+from xrt.formats.output import why_not_folder
 from xrt.processes import run
 
-__all__ = ["BINARY", "VERSION", "CompilerFlags", "compile_module", "lower_module"]
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = [
+    "BINARY",
+    "LIBRARY",
+    "VERSION",
+    "CompilerFlags",
+    "compile_module",
+    "describe_exit",
+    "dump_phases",
+    "lower_module",
+    "summarize_error",
+    "why_not_dumped",
+]
+
+LIBRARY = "IREE"
+LONGEST = 200
+
+
+def summarize_error(said: str) -> str:
+    """Return the first error of the compiler's output, without positions in a file that does not exist."""
+    lines = said.splitlines()
+    errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
+    text = errors[0].strip() if errors else "it said nothing"
+    unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
+    if unknown:
+        return f"it has no rule to lower this {unknown[1]}"
+    text = re.sub(r"^.*?(?:error|ERROR): ", "", text)
+    text = re.sub(r"^(failed to legalize operation '[\w.]+').*$", r"\1", text)
+    return shorten(text, LONGEST)
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process of that exit status ended, for one that has not said."""
+    return f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended with status {code}"
 
 
 def _binary() -> Path:
@@ -32,13 +71,10 @@ def _binary() -> Path:
 
 BINARY = _binary()
 VERSION = version("iree-base-compiler")
-
 ALIGNMENT = 16
 """What compiled code takes of the address of each buffer: NumPy's arrays have it, where IREE's own 64 would mean a copy."""
-
 QUESTION_SECONDS = 60.0
 """The limit for one question."""
-
 # What depends on constants alone is computed in each call, and not hoisted into memory of the module's: IREE 3.13 gives two
 # hoisted values one place (`scattered_by_constants` of the corpus), now and then, so that each reads the other's bytes.
 _TARGET = (
@@ -129,3 +165,35 @@ def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> 
         return run(command, text.encode(), limit, environment=environment, cwd=place)
     except subprocess.TimeoutExpired:
         raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
+
+
+_FROM_STDIN = "_stdin_."
+"""How the compiler begins the names of its files, after the name of its input."""
+
+
+def why_not_dumped(place: str) -> str | None:
+    """Return why nothing can be written there; None where it can."""
+    try:
+        return why_not_folder(Path(place).expanduser())
+    except RuntimeError as error:  # pathlib's, for a user that it does not find
+        return f"there is no such folder: {error}"
+
+
+@contextmanager
+def dump_phases(function: Function, text: str, place: str | None) -> Iterator[Path | None]:
+    """Write the module into a folder of the Function's own; yield the folder for the compiler's phases, None for no place.
+
+    What it wrote is left there whether the compile succeeds or not.
+    """
+    if place is None:
+        yield None
+        return
+    name = re.sub(r"\W+", "_", function.name)
+    folder = Path(place).expanduser() / f"{name}-{function.fingerprint[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "0.onnx.mlir").write_text(text, encoding="utf-8")
+    try:
+        yield folder
+    finally:
+        for file in folder.glob(f"{_FROM_STDIN}*"):
+            file.rename(folder / file.name.removeprefix(_FROM_STDIN))

@@ -7,15 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from xrt.engines.contract.deviations import Deviation
-from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.contract.option_values import option
-from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module
-from xrt.engines.iree.devices import IreeDevice, get_device, is_small
-from xrt.engines.iree.dumps import dump_phases, why_not_dumped
-from xrt.engines.iree.executable import IreeExecutable
+from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
+from xrt.engines.contract.spec import option
+from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module, dump_phases, why_not_dumped
+from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
 from xrt.engines.iree.export import export_module
-from xrt.engines.iree.preprocess import preprocess, why_not_sized
+from xrt.engines.iree.lowering import preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
 from xrt.errors import CompileRefused, OptionError, did_you_mean
 

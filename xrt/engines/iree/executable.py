@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 from iree.runtime import (
@@ -13,35 +16,30 @@ from iree.runtime import (
     MemoryType,
     ParameterIndex,
     VmContext,
+    VmInstance,
     VmModule,
     VmVariantList,
+    create_hal_module,
     create_io_parameters_module,
 )
+from iree.runtime._binding import create_hal_driver, parse_flags
 
-from xrt.engines.contract.graph_compiler import Executable, fill
-from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill, peak_of_values
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.iree.compiler import ALIGNMENT
-from xrt.engines.iree.errors import LIBRARY
-from xrt.engines.iree.export import SCOPE, list_parameters
-from xrt.engines.iree.mlir_types import ELEMENTS
-from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
+from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
+from xrt.engines.iree.export import ELEMENTS, SCOPE, list_parameters
+from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
-from xrt.forking import why_left_behind
-from xrt.graph import Function, Shape, TensorType, Type
+from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
+from xrt.graph import Function, Node, Shape, TensorType, Type
 
-if TYPE_CHECKING:
-    from xrt.engines.iree.devices import IreeDevice
-
-__all__ = ["OVERWRITING", "IreeExecutable"]
+__all__ = ["OVERWRITING", "IreeDevice", "IreeExecutable", "get_device", "is_small"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
 """Calls ``main`` with a list of arguments and a list for what it returns, which stays empty."""
-
 OVERWRITING = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
 """Operators whose code writes its result over what it reads, an input of the Function included (as of IREE 3.13)."""
-
 _MEMORY = int(MemoryType.DEVICE_LOCAL)
 _USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 
@@ -259,3 +257,75 @@ def _copy(array: Array) -> Array:
 def _bytes_of(array: Array) -> Array:
     """Return an array's memory as bytes: not every type of elements has a buffer."""
     return array.reshape(-1).view(np.uint8)
+
+
+SMALL_WORK = 1 << 18
+"""Operations on single elements up to which handing work to a pool (20 us) costs more than a second thread saves."""
+_lock = renew_after_fork(threading.Lock())
+
+
+class IreeDevice:
+    """A device, with the instance and the module that every context over it shares."""
+
+    def __init__(self, threads: int) -> None:
+        self.survives_fork = threads == 1
+        self.generation = get_generation()
+        self.instance = VmInstance()
+        self.device = _sync() if threads == 1 else _pool(threads)
+        self.allocator: Any = self.device.allocator
+        self.module = create_hal_module(self.instance, self.device)
+
+
+@cache
+def _shared(threads: int, generation: int) -> IreeDevice:
+    device = IreeDevice(threads)
+    leave_to_parent(device)
+    return device
+
+
+def get_device(threads: int) -> IreeDevice:
+    """Return the device of so many threads, the same in every call; one thread is the caller's own."""
+    with _lock:
+        return _shared(threads, get_generation())
+
+
+def _sync() -> Any:
+    return create_hal_driver("local-sync").create_default_device()
+
+
+def _pool(threads: int) -> Any:
+    parse_flags(f"--task_topology_group_count={threads}")
+    try:
+        return create_hal_driver("local-task").create_default_device()
+    finally:
+        parse_flags("--task_topology_group_count=0")
+
+
+def is_small(function: Function) -> bool:
+    """Whether a Function, at every size, is so little work that the calling thread does it sooner than a pool."""
+    if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
+        return False
+    return sum(_work(node, function) for node in function.nodes) <= SMALL_WORK
+
+
+def _work(node: Node, function: Function) -> int:
+    """Return about how many operations on single elements a node is: those it makes, times those that each is a sum of."""
+    made = sum(prod(_extents(name, function)) for name in node.outputs)
+    read = max((prod(_extents(name, function)) for name in node.inputs), default=0)
+    return max(made, read) * _summed(node, function)
+
+
+def _summed(node: Node, function: Function) -> int:
+    extents = _extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
+    if not extents:
+        return 1
+    return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
+
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+
+
+def _extents(name: str, function: Function) -> tuple[int, ...]:
+    type_ = function.get_type(name) if name else None
+    extents = (type_.shape or ()) if isinstance(type_, TensorType) else ()
+    return tuple(extent for extent in extents if isinstance(extent, int))

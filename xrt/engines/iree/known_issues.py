@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xrt.engines.iree.constants import find_node_constant
-from xrt.engines.iree.decompositions import is_decomposed
+from xrt.engines.iree.export import find_node_constant
+from xrt.engines.iree.lowering import is_decomposed
 from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_known_issue
 from xrt.graph import DType, Function, Node, TensorType
 

@@ -6,14 +6,11 @@ import threading
 from collections.abc import Sequence
 
 from xrt.engines.iree.compiler import lower_module
-from xrt.engines.iree.constants import INLINE, find_node_constant
-from xrt.engines.iree.export import make_query_module
+from xrt.engines.iree.export import ELEMENTS, INLINE, find_node_constant, make_query_module
 from xrt.engines.iree.known_issues import find_known_issue
-from xrt.engines.iree.mlir_types import ELEMENTS
-from xrt.engines.iree.preprocess import OPSET, preprocess
+from xrt.engines.iree.lowering import OPSET, preprocess
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_query import NodeQuery
-from xrt.engines.toolkit.open_shapes import has_symbolic_dims, why_not_at_every_size
+from xrt.engines.toolkit.node_query import NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.forking import renew_after_fork
 from xrt.graph import (
     Constant,

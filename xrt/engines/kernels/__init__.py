@@ -6,17 +6,13 @@ other than NumPy, and none knows the engine that uses it: what the libraries do 
 
 from xrt.engines.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
-    convolution,
     elementwise,
-    indexing,
     layout,
     normalization,
-    pooling,
-    products,
     quantization,
     recurrent,
     reduction,
-    softmax,
+    windows,
 )
 from xrt.engines.kernels.table import ops
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from xrt.engines.kernels.elementwise import universal
 from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.formats.onnx.clip_bounds import read_clip_bounds
+from xrt.engines.toolkit.array_ops.elements import widen
+from xrt.formats.onnx.versions import read_clip_bounds
 
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
@@ -24,7 +25,6 @@ COMPARISONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
 PLAIN = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
 """Operators that are one universal function and always had NumPy's broadcasting."""
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
-
 LEGACY = 6
 """The last version whose broadcast is asked for, and aligned, by attributes."""
 
@@ -145,3 +145,30 @@ def clip_by_attributes(node: Node, env: NodeContext) -> Run:
 @ops("Clip", since=11)
 def clip(node: Node, env: NodeContext) -> Run:
     return lambda x, low=None, high=None: _clipped(env, x, low, high)
+
+
+@ops("MatMul")
+def matmul(node: Node, env: NodeContext) -> Run:
+    """Narrow floats are multiplied in float32."""
+    return lambda a, b: env.primitives.matmul(widen(a), widen(b)).astype(a.dtype, copy=False)
+
+
+@ops("Gemm")
+def gemm(node: Node, env: NodeContext) -> Run:
+    """``alpha * A' B' + beta * C``; the sums of narrow floats are rounded once."""
+    alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    flip_a, flip_b = bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
+
+    def run(a: Array, b: Array, c: Array | None = None) -> Array:
+        y = env.primitives.matmul(widen(a).T if flip_a else widen(a), widen(b).T if flip_b else widen(b))
+        y = y if alpha == 1 else y * alpha
+        if c is not None and beta != 0:
+            y = y + (widen(c) if beta == 1 else widen(c) * beta)
+        return y.astype(a.dtype, copy=False)
+
+    return run
+
+
+@ops("Det")
+def det(node: Node, env: NodeContext) -> Run:
+    return lambda x: env.xp.linalg.det(widen(x)).astype(x.dtype, copy=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.engines.toolkit.array_ops.precision import round_once
+from xrt.engines.toolkit.array_ops.elements import round_once
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext

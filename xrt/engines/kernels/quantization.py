@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xrt.engines.kernels.table import Array, Run, ops
-from xrt.engines.toolkit.array_ops.quantization import align_to_axis, broadcast_parameters, get_integer_limits
+from xrt.engines.toolkit.array_ops.elements import align_to_axis, broadcast_parameters, get_integer_limits
 from xrt.engines.toolkit.array_ops.windows import make_window
 from xrt.graph import DType, Node
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines.kernels import elementwise as e
 from xrt.engines.kernels.table import Advance, Array, Run, States, ops
-from xrt.engines.toolkit.array_ops.precision import widen
+from xrt.engines.toolkit.array_ops.elements import widen
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.engines.toolkit.array_ops.precision import NARROW, extreme, widen
+from xrt.engines.toolkit.array_ops.elements import NARROW, extreme, widen
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext

@@ -4,9 +4,7 @@ Input: the path of a shared library. Output: kernels for an engine's `OpTable`, 
 whole Function of such kernels in one call. Nothing here knows an engine, and no Python runs per operator.
 """
 
-from xrt.engines.native.executable import NativeExecutable
-from xrt.engines.native.library import NativeKernel, NativeLibrary, load
-from xrt.engines.native.library_path import (
+from xrt.engines.native.bindings import (
     SHIPPED,
     find_library,
     include_dir,
@@ -15,10 +13,10 @@ from xrt.engines.native.library_path import (
     warn_once_of_absence,
     why_not_shipped,
 )
-from xrt.engines.native.prepared import PreparedKernel
+from xrt.engines.native.library import NativeKernel, NativeLibrary, load
 from xrt.engines.native.products import multiply
 from xrt.engines.native.single_kernel import run_kernel
-from xrt.engines.native.tape import NativeTape
+from xrt.engines.native.tape import NativeExecutable, NativeTape, PreparedKernel
 
 __all__ = [
     "SHIPPED",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, c_int32, c_void_p, pointer
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.native import abi
 from xrt.engines.native import bindings as c
+from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import align, tensor_c
 from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
-from xrt.errors import CompileFailed, RunFailed
-from xrt.graph import Constant, DType, TensorType
+from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, TensorType
 
-if TYPE_CHECKING:
-    from xrt.engines.native.prepared import PreparedKernel
-
-__all__ = ["NativeTape"]
+__all__ = ["NativeExecutable", "NativeTape", "PreparedKernel"]
 
 Array = np.ndarray[Any, Any]
 
@@ -272,3 +273,146 @@ def _overwritten(
 
 def _same_memory(one: TensorType, other: TensorType) -> bool:
     return one.dtype is other.dtype and one.nbytes == other.nbytes
+
+
+MOST_SCRATCH = 1 << 40
+"""Bytes; a kernel that asks for more has a number wrong, and sums of such would not fit into 64 bits."""
+
+
+class PreparedKernel:
+    """A kernel, its node, and the state that its ``prepare`` made, which is destroyed with the last reference to this object."""
+
+    __slots__ = ("__weakref__", "_shown", "kernel", "node", "outputs", "scratch", "state")
+
+    def __init__(self, kernel: NativeKernel, node: Node, function: Function) -> None:
+        """Prepare the kernel; all the node's inputs must have static types.
+
+        Raises CompileRefused where the kernel refuses, and CompileFailed where it fails, or announces another type of an
+        output than the function declares.
+        """
+        self.kernel, self.node = kernel, node
+        self._shown = kernel.show(node, function)
+        announced = (abi.OutputC * len(node.outputs))()
+        plan, said = abi.PlanC(outputs=announced), MessageBuffer()
+        status = kernel.structure.prepare(self._shown.structure, plan, said.structure)
+        if status == abi.REFUSED:
+            raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {said.text}", [node.name])
+        if status != abi.OK:
+            raise CompileFailed(f"{kernel} failed to prepare for node {node.name!r} ({node.op}): {said.text}")
+        self.state: int | None = plan.state
+        if kernel.structure.destroy:
+            weakref.finalize(self, kernel.structure.destroy, plan.state).atexit = False  # threads may run when the process ends
+        self.scratch: int = plan.scratch
+        if self.scratch > MOST_SCRATCH:
+            raise CompileFailed(
+                f"{kernel} asks for {self.scratch} bytes of scratch for node {node.name!r} ({node.op}); its prepare is wrong"
+            )
+        self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
+        """The types of the outputs that the node has, by name."""
+
+    def can_overwrite(self, name: str, place: int = 0) -> bool:
+        """Whether the kernel allows the output at that place to share the memory of the input of that name."""
+        if place and not self.kernel.flags & abi.ELEMENTWISE:
+            return False
+        places = [index for index, given in enumerate(self.node.inputs) if given == name]
+        return all(self.kernel.in_place >> index & 1 for index in places)
+
+
+def _announced(kernel: NativeKernel, node: Node, function: Function, outputs_c: Any) -> Iterator[tuple[str, TensorType]]:
+    for index, name in enumerate(node.outputs):
+        if not name:
+            continue
+        type_, declared = _type(outputs_c[index]), function.get_type(name)
+        where = f"output {index} of node {node.name!r} ({node.op})"
+        if type_ is None:
+            raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
+        if declared is not None and not _agree(type_, declared):
+            raise CompileFailed(f"{kernel} announces {type_} for {where}, which is {declared}; its prepare is wrong")
+        yield name, type_
+
+
+def _type(output_c: abi.OutputC) -> TensorType | None:
+    dtype = abi.to_dlpack_dtype(output_c.dtype)
+    shape = tuple(output_c.shape[: output_c.ndim]) if 0 <= output_c.ndim <= abi.MAX_RANK else (-1,)
+    return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
+
+
+def _agree(announced: TensorType, declared: object) -> bool:
+    if not isinstance(declared, TensorType) or declared.dtype is not announced.dtype:
+        return False
+    if declared.shape is None or announced.shape is None:
+        return True
+    fixed = (a == d for a, d in zip(announced.shape, declared.shape, strict=False) if isinstance(d, int))
+    return len(declared.shape) == len(announced.shape) and all(fixed)
+
+
+FILLED_FROM = 1 << 12
+"""Bytes from which writing to a given buffer is worth handing it down: below, allocating an array costs less."""
+
+
+class NativeExecutable(Executable):
+    """One native call per run."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, name: str, tape: NativeTape, outputs: Sequence[str]) -> None:
+        """Take a tape whose outputs have those names; ``name`` is the Function's, for errors."""
+        self.tape = tape
+        self._name = name
+        self._outputs = tuple(outputs)
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
+        if len(inputs) != len(self.tape.inputs):
+            raise InputError(f"function {self._name!r} takes {len(self.tape.inputs)} inputs; got {len(inputs)}")
+        if options.out is not None:
+            self._check(options.out)
+        return self.tape.run(inputs, options.out)
+
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
+        run = self.tape.run
+        return lambda *inputs: run(inputs)
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        return self.tape.bound(inputs, outputs) or super().bind(inputs, outputs)
+
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        run, buffers = self.tape.run, tuple(outputs)
+
+        def call(*inputs: Any) -> None:
+            run(inputs, buffers)
+
+        return call
+
+    def supports_io_binding(self) -> bool:
+        return True
+
+    def output_buffer_threshold(self) -> Sequence[int | None]:
+        return [FILLED_FROM] * len(self._outputs)
+
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        return self.tape.in_place
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
+        return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
+
+    def _check(self, out: Sequence[Any]) -> None:
+        if len(out) != len(self._outputs):
+            raise InputError(f"function {self._name!r} has {len(self._outputs)} outputs; out= holds {len(out)} buffers")
+        for name, (shape, dtype), buffer in zip(self._outputs, self.tape.outputs, out, strict=True):
+            if buffer is not None and (reason := _misfit(shape, dtype, buffer)):
+                raise InputError(
+                    f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
+                )
+
+
+def _misfit(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any) -> str | None:
+    """Return why kernels cannot write an output of that type to a buffer; None when they can."""
+    due = TensorType(DType.of(np.empty(0, dtype)), shape)
+    if not isinstance(buffer, np.ndarray):
+        return f"the output is {due}, the buffer {type(buffer).__name__}"
+    if buffer.dtype != dtype or buffer.shape != shape:
+        return f"the output is {due}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
+    if not buffer.flags.carray:
+        return "the buffer is " + ("not C-contiguous" if not buffer.flags.c_contiguous else "read-only")
+    return None

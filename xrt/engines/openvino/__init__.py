@@ -5,7 +5,7 @@ each concurrent call has an infer request of its own. It computes in the model's
 for, and nothing that it does reports to anybody (`library`). This package is the only home of OpenVINO.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.openvino.engine import OpenVino
 
 DECLARATION = EngineDeclaration(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from xrt.engines.contract.deviations import Deviation
-from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.openvino.executable import (
     CompiledModel,
     OpenVinoExecutable,
@@ -28,8 +27,8 @@ from xrt.engines.openvino.library import (
     report_memory,
     summarize_error,
 )
-from xrt.engines.toolkit.allocation_tracker import AllocationTracker
-from xrt.engines.toolkit.quantized_operands import has_quantized_readers
+from xrt.engines.toolkit.libraries import AllocationTracker
+from xrt.engines.toolkit.node_writer import has_quantized_readers
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import TensorType
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.contract.memory_use import MemoryUse
-from xrt.engines.toolkit.error_text import remove_noise, shorten
+from xrt.engines.contract.graph_compiler import MemoryUse
+from xrt.engines.toolkit.libraries import remove_noise, shorten
 from xrt.errors import CompileRefused
-from xrt.graph.memory_map import find_file_offset
+from xrt.graph.constants import find_file_offset
 
 if TYPE_CHECKING:
-    from xrt.engines.toolkit.allocation_tracker import AllocationTracker
+    from xrt.engines.toolkit.libraries import AllocationTracker
 
 __all__ = ["HINTS", "LIBRARY", "check_precision", "core", "has_precision", "openvino", "report_memory", "summarize_error"]
 

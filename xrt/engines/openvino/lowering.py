@@ -11,10 +11,9 @@ import numpy as np
 
 from xrt import passes
 from xrt.engines.openvino.tables import may_cut_off_more_than_there_is
-from xrt.engines.toolkit import node_rewrite
+from xrt.engines.toolkit import node_writer
 from xrt.engines.toolkit.learned_models import ML, find_learned_definition
-from xrt.engines.toolkit.node_rewrite import as_function, rename_part
-from xrt.engines.toolkit.node_writer import NodeWriter
+from xrt.engines.toolkit.node_writer import NodeWriter, as_function, rename_part
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.formats.onnx import expand
@@ -37,7 +36,7 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
 
 def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) -> Function:
     """Replace each node that `is_lowered` selects by its decomposition, recursively."""
-    return node_rewrite.rewrite_nodes(function, lambda node, at: find_decomposition(node, at) if is_lowered(node, at) else None)
+    return node_writer.rewrite_nodes(function, lambda node, at: find_decomposition(node, at) if is_lowered(node, at) else None)
 
 
 @lru_cache(maxsize=REMEMBERED)

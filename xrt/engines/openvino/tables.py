@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.toolkit.fourier_precision import AXIS_IS_INPUT, Transform
-from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
-from xrt.engines.toolkit.open_shapes import has_symbolic_dims
+from xrt.engines.toolkit.known_issues import AXIS_IS_INPUT, KnownIssue, Test, Transform, always, attribute_is, match_known_issue
+from xrt.engines.toolkit.node_query import has_symbolic_dims
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, find_schema, is_training, since_version
 
 __all__ = [

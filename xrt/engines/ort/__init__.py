@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:

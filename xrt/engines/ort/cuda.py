@@ -25,7 +25,7 @@ from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.contract.graph_compiler import Accelerator
 
 __all__ = [
     "CUDA",

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
-from xrt.engines.contract.deviations import Deviation
-from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.contract.option_values import option
+from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
+from xrt.engines.contract.spec import option
 from xrt.engines.ort.cuda import (
     CUDA,
     RECORDED,

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from onnxruntime import InferenceSession, IOBinding, OrtValue
 
-from xrt.engines.contract.graph_compiler import Executable
-from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
 from xrt.errors import InputError, RunFailed
@@ -65,7 +64,7 @@ def list_computed_outputs(function: Function) -> tuple[Value, ...]:
 def session_function(function: Function) -> Function:
     """Keep just the outputs that the session computes, and write some convolutions and sums as products."""
     from xrt.engines.ort.export import give_bytes_one_reader, write_sums_as_products
-    from xrt.engines.toolkit.convolution_products import write_convolutions_as_products
+    from xrt.engines.toolkit.node_writer import write_convolutions_as_products
 
     computed = list_computed_outputs(function)
     function = give_bytes_one_reader(write_sums_as_products(write_convolutions_as_products(function)))

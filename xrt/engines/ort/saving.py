@@ -28,8 +28,8 @@ from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOption
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files, open_session
 from xrt.graph import Function, Node, Value
-from xrt.graph.memory_map import Mapping as FileMapping
-from xrt.graph.memory_map import find_file_offset, release
+from xrt.graph.constants import Mapping as FileMapping
+from xrt.graph.constants import find_file_offset, release
 
 __all__ = ["MarkedModel", "PlacedModel", "SavedSession", "optimize_model", "pack_weights", "place_model"]
 
@@ -280,7 +280,7 @@ def pack_weights(
     ``options`` are those under which it will be opened; the folder is written to. ``own_name`` is the file in the model. None
     where the library packs nothing. What it raises passes.
     """
-    from xrt.formats.onnx.external_entries import read_entries, write_entries
+    from xrt.formats.onnx.tensors import read_entries, write_entries
 
     packed = folder / f"{_FILE}.onnx"
     options.optimized_model_filepath = os.fspath(packed)

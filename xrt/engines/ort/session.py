@@ -19,9 +19,8 @@ import onnxruntime
 from onnxruntime import InferenceSession, SessionOptions, get_available_providers
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.contract.memory_use import MemoryUse
-from xrt.engines.toolkit.allocation_tracker import AllocationTracker
-from xrt.engines.toolkit.error_text import remove_noise, shorten
+from xrt.engines.contract.graph_compiler import MemoryUse
+from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
 from xrt.errors import CompileRefused, OptionError
 from xrt.forking import renew_after_fork
 from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from xrt.engines.ort.session import LIBRARY
-from xrt.engines.toolkit.fourier_precision import Transform
-from xrt.engines.toolkit.quantized_operands import has_quantized_readers, list_readers
+from xrt.engines.toolkit.known_issues import Transform
+from xrt.engines.toolkit.node_writer import has_quantized_readers, list_readers
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
 
 __all__ = ["ISSUES", "OrtKnownIssue", "find_known_issue", "has_vector_products", "is_fused"]

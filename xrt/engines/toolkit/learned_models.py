@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.node_rewrite import as_function
+from xrt.engines.toolkit.node_writer import as_function
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, TensorType, read_attributes
 from xrt.passes import infer_shapes

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, read_attributes
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
+from xrt.graph.node import rename_node
 
-__all__ = ["NodeWriter", "write_nodes"]
+__all__ = [
+    "Meaning",
+    "NodeWriter",
+    "as_function",
+    "has_quantized_readers",
+    "insert_nodes",
+    "list_readers",
+    "rewrite_nodes",
+    "write_convolutions_as_products",
+    "write_mean",
+    "write_mean_variance",
+    "write_nodes",
+]
 
 
 @dataclass(slots=True)
@@ -95,3 +110,265 @@ def write_nodes(function: Function, write: Callable[[NodeWriter], bool]) -> Func
         constants |= writer.constants
     unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
     return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
+
+
+Meaning: TypeAlias = Callable[[Node, Function], Function | None]
+"""Gives a Function that computes what a node does, on the names of `alone`; None where the node is to stay."""
+SMALL = 64
+"""Elements up to which a constant is an axis, a shape or a scale, which a meaning may depend on."""
+
+
+def as_function(node: Node, function: Function) -> Function:
+    """Return the node as a Function under names that do not depend on the node's position.
+
+    Its inputs are named i0, i1 ... in the order of the values the node reads, and its outputs o0, o1 ... in the node's order.
+    """
+    names = _names(node)
+    read = dict.fromkeys(filter(None, node.inputs))
+    small = {names[name]: c for name in read if (c := function.constants.get(name)) is not None and c.array.size <= SMALL}
+    return Function(
+        inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
+        outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
+        nodes=(
+            replace(node, inputs=tuple(names[n] for n in node.inputs), outputs=tuple(names[n] for n in node.outputs), name="it"),
+        ),
+        constants=small,
+        opsets=function.opsets,
+    )
+
+
+def _names(node: Node) -> dict[str, str]:
+    read = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    return read | {name: f"o{k}" for k, name in enumerate(node.outputs) if name} | {"": ""}
+
+
+def rewrite_nodes(function: Function, meaning: Meaning) -> Function:
+    """Return the Function with each node that has a meaning in the words of it; the meaning's own nodes are treated likewise."""
+    nodes: list[Node] = []
+    constants, types = dict(function.constants), dict(function.types)
+    for node in function.nodes:
+        found = meaning(node, function)
+        nodes += [node] if found is None else insert_nodes(rewrite_nodes(found, meaning), node, constants, types)
+    if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+        return function
+    return function.replace(nodes=tuple(nodes), constants=constants, types=types)
+
+
+def insert_nodes(meaning: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
+    """Return the nodes of ``meaning`` under names valid where ``node`` is; constants and types are added.
+
+    The producer of the node's first result gets its name, so that later nodes may be ordered after it.
+    """
+    names = {new: old for old, new in _names(node).items()}
+
+    def here(name: str) -> str:
+        return names.setdefault(name, f"{next(iter(node.defines))}/meaning/{name}")
+
+    known = set(names)
+    constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
+    types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
+    parts = [rename_part(part, here) for part in meaning.nodes]
+    first = next(iter(node.defines))
+    return [replace(part, name=node.name) if first in part.outputs else part for part in parts]
+
+
+def rename_part(part: Node, here: Callable[[str], str]) -> Node:
+    """Return the node on values of other names, those that its bodies capture too; it has no name of its own."""
+    names = {name: here(name) for name in (*part.uses, *part.defines)}
+    return replace(rename_node(part, names, {}), name="", control=())
+
+
+EPSILON = 1e-9
+"""What the definition adds to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
+MEAN_TAKES_AXES = 18
+"""The first opset in which ReduceMean reads its axes from an input."""
+
+
+def write_mean_variance(writer: NodeWriter, opset: int, output: str = "") -> str | None:
+    """Write (x - mean) / (deviation + epsilon), and return the name of it; None for types that cannot hold the epsilon.
+
+    ``opset`` is that of the model, ``output`` the name for the result, by default a new one.
+
+    The mean of the squares less the square of the mean may be rounded below zero, which has no root; and next to the epsilon
+    it matters by how little rows of one number miss their mean: so they are centered twice.
+    """
+    if writer.dtype(writer.x) not in (DType.FLOAT32, DType.FLOAT64):
+        return None
+    axes = read_attributes({"axes": writer.node.attr("axes", (0, 2, 3))})
+    centered = _write_centered(writer, _write_centered(writer, writer.x, axes, opset), axes, opset)
+    variance = write_mean(writer, writer.op("Mul", centered, centered), axes, opset)
+    deviation = writer.op("Add", writer.op("Sqrt", variance), writer.number(EPSILON))
+    return writer.op("Div", centered, deviation, output=output)
+
+
+def _write_centered(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int) -> str:
+    """Write the numbers less their mean along axes. What the mean was rounded by stays, and goes when they are centered again."""
+    return writer.op("Sub", x, write_mean(writer, x, axes, opset))
+
+
+def write_mean(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int, output: str = "") -> str:
+    """Write the mean along axes, which stay as extents of 1; ``opset`` is that of the model, ``output`` the name to give it."""
+    if opset < MEAN_TAKES_AXES:
+        return writer.op("ReduceMean", x, attributes=axes, output=output)
+    return writer.op("ReduceMean", x, writer.constant(np.array(axes[0].value)), output=output)
+
+
+MOST_PLACES = 9
+"""Places of the result up to which it is quicker as a product: it is so for 3 x 3, and not for 5 x 5."""
+SINCE = 11
+"""The opset from which Pad and Slice take all of their arguments as inputs."""
+MOST_BYTES = 1 << 26
+"""Of the columns, which are as many times the input as the result has places."""
+
+
+def write_convolutions_as_products(function: Function) -> Function:
+    """Return the Function with each such Conv of computed weights as a Gemm; itself where there is none.
+
+    Weights that are dequantized stay with their Conv, which libraries compute in integers.
+    """
+    return write_nodes(function, _write_convolution)
+
+
+Sizes = tuple[int, ...]
+
+
+def _write_convolution(writer: NodeWriter) -> bool:
+    sizes = _find_sizes(writer.node, writer.function)
+    if sizes is not None:
+        _write_product(writer, *sizes)
+    return sizes is not None
+
+
+def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
+    """Return the shapes of the input, the weights and the result of a Conv that is to be a product; None for other nodes."""
+    if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
+        return None
+    shapes, size = list[Sizes](), 0
+    for name in (*node.inputs, node.outputs[0]):
+        type_ = function.get_type(name)
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
+            return None
+        size = type_.dtype.numpy.itemsize
+        shapes.append(tuple(extent for extent in type_.shape if isinstance(extent, int)))
+        if len(shapes[-1]) != len(type_.shape) or 0 in shapes[-1]:
+            return None
+    x, w, y = shapes
+    places, elements = math.prod(y[2:]), math.prod(w[2:])
+    is_small = places * math.prod(x[:2]) * elements * size <= MOST_BYTES
+    return (x, w, y) if places <= MOST_PLACES and places < elements and is_small else None
+
+
+def _is_computed(name: str, function: Function) -> bool:
+    """Whether weights are neither constant nor dequantized."""
+    producer = function.producer(name)
+    return name not in function.constants and (producer is None or producer.op != "DequantizeLinear")
+
+
+def _write_product(writer: NodeWriter, x: Sizes, w: Sizes, y: Sizes) -> None:
+    """Write the weights (M, C * window) by columns (places * N, C * window), and bring the result into its order."""
+    node, axes = writer.node, len(x) - 2
+    strides, dilations = (node.attr(name) or (1,) * axes for name in ("strides", "dilations"))
+    pads = node.attr("pads") or (0,) * (2 * axes)
+    source = writer.x
+    if any(pads):
+        begins, ends = (0, 0, *pads[:axes]), (0, 0, *pads[axes:])
+        source = writer.op("Pad", source, _row(writer, [*begins, *ends]))
+    spatial, steps = _row(writer, range(2, 2 + axes)), _row(writer, dilations)
+    parts = []
+    for place in product(*map(range, y[2:])):
+        starts = [position * stride for position, stride in zip(place, strides, strict=True)]
+        stops = [start + (size - 1) * step + 1 for start, size, step in zip(starts, w[2:], dilations, strict=True)]
+        parts.append(writer.op("Slice", source, _row(writer, starts), _row(writer, stops), spatial, steps))
+    whole = parts[0] if len(parts) == 1 else writer.op("Concat", *parts, axis=0)
+    columns = writer.op("Reshape", whole, _row(writer, [-1, math.prod(w[1:])]))
+    weights = writer.op("Reshape", node.inputs[1], _row(writer, [w[0], -1]))
+    found = writer.op("Gemm", weights, columns, transB=1)
+    spread = writer.op("Reshape", found, _row(writer, [w[0], *y[2:], x[0]]))
+    writer.op("Transpose", spread, perm=[1 + axes, 0, *range(1, 1 + axes)], output=node.outputs[0])
+
+
+def _row(writer: NodeWriter, items: Sequence[int]) -> str:
+    return writer.constant(np.asarray(items, np.int64))
+
+
+BYTES = frozenset({DType.INT8, DType.UINT8})
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_BOUNDS = frozenset({"Clip", "Relu"})
+"""What a library takes into the quantization behind it."""
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""What libraries exchange with a dequantization before it."""
+
+
+def list_readers(node: Node, function: Function) -> list[Node]:
+    """Return the nodes that read the first result; empty where it is also a result of the Function."""
+    if any(value.name == node.outputs[0] for value in function.outputs):
+        return []
+    return [use.node for use in function.users(node.outputs[0])]
+
+
+def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
+    """Whether all that reads the result of a DequantizeLinear are products, and convolutions, whose first operand is dequantized.
+
+    That operand is no constant, and was of bytes. Where ``quantizing`` names the operator, its result is quantized again, maybe
+    after Relu or Clip; and it names further ones by element, whose other operand is such, where the constant has one scale. Of
+    what reads a single number some are enough: tools give one to all that read the same.
+    """
+    found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
+    constant = function.constants.get(node.inputs[0])
+    is_number = constant is not None and constant.array.size == 1
+    return any(found) if is_number else bool(found) and all(found)
+
+
+def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
+    """Yield what reads the result, maybe moved before, with the value that it reads."""
+    for reader in list_readers(node, function):
+        if reader.op in _MOVES and reader.inputs[0] == node.outputs[0]:
+            yield from _iter_readers(reader, function)
+        else:
+            yield reader, node.outputs[0]
+
+
+def _has_quantized_operand(reader: Node, constant: str, function: Function, quantizing: frozenset[str]) -> bool:
+    is_product = reader.op in _PRODUCTS
+    if not is_product and reader.op not in quantizing:
+        return False
+    others = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
+    if len(others) != 1 or not _is_dequantized(others[0], function):
+        return False
+    if not is_product and not _has_one_scale(constant, function):
+        return False
+    return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+
+
+def _has_one_scale(name: str, function: Function) -> bool:
+    """Whether a value is dequantized by one scale, and not one per channel."""
+    producer = function.producer(name)
+    while producer is not None and producer.op in _MOVES:
+        producer = function.producer(producer.inputs[0])
+    scale = None if producer is None else function.constants.get(producer.inputs[1])
+    return scale is not None and scale.array.size == 1
+
+
+def _is_dequantized(name: str, function: Function) -> bool:
+    """Whether a value is dequantized from bytes that are computed, maybe moved since."""
+    producer = function.producer(name)
+    while producer is not None and producer.op in _MOVES:
+        producer = function.producer(producer.inputs[0])
+    if producer is None or producer.op != "DequantizeLinear" or producer.inputs[0] in function.constants:
+        return False
+    type_ = function.get_type(producer.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype in BYTES
+
+
+def _iter_ends(node: Node, function: Function) -> Iterator[Node]:
+    """Yield what reads the node's result, behind operators that only bound it; the node itself where nothing does."""
+    readers = list_readers(node, function)
+    if not readers:
+        yield node
+    for reader in readers:
+        if reader.op in _BOUNDS and reader.inputs[0] == node.outputs[0]:
+            yield from _iter_ends(reader, function)
+        else:
+            yield reader

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from xrt.graph import Function, Node, TensorType
 
-__all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs"]
+__all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs", "make_writable_alias"]
 
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 """Operators that write parts of their first input, with other inputs of any shape."""
@@ -31,3 +35,25 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
     """Return the inputs, by place, over which such an engine may write the node's result."""
     return (0,) if node.op_type in SCATTERS and not node.domain else ()
+
+
+class _WritableMemory:
+    """The memory of an array without its read-only mark. The owner of the memory lives as long as this."""
+
+    def __init__(self, array: np.ndarray[Any, Any], owner: Any) -> None:
+        self._owner = owner
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.ndarray[Any, Any]:
+    """Return an array over the same memory that may be written to; nothing is copied.
+
+    The caller guarantees that no other code writes to it, or that the memory is its own. ``owner`` is kept alive with the
+    result, by default the array. Types of ml_dtypes, for which the array interface has no name, pass through integers of their
+    size.
+    """
+    own = array if owner is None else owner
+    if array.dtype.isbuiltin == 1:
+        return np.asarray(_WritableMemory(array, own))
+    return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), own)).view(array.dtype)

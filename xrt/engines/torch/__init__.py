@@ -5,7 +5,7 @@ NumPy arrays. This package is the only home of torch among the engines; it impor
 changes no setting of torch's for the process: the number of threads, gradients and inference mode are set for the calling thread.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.torch.engine import Torch
 
 DECLARATION = EngineDeclaration(

@@ -7,6 +7,7 @@ small floats as their codes, which only conversions read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
+from xrt.engines.toolkit.libraries import shorten
+from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.graph import DType
 
-__all__ = ["COMPLEX", "MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "to_numpy"]
+__all__ = ["COMPLEX", "MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "summarize_error", "to_numpy"]
 
 OWN = {
     DType.BOOL: torch.bool,
@@ -44,7 +46,6 @@ _WIDENED = {
 }
 MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
 """Bits that a result has, for types that are held in wider ones."""
-
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(str(kind).removeprefix("torch."))
     for dtype, kind in {**OWN, **_WIDENED}.items()
@@ -100,3 +101,13 @@ def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
 def decode_table(dtype: DType) -> torch.Tensor:
     """Return the numbers that the codes of a small float mean, in float32."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
+
+
+LONGEST = 160
+
+
+def summarize_error(cause: BaseException) -> str:
+    """Return the first telling line of what torch raised."""
+    lines = [line.strip() for line in str(cause).splitlines()]
+    text = next((line for line in lines if line), "")
+    return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), LONGEST) or type(cause).__name__

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
+from xrt.engines.contract.op_table import OpTable
+from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.table import Tensor
     from xrt.graph import Constant
 
-__all__ = ["TorchKernelContext", "find_known"]
+__all__ = ["Factory", "Run", "Tensor", "TorchKernelContext", "find_known", "ops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,12 @@ def find_known(node: Node, function: Function, index: int) -> Constant | None:
 def _dtype(function: Function, name: str) -> DType | None:
     type_ = function.get_type(name) if name else None
     return type_.dtype if isinstance(type_, TensorType) else None
+
+
+Tensor: TypeAlias = Any
+"""A tensor of torch's."""
+Run: TypeAlias = Callable[..., Any]
+"""What a factory returns."""
+Factory: TypeAlias = "Callable[[TorchKernelContext], Run]"
+ops: OpTable[Factory] = OpTable("torch")
+"""Filled by the modules of `xrt.engines.torch.kernels`, one per family of operators."""

@@ -14,18 +14,16 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_info import list_last_uses
-from xrt.engines.toolkit.node_rewrite import as_function
-from xrt.engines.torch.dtypes import MASKS, from_numpy
-from xrt.engines.torch.errors import summarize_error
-from xrt.engines.torch.kernel_context import TorchKernelContext
+from xrt.engines.toolkit.node_query import list_last_uses
+from xrt.engines.toolkit.node_writer import as_function
+from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
+from xrt.engines.torch.kernel_context import Run, TorchKernelContext
 from xrt.engines.torch.kernels import MOVING, ops
 from xrt.engines.torch.kernels.opaque import make_opaque_kernel
-from xrt.engines.torch.table import Run
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType
-from xrt.graph.opaque_call import DOMAIN
+from xrt.graph.node import DOMAIN
 from xrt.passes import infer_shapes
 
 __all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from xrt.engines.toolkit.node_info import close_over
-from xrt.engines.toolkit.node_rewrite import as_function
-from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN
-from xrt.engines.torch.errors import summarize_error
+from xrt.engines.toolkit.known_issues import KnownIssue, match_known_issue
+from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.node_writer import as_function
+from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
 from xrt.engines.torch.kernel_context import TorchKernelContext
 from xrt.engines.torch.kernels import MOVING, ops
 from xrt.engines.torch.kernels.opaque import make_opaque_kernel
-from xrt.engines.torch.known_issues import find_known_issue
 from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
-from xrt.graph.opaque_call import DOMAIN
+from xrt.graph.node import DOMAIN
 
-__all__ = ["why_not"]
+__all__ = ["GAPS", "find_known_issue", "why_not"]
 
+
+def find_known_issue(node: Node, function: Function) -> str | None:
+    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    return match_known_issue(GAPS, node, function)
+
+
+GAPS: tuple[KnownIssue, ...] = ()
 CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
 """Operators that read and write codes of types that torch does not compute in."""
 CONTROL = frozenset(

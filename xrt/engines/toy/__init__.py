@@ -4,7 +4,7 @@ A Function goes in, an Executable comes out that plays a tape of kernels. It nev
 optimisation crosses a node, so cutting a Function changes no bit of what it computes.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.toy.engine import Toy
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.table import Run

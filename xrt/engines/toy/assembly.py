@@ -11,15 +11,14 @@ from xrt.engines.contract.op_table import Kernel
 from xrt.engines.toy.interpreter import InterpretedExecutable
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, alone, with_segments
-from xrt.engines.toy.tape import VIEWS, StepKernel, Tape, make_tape
-from xrt.engines.toy.update_order import order_updates
+from xrt.engines.toy.tape import VIEWS, StepKernel, Tape, make_tape, order_updates
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Executable
-    from xrt.engines.toy.kernel_selection import KernelSelection
+    from xrt.engines.toy.native import KernelSelection
     from xrt.engines.toy.table import Run
 
 __all__ = ["Assembly"]

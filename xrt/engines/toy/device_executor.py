@@ -12,22 +12,68 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable
-from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toy.kernel_context import KernelContext
-from xrt.engines.toy.shape_values import SHAPES, find_shape_values
 from xrt.engines.toy.tape import describe_kernel
 from xrt.errors import CompileRefused, RunFailed, XRTError
-from xrt.graph import DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
+from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Accelerator
-    from xrt.engines.toy.kernel_selection import KernelSelection
+    from xrt.engines.contract.graph_compiler import Accelerator
+    from xrt.engines.toy.native import KernelSelection
     from xrt.engines.toy.table import Run
 
-__all__ = ["DeviceExecutable", "plan_device_steps", "why_not_on_device"]
+__all__ = ["SHAPES", "DeviceExecutable", "find_shape_values", "plan_device_steps", "why_not_on_device"]
+
+FEW = 64
+"""The most elements of a constant that is taken for sizes."""
+SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read a shape, and no data."""
+STEPS = frozenset(
+    [
+        *("Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal"),
+        *("Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
+        *("Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceMax", "ReduceMin"),
+        *("ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub"),
+        *("Unsqueeze", "Where"),
+    ]
+)
+"""Operators that of few numbers make few."""
+
+
+def find_shape_values(function: Function) -> frozenset[str]:
+    """Return the values that are few numbers by themselves, or are computed of such, or of shapes. Linear."""
+    found: set[str] = set()
+    for node in function.nodes:
+        if not node.domain and _makes_sizes(node, function, found):
+            found.update(node.defines)
+    return frozenset(found)
+
+
+def _makes_sizes(node: Node, function: Function, found: set[str]) -> bool:
+    if node.op_type in SHAPES:
+        return True
+    if node.op_type == "Constant":
+        return all(_is_few(attribute.value) for attribute in node.attributes)
+    reads = [name for name in node.inputs if name]
+    if node.op_type not in STEPS or not any(name in found for name in reads):
+        return False
+    return all(name in found or _is_small(function.constants.get(name)) for name in reads)
+
+
+def _is_few(value: object) -> bool:
+    """Whether a Constant node's attribute is few numbers."""
+    if isinstance(value, Constant):
+        return _is_small(value)
+    few = value if isinstance(value, tuple) else (value,)
+    return len(few) <= FEW and all(isinstance(one, int | float) for one in few)
+
+
+def _is_small(constant: Constant | None) -> bool:
+    return constant is not None and constant.array.size <= FEW and constant.array.dtype.kind in "biuf"
+
 
 HELD = frozenset(
     [

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xrt import __version__
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.contract.option_values import option
+from xrt.engines.contract.spec import option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
-from xrt.engines.toolkit.node_info import close_over
+from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.toy.assembly import Assembly
 from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
-from xrt.engines.toy.executable import ToyExecutable
-from xrt.engines.toy.kernel_selection import KernelSelection, select_kernel
+from xrt.engines.toy.interpreter import ToyExecutable
 from xrt.engines.toy.kernels import ops
+from xrt.engines.toy.native import KernelSelection, select_kernel
 from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:

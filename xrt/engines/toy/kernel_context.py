@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
+from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.toy.primitives import ArrayPrimitives
 from xrt.graph import Function
 

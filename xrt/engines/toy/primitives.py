@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from xrt.engines.kernels.reduction import greatest
-from xrt.engines.toy.kernels.casting import conversion
-from xrt.engines.toy.kernels.convolution import convolve
-from xrt.engines.toy.kernels.layout import apply_padding
+from xrt.engines.toy.kernels.layout import apply_padding, conversion
 from xrt.engines.toy.kernels.special import erf
-from xrt.engines.toy.kernels.windows import fold, sum_windows
+from xrt.engines.toy.kernels.windows import convolve, fold, sum_windows
 from xrt.engines.toy.products import multiply
 
 if TYPE_CHECKING:

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toolkit.node_info import list_last_uses
+from xrt.engines.toolkit.node_query import list_last_uses
 from xrt.engines.toolkit.scatters import SCATTERS
-from xrt.errors import RunFailed, XRTError
+from xrt.errors import ModelError, RunFailed, XRTError
+from xrt.graph import Function, Node
 
 if TYPE_CHECKING:
     from xrt.engines.toy.table import Run
-    from xrt.graph import Function, Node
 
-__all__ = ["VIEWS", "Overwritten", "StepKernel", "Tape", "TapeStep", "make_tape"]
+__all__ = ["VIEWS", "Overwritten", "StepKernel", "Tape", "TapeStep", "make_tape", "order_updates"]
 
 ABSENT, UNWANTED = 0, 1
 """Slots: of every input that is left out, which holds None; and of every output that is left out."""
 CONDITION = np.dtype(bool)
 SMALLEST_REUSED = 1 << 15
 """Bytes below which a fresh result is as quick as looking whether an argument's buffer can be had."""
-
-
 VIEWS = frozenset(
     {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -305,3 +303,57 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKe
     spread = arguments[:1] if node.op_type in SCATTERS else arguments
     kept = frozenset(pair for pair in pairs if pair[0] in free)
     return TapeStep(kernel.run, arguments, results, free, reusable, fills, is_run, kept, spread, node)
+
+
+def order_updates(function: Function, views: Collection[str] = ()) -> Function:
+    """Return the Function with control edges from the nodes that read an aliased input to the one that writes its output.
+
+    A result of an operator among ``views`` may be the input's memory: what reads it reads the input. A node that reads what is
+    written keeps its place; the output is then a copy. Linear where the Function's own order is such.
+    """
+    wanted = {edge for given, result in function.aliases for edge in _edges(function, given, result, views)}
+    if not wanted:
+        return function
+    before: dict[str, list[str]] = {}
+    for reader, writer in sorted(wanted):
+        before.setdefault(writer, []).append(reader)
+    nodes = [
+        replace(node, control=tuple(dict.fromkeys((*node.control, *before[node.name])))) if node.name in before else node
+        for node in function.nodes
+    ]
+    try:
+        return function.replace(nodes=tuple(nodes))
+    except ModelError:  # two updates that wait for each other
+        return function
+
+
+def _edges(function: Function, given: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
+    writer, place = function.producer(result), function.position(result)
+    if writer is None or place is None:
+        return set()
+    index = {node.name: number for number, node in enumerate(function.nodes)}
+    readers = _find_readers(function, given, views) - {writer.name, *writer.control}
+    late = max((index[name] for name in readers), default=-1)
+    return {(name, writer.name) for name in readers - _followers(function, writer, place, late)}
+
+
+def _find_readers(function: Function, given: str, views: Collection[str]) -> set[str]:
+    """Return the names of the nodes that read a value or a view of it."""
+    found: set[str] = set()
+    names = [given]
+    for name in names:
+        for use in function.users(name):
+            if use.node.name not in found and use.node.op in views:
+                names += filter(None, use.node.outputs)
+            found.add(use.node.name)
+    return found
+
+
+def _followers(function: Function, writer: Node, place: int, end: int) -> set[str]:
+    """Return the names of nodes up to a place that depend on the writer."""
+    found, made = {writer.name}, set(writer.defines)
+    for node in function.nodes[place + 1 : end + 1]:
+        if not made.isdisjoint(node.uses) or not found.isdisjoint(node.control):
+            found.add(node.name)
+            made.update(node.defines)
+    return found

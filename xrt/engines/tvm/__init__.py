@@ -7,8 +7,8 @@ some orders of import the process is known to crash: where both are needed, give
 imports PyTorch where it is installed, for tensors that the engine never hands it: it is hidden meanwhile.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
-from xrt.engines.toolkit.imports import hide_module
+from xrt.engines.contract.registry import EngineDeclaration
+from xrt.engines.toolkit.libraries import hide_module
 
 with hide_module("torch"):
     from xrt.engines.tvm.engine import Tvm

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.mean_variance import write_mean, write_mean_variance
-from xrt.engines.toolkit.node_writer import NodeWriter
+from xrt.engines.toolkit.node_writer import NodeWriter, write_mean, write_mean_variance
 from xrt.graph import DType, Function, Node, TensorType, read_attributes
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset

@@ -9,15 +9,13 @@ import tvm
 import tvm_ffi
 from tvm.target import codegen as tvm_codegen
 
-from xrt.engines.contract.deviations import Deviation
-from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.contract.option_values import option
-from xrt.engines.toolkit.open_shapes import has_symbolic_dims
-from xrt.engines.tvm.cuda import codegen, serialization
+from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
+from xrt.engines.contract.spec import option
+from xrt.engines.toolkit.node_query import has_symbolic_dims
+from xrt.engines.tvm.cuda import codegen
+from xrt.engines.tvm.cuda.codegen import load_runtime
 from xrt.engines.tvm.cuda.executable import TvmOnDevice
-from xrt.engines.tvm.cuda.library import load_runtime
-from xrt.engines.tvm.errors import summarize_error
-from xrt.engines.tvm.executable import RelaxExecutable
+from xrt.engines.tvm.executable import RelaxExecutable, summarize_error
 from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
@@ -26,7 +24,7 @@ from xrt.engines.tvm.target import check_mcpu, make_target
 from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
@@ -118,7 +116,7 @@ class Tvm(GraphCompiler):
             return executable.saved
         with compiler_lock:
             if isinstance(executable, TvmOnDevice):
-                return serialization.export_program(executable.program, executable.function, context.workdir)
+                return codegen.export_program(executable.program, executable.function, context.workdir)
             return export_library(executable.program, executable.function, context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
@@ -135,7 +133,7 @@ class Tvm(GraphCompiler):
     def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
         accelerator = _addressed(context)
         load_runtime()
-        program = serialization.load_program(data, function, context.workdir)
+        program = codegen.load_program(data, function, context.workdir)
         executable = TvmOnDevice(program, function, accelerator, _device(context))
         executable.saved = data
         return executable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,11 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract.graph_compiler import Executable, fill
-from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
-from xrt.engines.tvm.destination_passing import DESTINATION_SUFFIX
-from xrt.engines.tvm.errors import summarize_error
-from xrt.engines.tvm.inplace_analysis import name_entry
+from xrt.engines.toolkit.libraries import shorten
+from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.tvm.destination_passing import DESTINATION_SUFFIX, name_entry
 from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
 from xrt.graph import TensorType
@@ -26,10 +25,21 @@ if TYPE_CHECKING:
     from xrt.engines.tvm.pipeline import TvmProgram
     from xrt.graph import Function
 
-__all__ = ["RelaxExecutable", "to_tensor"]
+__all__ = ["RelaxExecutable", "summarize_error", "to_tensor"]
+
+LONGEST = 160
+
+
+def summarize_error(cause: BaseException) -> str:
+    """Return the first telling line of what TVM raised, without its source locations."""
+    lines = [line.strip() for line in str(cause).splitlines()]
+    text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
+    text = re.sub(r"^.*Check failed:\s*\(.*?\)(?: is false)?:?\s*", "", text) or text
+    text = re.sub(r"\s+", " ", text).rstrip(" .:")
+    return shorten(text, LONGEST) or type(cause).__name__
+
 
 Array = np.ndarray[Any, Any]
-
 FILLED_FROM = 0
 """Bytes from which computing into a given buffer is quicker than into a new one: always, it takes one array less."""
 

@@ -14,7 +14,7 @@ from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_rewrite import rewrite_nodes
+from xrt.engines.toolkit.node_writer import rewrite_nodes
 from xrt.engines.tvm.decompositions import decompose
 from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.forking import renew_after_fork

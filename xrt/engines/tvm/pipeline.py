@@ -2,30 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
+import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import Call, IRModule, Op, TupleType
 from tvm.relax.backend import DispatchSortScan
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.runtime import Tensor
 from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
-from xrt.engines.tvm.constant_lifting import lift_constants
-from xrt.engines.tvm.destination_passing import add_destination_variant, fresh_results
-from xrt.engines.tvm.export import tensor_type
-from xrt.engines.tvm.inplace_analysis import find_inplace_inputs, with_overwriting
-from xrt.engines.tvm.legalization import legalize_operators
-from xrt.engines.tvm.no_vectorize import compile_without_vectorizer, find_wrapping_functions
+from xrt.engines.tvm.destination_passing import add_destination_variant, find_inplace_inputs, fresh_results, with_overwriting
+from xrt.engines.tvm.export import compiler_lock, tensor_type
 from xrt.engines.tvm.schedules import CpuSchedule
+from xrt.graph import Constant
 
-if TYPE_CHECKING:
-    from xrt.graph import Constant
+__all__ = [
+    "FUSION",
+    "LOWERING",
+    "PLANNING",
+    "TvmProgram",
+    "build",
+    "compile_without_vectorizer",
+    "find_wrapping_functions",
+    "legalize",
+    "legalize_operators",
+    "lift_constants",
+]
 
-__all__ = ["FUSION", "LOWERING", "PLANNING", "TvmProgram", "build", "legalize"]
+_WRAPS = ('"prim.FloorMod"', '"prim.Mod"')
+_NO_VECTORISER = "-vectorize-loops:bool=false"
+
+
+def find_wrapping_functions(module: IRModule) -> frozenset[str]:
+    """Return the names of the functions that compute a remainder. TVM lets Python read its loops only as text."""
+    functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
+    if not _wraps(module):
+        return frozenset()
+    return frozenset(name for name, function in functions.items() if _wraps(function))
+
+
+def _wraps(node: Any) -> bool:
+    text = to_json_graph_str(node)
+    return any(word in text for word in _WRAPS)
+
+
+def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
+    """Return the module with those functions compiled into a library that it carries along."""
+    if not names:
+        return module
+    gvars = [module.get_global_var(name) for name in names]
+    loops = IRModule({gvar: module[gvar].with_attr("global_symbol", gvar.name_hint) for gvar in gvars})
+    library = tvm.tirx.build(loops, target=_without_vectoriser(target))
+    main = _ByName(module, names).visit_expr(module["main"])
+    rest = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
+    rest[module.get_global_var("main")] = main
+    return IRModule(rest).with_attr("external_mods", [library])
+
+
+def _without_vectoriser(target: Target) -> Target:
+    return Target({**target.export(), "cl-opt": [_NO_VECTORISER]})
+
+
+@mutator
+class _ByName(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    """Turns calls of functions of the module into calls of functions of a library."""
+
+    def __init__(self, module: IRModule, names: Collection[str]) -> None:
+        super().__init__(module)
+        self.names = names
+
+    def visit_call_(self, call: Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir" or call.args[0].name_hint not in self.names:
+            return call
+        (result,) = call.ty_args
+        results = list(result.fields) if isinstance(result, TupleType) else [result]  # a loop of several results has a tuple
+        return relax.op.call_dps_packed(call.args[0].name_hint, call.args[1], out_ty=results)
+
+
+_failures: list[Exception] = []
+"""What rules have raised in the pass that is running; guarded by the lock of the compiler."""
+
+
+def legalize_operators(module: IRModule) -> IRModule:
+    """Return the module with its operators as loops; raises what the first rule that failed has raised."""
+    with compiler_lock:
+        try:
+            legal = relax.transform.LegalizeOps(_rules())(module)
+            if _failures:
+                raise _failures[0]
+            return legal
+        finally:
+            _failures.clear()
+
+
+@cache
+def _rules() -> Any:
+    """Return TVM's rule for each operator that has one, none of which raises."""
+    found = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
+    return tvm_ffi.convert({name: _without_raising(rule) for name, rule in found.items() if rule is not None})
+
+
+def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def legalize(builder: Any, call: Any) -> Any:
+        try:
+            return rule(builder, call)
+        except Exception as error:  # noqa: BLE001  # whatever TVM raises is why it cannot
+            _failures.append(error)
+            return call
+
+    return legalize
+
+
+def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
+    """Return the module with the constants of its ``main`` as its last parameters, and those constants."""
+    main = module["main"]
+    lifting = _Lifting(module)
+    body = lifting.visit_expr(main.body)
+    if lifting.found:
+        parameters = [variable for variable, _ in lifting.found.values()]
+        module["main"] = relax.Function([*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs)
+    return module, tuple(constant for _, constant in lifting.found.values())
+
+
+@mutator
+class _Lifting(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    """Puts a variable for each constant tensor."""
+
+    def __init__(self, module: IRModule) -> None:
+        super().__init__(module)
+        self.found: dict[bytes, tuple[relax.Var, Constant]] = {}
+
+    def visit_generic_const_(self, literal: Any) -> Any:
+        if not isinstance(literal.value, Tensor):
+            return literal
+        constant = Constant(np.array(literal.value.numpy()))
+        if constant.digest not in self.found:
+            self.found[constant.digest] = relax.Var(f"constant_{len(self.found)}", literal.ty), constant
+        return self.found[constant.digest][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +207,12 @@ FUSION = [
     relax.transform.FuseTIR(),
     relax.transform.DeadCodeElimination(),
 ]
-
 PLANNING = [
     relax.transform.ToNonDataflow(),
     relax.transform.RemovePurityChecking(),
     relax.transform.CallTIRRewrite(),
     relax.transform.StaticPlanBlockMemory(),
 ]
-
 LOWERING = [
     relax.transform.LowerAllocTensor(),
     relax.transform.KillAfterLastUse(),

@@ -2,23 +2,250 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
 
+from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_query import NodeQuery
-from xrt.engines.toolkit.open_shapes import ELEMENTWISE, has_symbolic_dims, why_not_at_every_size
+from xrt.engines.toolkit.node_query import ELEMENTWISE, NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.engines.tvm.cuda.codegen import OLDEST, build
 from xrt.engines.tvm.cuda.codegen import make_target as device_target
-from xrt.engines.tvm.errors import summarize_error
+from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import INLINE, compiler_lock, import_function, make_constant
-from xrt.engines.tvm.known_issues import find_known_issue
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, is_training, since_version
 
-__all__ = ["positions_read_at_import", "why_not"]
+__all__ = ["DEFECTS", "find_known_issue", "positions_read_at_import", "why_not"]
 
+
+def find_known_issue(node: Node, function: Function) -> str | None:
+    """Return the reason of the first defect that the node falls under; None when it falls under none."""
+    return match_known_issue(DEFECTS, node, function)
+
+
+def _is_float(node: Node, function: Function) -> bool:
+    type_ = function.get_type(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype.is_float
+
+
+def _is_integer(node: Node, function: Function) -> bool:
+    return not _is_float(node, function)
+
+
+def _gathers_from_both_ends(node: Node, function: Function) -> bool:
+    """Whether the axis is counted from the end and is not the first, and an index may be too."""
+    type_, indices = function.get_type(node.inputs[0]), make_constant(node.inputs[1], function)
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    may_be_negative = indices is None or bool((indices.array < 0).any())
+    return -(rank or 0) != node.attr("axis", 0) < 0 and may_be_negative
+
+
+def _takes_default_for_float64(node: Node, function: Function) -> bool:
+    type_ = function.get_type(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype is DType.FLOAT64 and node.attr("alpha") is None
+
+
+def _normalises_all(node: Node, function: Function) -> bool:
+    type_ = function.get_type(node.inputs[0])
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    return node.attr("axis", -1) in (0, -(rank or 0))
+
+
+def _not_sortable(node: Node, function: Function) -> bool:
+    type_ = function.get_type(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype not in _SORTABLE
+
+
+_SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
+
+
+def _scales_by_a_fraction(node: Node, function: Function) -> bool:
+    """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
+    scales = make_constant(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
+    type_ = function.get_type(node.inputs[0])
+    if scales is None or not scales.array.size or not isinstance(type_, TensorType) or type_.shape is None:
+        return False
+    axes = node.attr("axes") or range(len(type_.shape))
+    products = [type_.shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
+    return any(product != round(product) for product in products)
+
+
+def _has_inexact_ties(node: Node, function: Function) -> bool:
+    """Whether some place of a nearest neighbour is exactly between two, and the ratio of the extents is not binary.
+
+    The library multiplies by a rounded ratio, with or without a rounding after it: then the place is on either side.
+    """
+    before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
+    shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
+    if node.attr("mode", "nearest") != "nearest" or len(shapes) != 2:
+        return False
+    old = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
+    coordinates = "asymmetric" if old else node.attr("coordinate_transformation_mode", "half_pixel")
+    nearest = "floor" if old else node.attr("nearest_mode", "round_prefer_floor")
+    extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
+    return any(_meets_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
+
+
+def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
+    """Whether a place ``(i + c) * extent / target - c`` is whole, or for ``is_rounded`` half of an odd number."""
+    is_aligned, centre = coordinates == "align_corners", int(coordinates in _CENTRED)
+    ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
+    p, q = ratio.numerator, ratio.denominator
+    if q & (q - 1) == 0:  # such a ratio, and its multiples, have no rounding
+        return False
+    first = 1 - centre  # the place 0 is exact where it is not moved
+    return any(((2 * i + centre) * p - (centre + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
+
+
+_CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+
+
+def _dtype(name: str, function: Function) -> DType | None:
+    type_ = function.get_type(name)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _drops_a_rounding(node: Node, function: Function) -> bool:
+    types = {_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)}
+    return DType.BFLOAT16 in types and len(types) > 1
+
+
+def _widens_what_may_wrap(node: Node, function: Function) -> bool:
+    """Whether an int32 that may have wrapped around becomes a wider integer: one of arithmetic, moved about or not."""
+    if _dtype(node.inputs[0], function) is not DType.INT32 or _dtype(node.outputs[0], function) not in (
+        DType.INT64,
+        DType.UINT64,
+    ):
+        return False
+    maker = function.producer(node.inputs[0])
+    while maker is not None and maker.op_type in _MOVERS:
+        maker = function.producer(maker.inputs[0])
+    return maker is not None and maker.op_type not in _NEVER_WRAP
+
+
+_MOVERS = {"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+_NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Gather", "Max", "Min", "Mod", "Sign", "Where"}
+DEFECTS: tuple[KnownIssue, ...] = (
+    KnownIssue(
+        ("Cast", "CastLike"),
+        _drops_a_rounding,
+        "TVM computes bfloat16 in float32, and drops the rounding of a cast",
+        (
+            "compared with the reference: the casts float32_bfloat16_float32",
+            "compared with the reference: the casts Mul_bfloat16_float32",
+        ),
+    ),
+    KnownIssue(
+        ("Cast", "CastLike"),
+        _widens_what_may_wrap,
+        "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
+        (
+            "compared with the reference: the casts Mul_int32_int64",
+            "compared with the reference: the casts int64_int32_int64_Mul",
+        ),
+    ),
+    KnownIssue(
+        ("InstanceNormalization", "LpPool", "MeanVarianceNormalization", "ReduceL2", "ReduceSumSquare"),
+        lambda node, function: _dtype(node.inputs[0], function) is DType.FLOAT16,
+        "TVM squares float16 in float16, where 256 squared is infinite and 0.0001 squared is zero",
+        (
+            "length_of_halves of the corpus",
+            "length_of_small_halves of the corpus",
+            "pool_of_lengths_of_halves of the corpus",
+            "compared with toy: InstanceNormalization of numbers from -300 to 300 is one",
+        ),
+    ),
+    KnownIssue(
+        ("BatchNormalization", "Dropout"),
+        is_training,
+        "TVM's importer ignores the training mode",
+        ("test_batchnorm_example_training_mode", "test_training_dropout"),
+    ),
+    KnownIssue(
+        ("Resize", "Upsample"),
+        _scales_by_a_fraction,
+        "TVM resizes by the ratio of the rounded sizes, where ONNX resizes by the scales",
+        ("test_resize_downsample_scales_linear", "test_resize_downsample_scales_cubic"),
+    ),
+    KnownIssue(
+        ("Resize", "Upsample"),
+        _has_inexact_ties,
+        "TVM takes the nearest element by a rounded place, so that of two as near the processor decides",
+        ("test_resize_upsample_sizes_nearest with constant sizes, with tvm{mcpu=haswell}",),
+    ),
+    KnownIssue(
+        ("Resize",),
+        attribute_is("antialias", 1),
+        "TVM's importer ignores antialias",
+        ("test_resize_downsample_sizes_linear_antialias",),
+    ),
+    KnownIssue(
+        ("LeakyRelu", "HardSigmoid"),
+        _takes_default_for_float64,
+        "TVM's importer takes the default of alpha as a float64 number, where an ONNX attribute is a float32 one",
+        ("slope_by_default_in_float64 of the corpus",),
+    ),
+    KnownIssue(
+        ("TopK",),
+        _not_sortable,
+        "TVM's TopK fails at run time for elements of this type",
+        ("test_top_k_uint64",),
+    ),
+    KnownIssue(
+        ("RoiAlign",),
+        lambda node, function: (
+            function.opset() >= 16  # where half pixels came
+            and node.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+            and node.attr("spatial_scale", 1.0) != 1.0
+        ),
+        "TVM scales the half pixel of a RoiAlign too",
+        ("regions_of_a_scaled_image of the corpus",),
+    ),
+    KnownIssue(
+        ("RoiAlign",),
+        attribute_is("mode", "max"),
+        "TVM's RoiAlign of mode max takes the largest sample where ONNX takes the largest weighted corner",
+        ("test_roialign_mode_max",),
+    ),
+    KnownIssue(
+        ("SpaceToDepth",),
+        lambda node, function: node.attr("mode", "DCR") != "DCR",
+        "TVM's importer ignores the mode of SpaceToDepth",
+        ("test_spacetodepth_crd_mode_example",),
+    ),
+    KnownIssue(
+        ("NonMaxSuppression",),
+        always,
+        "how many boxes NonMaxSuppression returns depends on the data, and TVM returns the most there could be",
+        ("test_nonmaxsuppression_single_box", "test_nonmaxsuppression_suppress_by_IOU"),
+    ),
+    KnownIssue(
+        ("Pow",),
+        _is_integer,
+        "TVM has no power of integers",
+        ("test_pow_types_int32_int32",),
+    ),
+    KnownIssue(
+        ("RMSNormalization",),
+        _normalises_all,
+        "TVM's RMSNormalization over every axis has no loops",
+        ("test_rms_normalization_4d_axis0", "test_rms_normalization_2d_axis_negative_2"),
+    ),
+    KnownIssue(
+        ("Gather",),
+        _gathers_from_both_ends,
+        "TVM counts a negative index of Gather from the end of the first axis, where the axis itself is counted from the end",
+        ("gathered_from_both_ends of the corpus",),
+    ),
+    KnownIssue(
+        ("Attention",),
+        always,
+        "TVM's importer takes Attention for the operator of that name in com.microsoft",
+        ("test_attention_4d",),
+    ),
+)
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
 DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}

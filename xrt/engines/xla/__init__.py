@@ -5,7 +5,7 @@ are traced once with the shapes of the inputs, and compiled as one. This package
 no setting of JAX's for the process, and computes on a client of its own, so that a user's own JAX notices nothing.
 """
 
-from xrt.engines.contract.declaration import EngineDeclaration
+from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.xla.engine import Xla
 
 DECLARATION = EngineDeclaration(

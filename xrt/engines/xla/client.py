@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
+from xrt.engines.toolkit.libraries import shorten
 from xrt.forking import leave_to_parent
 
-__all__ = ["ForkGuard", "clients", "configure_tracing", "fork_guard", "get_client_device"]
+__all__ = ["ForkGuard", "clients", "configure_tracing", "fork_guard", "get_client_device", "summarize_error"]
 
 
 class ForkGuard:
@@ -126,7 +128,6 @@ clients = Clients()
 fork_guard = ForkGuard()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=ForkGuard.enter, after_in_parent=ForkGuard.leave, after_in_child=Clients.renew)
-
 _POOL = "PJRT_NPROC"
 """Where XLA reads how many threads a client's pool has; there is no other way to tell it."""
 
@@ -174,3 +175,14 @@ def configure_tracing(device: Any) -> Iterator[None]:
         ):
             stack.enter_context(setting)
         yield
+
+
+LONGEST = 160
+
+
+def summarize_error(cause: BaseException) -> str:
+    """Return the first telling line of what JAX or XLA raised."""
+    lines = [line.strip() for line in str(cause).splitlines()]
+    text = next((line for line in lines if line), "")
+    text = re.sub(r"^[A-Z_]+: ", "", re.sub(r"\s+", " ", text)).rstrip(" .:")
+    return shorten(text, LONGEST) or type(cause).__name__

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable, fill
-from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
+from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.engines.xla import client
-from xrt.engines.xla.client import configure_tracing
-from xrt.engines.xla.errors import summarize_error
-from xrt.engines.xla.program import XlaProgram, split_threads
-from xrt.engines.xla.serialization import export_program, load_program
+from xrt.engines.xla.client import configure_tracing, summarize_error
+from xrt.engines.xla.program import XlaProgram, export_program, load_program, split_threads
 from xrt.errors import RunFailed
-from xrt.graph.aligned_arrays import ALIGNMENT, make_aligned_array
+from xrt.graph.constants import ALIGNMENT, make_aligned_array
 
 if TYPE_CHECKING:
     from xrt.graph import Function

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toolkit.node_info import NodeInfo
+from xrt.engines.toolkit.node_query import NodeInfo
 from xrt.engines.xla.primitives import PRIMITIVES, XlaPrimitives
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, find_schema

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.kernels.casting import convert
-from xrt.engines.xla.kernels.layout import apply_padding
+from xrt.engines.xla.kernels.layout import apply_padding, convert
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, States

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.sharding import SingleDeviceSharding
+from jaxlib import xla_client
 
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, get_client_device
@@ -20,11 +22,10 @@ from xrt.graph import Function, TensorType, Value
 if TYPE_CHECKING:
     from xrt.engines.xla.table import Operand
 
-__all__ = ["Arguments", "Call", "XlaProgram", "compile_program", "dump_hlo", "split_threads"]
+__all__ = ["Arguments", "Call", "XlaProgram", "compile_program", "dump_hlo", "export_program", "load_program", "split_threads"]
 
 OPTIONS = {"xla_allow_excess_precision": False}
 """XLA's options, defaults aside: each operator's result has the precision of its type, as it has where a graph is cut."""
-
 Call = Callable[..., Sequence[Any]]
 """Takes the inputs and then the held constants, and returns the outputs, as JAX's arrays; inputs may be NumPy's."""
 
@@ -134,5 +135,32 @@ def _widely(compiled: Call) -> Call:
     def call(*operands: Any) -> Sequence[Any]:
         with enable(True):
             return compiled(*operands)
+
+    return call
+
+
+def export_program(program: XlaProgram) -> bytes:
+    """Return the compiled code as `load_program` reads it."""
+    return bytes(program.code.client.serialize_executable(program.code))
+
+
+def load_program(data: memoryview, function: Function, threads: int) -> XlaProgram:
+    """Return the program that `exported` wrote, for an equal Function."""
+    device = get_client_device(threads)
+    devices = xla_client.DeviceList((device,))
+    with client.fork_guard.hold():
+        code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
+    return XlaProgram(_call(code, function.inputs, device), device, Arguments.of(function, device), code, bool(function.aliases))
+
+
+def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
+    """Return the function that passes inputs to the runtime, each in its own memory if XLA accepts that."""
+    count, devices, here = len(inputs), [device], SingleDeviceSharding(device)
+    types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
+    put, execute = xla_client.batched_device_put, code.execute
+
+    def call(*operands: Any) -> Sequence[Any]:
+        given = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
+        return execute([*given, *operands[count:]])  # type: ignore[no-any-return]  # a list, as the library says
 
     return call

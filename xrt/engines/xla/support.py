@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from xrt.engines.xla.client import configure_tracing, get_client_device
-from xrt.engines.xla.errors import summarize_error
+from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
 from xrt.engines.xla.export import is_known, lower
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, since_version

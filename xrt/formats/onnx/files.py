@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.external_data import ExternalData
 from xrt.formats.onnx.protobuf_wire import Buffer, MalformedMessage, TruncatedMessage, Walk
 from xrt.formats.onnx.reading import read_function
+from xrt.formats.onnx.tensors import ExternalData
 from xrt.formats.onnx.weight_places import read_file_part
 from xrt.formats.onnx.weightless_model import WeightlessModel, extract_weights
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import GraphProto, NodeProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.string_checks import text
+from xrt.formats.onnx.names import text
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node

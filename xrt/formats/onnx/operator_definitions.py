@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import FunctionProto, ModelProto, TypeProto, defs
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.error_text import summarize_error
 from xrt.formats.onnx.files import load
+from xrt.formats.onnx.names import summarize_error
 from xrt.formats.onnx.writing import to_model
 from xrt.graph import Function, find_schema
 

@@ -3,27 +3,324 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, inliner
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import metadata
-from xrt.formats.onnx.fused_normalization import FusedNormalization, is_fused_normalization
-from xrt.formats.onnx.inlining import inline
-from xrt.formats.onnx.operators import OperatorRules
-from xrt.formats.onnx.string_checks import check_texts, text
-from xrt.formats.onnx.tensors import DenseLimit, read_sparse, read_tensor
-from xrt.formats.onnx.types import read_border_value, read_type, read_value
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value
-from xrt.graph.gc_pause import pause_gc
+from xrt.formats.onnx.names import check_texts, summarize_error, text
+from xrt.formats.onnx.tensors import DenseLimit, read_border_value, read_sparse, read_tensor, read_type, read_value
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema, read_attributes
+from xrt.graph.function import pause_gc
+from xrt.graph.schemas import domain_title, latest_version, why_unknown
 
 if TYPE_CHECKING:
-    from xrt.formats.onnx.external_data import ExternalData
+    from xrt.formats.onnx.tensors import ExternalData
 
-__all__ = ["read_function"]
+__all__ = [
+    "FusedNormalization",
+    "Key",
+    "OperatorRules",
+    "check_calls",
+    "inline",
+    "is_fused_normalization",
+    "make_call_key",
+    "nodes_inside",
+    "read_function",
+]
+
+LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
+LAYER_OPSET, AXES_ARE_INPUT = 17, 18
+
+
+def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
+    """Whether ONNX has no such operator at the opset, and ONNX Runtime's optimizer writes it."""
+    return not domain and (op_type == SIMPLIFIED or (op_type == LAYER and 0 < opset < LAYER_OPSET))
+
+
+@dataclass
+class FusedNormalization:
+    """Writes one of these nodes in operators of ONNX."""
+
+    node: Node
+    opset: int
+    constants: Mapping[str, Constant]
+    """Those of the graph."""
+    dtype: DType | None
+    """Element type of the scale; None if it is not declared."""
+
+    def expand(self) -> tuple[list[Node], dict[str, Constant]]:
+        """Return the nodes, and the constants that they read in addition."""
+        self.nodes: list[Node] = []
+        self.added: dict[str, Constant] = {}
+        node, outputs = self.node, (*self.node.outputs, "", "")
+        half = self.dtype if self.dtype in (DType.FLOAT16, DType.BFLOAT16) else None
+        dtype = np.float64 if self.dtype is DType.FLOAT64 else np.float32
+        x = self._write("Cast", node.inputs[0], to=DType.FLOAT32.onnx) if half else node.inputs[0]  # as stash_type says
+        if node.op_type == LAYER:
+            x = self._write("Sub", x, self._mean(x, outputs[1]))
+        squares = self._mean(self._write("Pow", x, self._constant("two", np.array(2, dtype))))
+        epsilon = self._constant("epsilon", np.array(node.attr("epsilon", 1e-5), dtype))
+        deviation = self._write("Sqrt", self._write("Add", squares, epsilon))
+        inverse = outputs[2] if node.op_type == LAYER else outputs[1] or outputs[2]
+        if inverse:
+            self._write("Reciprocal", deviation, output=inverse)
+        result = self._write("Div", x, deviation)
+        result = self._write("Cast", result, to=half.onnx) if half else result
+        has_bias = len(node.inputs) > 2 and node.inputs[2]
+        result = self._write("Mul", result, node.inputs[1], output="" if has_bias else outputs[0])
+        if has_bias:
+            self._write("Add", result, node.inputs[2], output=outputs[0])
+        return self.nodes, self.added
+
+    def _mean(self, x: str, output: str = "") -> str:
+        axes = list(range(-self._count_axes(), 0))
+        if self.opset < AXES_ARE_INPUT:
+            return self._write("ReduceMean", x, output=output, axes=axes)
+        return self._write("ReduceMean", x, self._constant("axes", np.array(axes)), output=output)
+
+    def _count_axes(self) -> int:
+        axis, scale = self.node.attr("axis", -1), self.constants.get(self.node.inputs[1])
+        if axis < 0:
+            return -int(axis)
+        if scale is None:
+            raise ModelError(
+                f"the axes of {self.node.op_type} {self.node.outputs[0]!r} are not known: its scale is no initialiser"
+            )
+        return len(scale.shape)
+
+    def _constant(self, name: str, array: np.ndarray) -> str:
+        full = f"{self.node.outputs[0]}/{name}"
+        self.added[full] = Constant(array)
+        return full
+
+    def _write(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+        output = output or f"{self.node.outputs[0]}/{op.lower()}_{len(self.nodes)}"
+        name = self.node.name and f"{self.node.name}/{op.lower()}_{len(self.nodes)}"
+        self.nodes.append(Node(op, inputs, (output,), read_attributes(attributes), name=name))
+        return output
+
+
+class OperatorRules:
+    """Whether a model's operators exist at the opsets that it imports."""
+
+    def __init__(self, opsets: Mapping[str, int]) -> None:
+        self.opsets = opsets
+        self.known: set[tuple[str, str]] = set()
+        """(domain, operator) pairs that have passed."""
+
+    def check(self, domain: str, op_type: str, node: str) -> None:
+        """Raise ModelError when the operator does not exist; operators of domains unknown to onnx are opaque and pass.
+
+        ``node`` names the asking node in the error.
+        """
+        check_texts((domain, op_type), f"the operator or domain of node {node}")
+        if not op_type:
+            raise ModelError(f"node {node} names no operator")
+        version = self.opsets.get(domain)
+        if version is None:
+            imported = ", ".join(f"{domain_title(d)} {v}" for d, v in self.opsets.items()) or "none"
+            raise ModelError(
+                f"node {node} is of domain {domain_title(domain)}, whose opset the model does not import (it imports: {imported})"
+            )
+        newest = latest_version(domain)
+        if newest:
+            _check_version(domain_title(domain), version, newest)
+            if find_schema(op_type, version, domain) is None:
+                raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
+        self.known.add((domain, op_type))
+
+
+def _check_version(domain: str, version: int, newest: int) -> None:
+    if version > newest:
+        raise ModelError(
+            f"it uses opset {version} of {domain}, but the installed onnx {onnx.__version__} knows {newest} at most; "
+            "upgrade onnx, or export the model for an older opset"
+        )
+    if version < 1:
+        raise ModelError(f"it uses opset {version} of {domain}; versions start at 1")
+
+
+FREE = 100_000
+"""Nodes that a model may have once its functions stand in their places, however few it holds."""
+RATIO = 100
+"""Beyond that, how many times the nodes that it holds."""
+DEEPEST = 200
+"""Functions that call one another in a line: the inliner descends once for each."""
+Key: TypeAlias = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
+
+def check_calls(model: ModelProto) -> None:
+    """Raise ModelError if functions call themselves, or are too many or too deep to be inlined.
+
+    Linear in the size of the model.
+    """
+    called = {(f.domain, f.name, f.overload): _Called.of(f.node) for f in model.functions}
+    for called_by in called.values():
+        called_by.keep(called)
+    main = _Called.of(model.graph.node)
+    main.keep(called)
+    held = main.nodes + sum(one.nodes for one in called.values())
+    total = _total(main, _sizes(called))
+    if total > max(FREE, RATIO * held):
+        raise ModelError(
+            f"its model-local functions cannot be inlined: they would make {total} nodes of the {held} that the model holds; "
+            f"at most {RATIO} times as many are allowed"
+        )
+
+
+@dataclass(slots=True)
+class _Called:
+    """What a list of nodes calls."""
+
+    nodes: int = 0
+    calls: Counter[Key] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, nodes: Iterable[NodeProto]) -> _Called:
+        called = cls()
+        for node in nodes_inside(nodes):
+            called.nodes += 1
+            called.calls[make_call_key(node)] += 1
+        return called
+
+    def keep(self, known: Mapping[Key, object]) -> None:
+        """Leave out what is no function of the model."""
+        self.calls = Counter({key: count for key, count in self.calls.items() if key in known})
+
+
+def make_call_key(node: NodeProto) -> Key:
+    """Return which function the node calls, if there is one."""
+    return node.domain, node.op_type, node.overload
+
+
+def nodes_inside(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield the nodes and those of their bodies."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from nodes_inside(graph.node)
+
+
+def _total(one: _Called, sizes: Mapping[Key, int]) -> int:
+    """Return the number of nodes after the called functions are inlined."""
+    return one.nodes + sum(count * (sizes[key] - 1) for key, count in one.calls.items())
+
+
+def _sizes(called: Mapping[Key, _Called]) -> dict[Key, int]:
+    """Return how many nodes each function is once those that it calls stand in their places."""
+    sizes: dict[Key, int] = {}
+    for key in called:
+        _measure(key, called, sizes)
+    return sizes
+
+
+def _measure(first: Key, called: Mapping[Key, _Called], sizes: dict[Key, int]) -> None:
+    """Add the sizes of a function and of all that it calls, the innermost first."""
+    way = [(first, iter(called[first].calls))] if first not in sizes else []
+    open_ = {first}
+    while way:
+        key, rest = way[-1]
+        following = next((other for other in rest if other not in sizes), None)
+        if following is None:
+            sizes[key] = _total(called[key], sizes)
+            open_.discard(key)
+            way.pop()
+            continue
+        _check_way(following, open_)
+        open_.add(following)
+        way.append((following, iter(called[following].calls)))
+
+
+def _check_way(key: Key, open_: set[Key]) -> None:
+    name = ".".join(filter(None, key))
+    if key in open_:
+        raise ModelError(f"its model-local functions cannot be inlined: {name} is recursive, by way of {len(open_)} function(s)")
+    if len(open_) >= DEEPEST:
+        raise ModelError(
+            f"its model-local functions cannot be inlined: more than {DEEPEST} call one another in a line, to {name}"
+        )
+
+
+SMALL_BYTES = 1024
+"""Size up to which an initialiser goes through the inliner with its data."""
+
+
+def inline(model: ModelProto) -> ModelProto:
+    """Return the model without model-local functions; the model itself where it has none.
+
+    The inliner works on a serialised copy, so large initialisers are left out of what it is given. It forgets (as of onnx
+    1.23) the defaults of a function's attributes and the domains that only functions import, so these are added first.
+    Raises ModelError for a function that is recursive, or that needs another opset than the model and cannot be converted.
+    """
+    if not model.functions:
+        return model
+    check_calls(model)
+    prepared = _without_weights(model)
+    _add_defaults(prepared)
+    _add_imports(prepared)
+    try:
+        inlined = inliner.inline_local_functions(prepared, convert_version=True)
+    except Exception as error:  # the inliner raises whatever its C++ does; all of it is about this model
+        raise ModelError(f"its model-local functions cannot be inlined: {summarize_error(error)}") from error
+    if inlined.functions:
+        names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
+        raise ModelError(f"its model-local functions {names} cannot be inlined: they import other opsets than the model")
+    del inlined.graph.initializer[:]
+    inlined.graph.initializer.extend(model.graph.initializer)
+    return inlined
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """Return a copy in which large initialisers have names, types and shapes only."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(map(_without_data, model.graph.initializer))
+    return bare
+
+
+def _without_data(tensor: TensorProto) -> TensorProto:
+    if tensor.ByteSize() <= SMALL_BYTES:
+        return tensor
+    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+
+def _add_imports(model: ModelProto) -> None:
+    """Add to the model, in place, the domains that only its functions import."""
+    known = {entry.domain for entry in model.opset_import}
+    for entry in (entry for function in model.functions for entry in function.opset_import):
+        if entry.domain not in known:
+            known.add(entry.domain)
+            model.opset_import.append(entry)
+
+
+def _add_defaults(model: ModelProto) -> None:
+    """Add to each call of a local function, in place, the attributes that it leaves to their defaults."""
+    defaults = {_key(function): tuple(function.attribute_proto) for function in model.functions if function.attribute_proto}
+    if defaults:
+        for nodes in (model.graph.node, *(function.node for function in model.functions)):
+            for node in nodes_inside(nodes):
+                _complete(node, defaults)
+
+
+def _key(function: FunctionProto) -> Key:
+    return function.domain, function.name, function.overload
+
+
+def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]]) -> None:
+    given = {attribute.name for attribute in node.attribute}
+    missing = defaults.get(make_call_key(node), ())
+    node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
+
 
 LARGEST_SEARCHED = 10_000
 """Nodes up to which the nearest name is looked for, which takes time."""
@@ -211,7 +508,6 @@ _FIELD = {
     AttrKind.GRAPHS: "graphs",
     AttrKind.TYPES: "type_protos",
 }
-
 _BY_CONTENT = {
     "f": AttributeProto.FLOAT,
     "i": AttributeProto.INT,
@@ -232,9 +528,9 @@ _BY_CONTENT = {
 
 def _kind_by_content(proto: AttributeProto, what: str) -> Any:
     """Return the kind of an attribute that does not say it: models before IR version 2 did not."""
-    for field, _ in proto.ListFields():
-        if field.name in _BY_CONTENT:
-            return _BY_CONTENT[field.name]
+    for descriptor, _ in proto.ListFields():
+        if descriptor.name in _BY_CONTENT:
+            return _BY_CONTENT[descriptor.name]
     raise ModelError(f"{what} has neither a kind nor a value")
 
 

@@ -6,27 +6,37 @@ A tensor's header announces a size; nothing is allocated before the announced si
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import SparseTensorProto, TensorProto, numpy_helper
+from onnx import ModelProto, SparseTensorProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from xrt.errors import ModelError
-from xrt.graph import Constant, DType, TensorType
-
-if TYPE_CHECKING:
-    from xrt.formats.onnx.external_data import ExternalData
+from xrt.formats.onnx.names import text
+from xrt.formats.output import map_file
+from xrt.graph import Constant, Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = [
     "LARGEST_DENSE",
     "DenseLimit",
+    "Entries",
+    "ExternalData",
     "encode_bytes",
     "encode_data",
     "external_tensor",
+    "read_border_value",
+    "read_entries",
     "read_sparse",
     "read_tensor",
+    "read_type",
+    "read_value",
+    "write_entries",
     "write_tensor",
+    "write_type",
+    "write_value",
 ]
 
 LARGEST_DENSE = 1 << 30
@@ -35,7 +45,6 @@ DENSE_FREE = 1 << 24
 """Bytes that the sparse tensors of one model may take once dense, however little they hold."""
 DENSE_RATIO = 1000
 """How many times what it holds a sparse tensor may take once dense, if it takes more than is free."""
-
 _FIELD = {
     DType.FLOAT32: "float_data",
     DType.COMPLEX64: "float_data",
@@ -47,7 +56,6 @@ _FIELD = {
     DType.STRING: "string_data",
 }
 """The field with an element type's data when it is not in ``raw_data``; all others are in ``int32_data``."""
-
 _UNPACKED_IN_FIELD = (DType.FLOAT6E2M3, DType.FLOAT6E3M2)
 """Types under a byte that ``int32_data`` holds one to an entry."""
 
@@ -204,3 +212,205 @@ def external_tensor(constant: Constant, name: str, location: str, offset: int) -
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
     return tensor
+
+
+class ExternalData:
+    """The external files of one model. Each is mapped once; the maps live as long as an array that views them."""
+
+    def __init__(self, directory: Path | None = None, within: Callable[[str], memoryview | None] = lambda location: None) -> None:
+        self.directory = directory
+        """The model's directory; None for a model that came as bytes or as a message, and so has no files."""
+        self._within = within
+        """Gives the data of the locations that are places in the model itself."""
+        self._maps: dict[str, memoryview] = {}
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The files that were mapped, as the model names them."""
+        return tuple(sorted(self._maps))
+
+    def view(self, tensor: TensorProto, what: str) -> memoryview:
+        """Return the tensor's bytes, as long as its header says or up to the end of the file.
+
+        Raises ModelError when the file is missing, is outside the model's directory, or ends before the data does.
+        """
+        entries = {entry.key: text(entry.value, f"the external data of {what}") for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if not location:
+            raise ModelError(f"{what} is external data without a location")
+        if (own := self._within(location)) is not None:
+            return own
+        if location not in self._maps:
+            self._maps[location] = self._map(location, what)
+        data = self._maps[location]
+        offset = _number(entries, "offset", 0, what)
+        length = _number(entries, "length", max(len(data) - offset, 0), what)
+        if offset + length > len(data):
+            raise ModelError(
+                f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, "
+                f"which has only {len(data)} bytes"
+            )
+        return data[offset : offset + length]
+
+    def _map(self, location: str, what: str) -> memoryview:
+        path = self._path(location, what)
+        try:
+            with path.open("rb") as file:
+                return map_file(file.fileno(), path)
+        except OSError as error:
+            raise ModelError(f"{what} is in external data file {location!r}, which cannot be read: {error.strerror}") from error
+
+    def _path(self, location: str, what: str) -> Path:
+        if self.directory is None:
+            raise ModelError(
+                f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
+            )
+        root = self.directory.resolve()
+        try:
+            path = (root / location.replace("\\", "/")).resolve()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL in it
+            raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
+        if not path.is_relative_to(root):
+            raise ModelError(
+                f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
+            )
+        if not is_file:
+            raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
+        return path
+
+
+def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:
+    digits = entries.get(key)
+    if digits is None:
+        return default
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise ModelError(f"{what} is external data with {key} {digits!r}, which is not a number of bytes")
+    return int(digits)
+
+
+Entries: TypeAlias = tuple[tuple[str, str], ...]
+"""Keys and values; ``location``, ``offset`` and ``length`` are ONNX's own. A key may occur twice."""
+
+
+def read_entries(model: bytes) -> dict[str, Entries]:
+    """Return the entries of a model's external initializers by name, bodies excepted."""
+    return {
+        tensor.name: tuple((entry.key, entry.value) for entry in tensor.external_data)
+        for tensor in ModelProto.FromString(model).graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
+    }
+
+
+def write_entries(model: bytes, entries: Mapping[str, Iterable[tuple[str, str]]]) -> bytes:
+    """Return the model with these entries in place of those of the named initializers."""
+    message = ModelProto.FromString(model)
+    for tensor in message.graph.initializer:
+        if tensor.name in entries:
+            del tensor.external_data[:]
+            for key, value in entries[tensor.name]:
+                tensor.external_data.add(key=key, value=value)
+    written: bytes = message.SerializeToString()
+    return written
+
+
+UNKNOWN = -1
+"""What exporters write for an extent that they do not know."""
+
+
+def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
+    """Return the type, None where the message says nothing definite (no element type; an opaque type).
+
+    A sparse tensor becomes a dense one, as its data does. Where the symbols are given, an extent of any other name becomes
+    None. Raises ModelError for an element type that ONNX has not. Equal messages give the same object: a model has
+    far fewer types than values.
+    """
+    return _parsed(proto.SerializeToString(), symbols)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(serialised: bytes, symbols: frozenset[str] | None) -> Type | None:
+    return _read(TypeProto.FromString(serialised), symbols)
+
+
+def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        return _read_tensor_type(getattr(proto, kind), symbols)
+    if kind == "sequence_type":
+        element = _read(proto.sequence_type.elem_type, symbols)
+        return None if element is None else SequenceType(element)
+    if kind == "optional_type":
+        element = _read(proto.optional_type.elem_type, symbols)
+        return None if element is None else OptionalType(element)
+    if kind == "map_type" and proto.map_type.key_type:
+        element = _read(proto.map_type.value_type, symbols)
+        return None if element is None else MapType(DType.from_onnx(proto.map_type.key_type), element)
+    return None
+
+
+def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor, symbols: frozenset[str] | None) -> TensorType | None:
+    if not proto.elem_type:
+        return None
+    shape = tuple(_read_dim(dim, symbols) for dim in proto.shape.dim) if proto.HasField("shape") else None
+    return TensorType(DType.from_onnx(proto.elem_type), shape)
+
+
+def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -> Dim:
+    if dim.dim_param:
+        name = text(dim.dim_param, "the name of an extent")
+        return name if symbols is None or name in symbols else None
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # UNKNOWN, or in the middle of a graph nonsense
+        size: int = dim.dim_value
+        return size
+    return None
+
+
+def read_value(proto: ValueInfoProto) -> Value:
+    """Return the name with its type."""
+    return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
+
+
+def read_border_value(proto: ValueInfoProto) -> Value:
+    """Return an input or output of a graph; raises ModelError for an extent that no array has."""
+    for kind in ("tensor_type", "sparse_tensor_type"):
+        if proto.type.HasField(kind):
+            for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
+                if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
+                    said = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
+                    raise ModelError(f"{said}; only {UNKNOWN} stands for one that is not known")
+    return read_value(proto)
+
+
+def write_type(type_: Type, proto: TypeProto) -> None:
+    """Fill in the message."""
+    if isinstance(type_, TensorType):
+        _write_tensor_type(type_, proto.tensor_type)
+    elif isinstance(type_, SequenceType):
+        write_type(type_.element, proto.sequence_type.elem_type)
+    elif isinstance(type_, OptionalType):
+        write_type(type_.element, proto.optional_type.elem_type)
+    else:
+        proto.map_type.key_type = type_.key.onnx
+        write_type(type_.value, proto.map_type.value_type)
+
+
+def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
+    proto.elem_type = type_.dtype.onnx
+    if type_.shape is None:
+        return
+    proto.shape.SetInParent()
+    for dim in type_.shape:
+        if isinstance(dim, int):
+            proto.shape.dim.add(dim_value=dim)
+        elif dim is None:
+            proto.shape.dim.add()
+        else:
+            proto.shape.dim.add(dim_param=dim)
+
+
+def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
+    """Fill in the message; a value of which nothing is known gets no type."""
+    proto.name = name
+    if type_ is not None:
+        write_type(type_, proto.type)

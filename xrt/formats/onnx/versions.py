@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 from onnx import OperatorSetIdProto, helper
 
 from xrt.errors import ModelError
-from xrt.graph import AttrKind, DType, Function, Node, OptionalType, TensorType, Type, find_schema, since_version
-from xrt.graph.op_schema import latest_version
+from xrt.graph import AttrKind, DType, Function, OptionalType, TensorType, Type, find_schema, since_version
+from xrt.graph.node import Node, read_attributes
+from xrt.graph.schemas import latest_version
 from xrt.graph.types import MapType, SequenceType
 
-__all__ = ["check_same_meaning", "find_content_ir", "lowest_ir", "lowest_opsets", "newest_nodes", "node_ir"]
+__all__ = [
+    "BOUNDS_ARE_INPUTS",
+    "add_clip_bounds",
+    "check_same_meaning",
+    "find_content_ir",
+    "lowest_ir",
+    "lowest_opsets",
+    "newest_nodes",
+    "node_ir",
+    "read_clip_bounds",
+]
 
 INITIALISERS_IR = 4
 """The IR version since which an initialiser need not be an input too, which is how XRT writes them."""
-
 _DTYPE_IR = {
     DType.FLOAT8E4M3FN: 9,
     DType.FLOAT8E4M3FNUZ: 9,
@@ -32,7 +44,6 @@ _DTYPE_IR = {
     DType.FLOAT6E3M2: 14,
 }
 """The IR version that brought an element type (onnx.proto, `Version`); 4 or less for all others."""
-
 _OPTIONAL_IR = 8
 
 
@@ -136,3 +147,24 @@ def _type_ir(type_: Type | None) -> int:
     if isinstance(type_, MapType):
         return _type_ir(type_.value)
     return INITIALISERS_IR
+
+
+BOUNDS_ARE_INPUTS = 11
+"""The first opset in which they are. There one that is left out bounds nothing, as in the operator's own function body."""
+MOST = float(np.finfo(np.float32).max)
+"""What ONNX's schema of version 6 has for a bound that is left out, in every element type: it makes a number of an infinity, but
+in float16, where it is one.
+"""
+
+
+def read_clip_bounds(node: Node) -> tuple[float, float]:
+    """Return the lower and the upper bound."""
+    return float(node.attr("min", -MOST)), float(node.attr("max", MOST))
+
+
+def add_clip_bounds(node: Node) -> Node:
+    """Return the Clip with both of its attributes; itself where it has them."""
+    if node.attr("min") is not None and node.attr("max") is not None:
+        return node
+    low, high = read_clip_bounds(node)
+    return replace(node, attributes=read_attributes({"min": low, "max": high}))

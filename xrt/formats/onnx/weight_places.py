@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.formats.file_mapping import map_file
-from xrt.graph.memory_map import Stamp, find_file_offset, make_stamp
+from xrt.formats.output import map_file
+from xrt.graph.constants import Stamp, find_file_offset, make_stamp
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
@@ -41,7 +41,7 @@ class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
 
 def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
     """Return a part of the file in aligned memory of its own; raises ModelError where the file ends before."""
-    from xrt.graph.aligned_arrays import make_aligned_block
+    from xrt.graph.constants import make_aligned_block
 
     length = end - start
     part = make_aligned_block(length).view(FilePart)
@@ -90,7 +90,7 @@ def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) 
             raise ModelError(f"{os.fspath(path)!r} has become shorter")
         if not is_own:
             return np.frombuffer(map_file(file, path), np.uint8, size, offset)
-        from xrt.graph.aligned_arrays import make_aligned_block
+        from xrt.graph.constants import make_aligned_block
 
         part = make_aligned_block(size)
         done = 0

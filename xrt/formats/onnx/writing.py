@@ -9,8 +9,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from xrt.formats.onnx import metadata
-from xrt.formats.onnx.tensors import write_tensor
-from xrt.formats.onnx.types import write_type, write_value
+from xrt.formats.onnx.tensors import write_tensor, write_type, write_value
 from xrt.formats.onnx.versions import check_same_meaning, lowest_ir
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
 

@@ -33,7 +33,7 @@ from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import TensorType
-from xrt.graph.opaque_call import DOMAIN
+from xrt.graph.node import DOMAIN
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
 from xrt.passes import drop_dead_nodes

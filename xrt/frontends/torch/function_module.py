@@ -18,8 +18,7 @@ from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.module import TorchModule
 from xrt.frontends.torch.rules import RULES
 from xrt.graph import Function
-from xrt.graph.constants import Constant
-from xrt.graph.memory_map import is_mapped
+from xrt.graph.constants import Constant, is_mapped
 from xrt.module.module import XRTModule
 
 __all__ = ["FunctionModule"]

@@ -21,8 +21,8 @@ from xrt.frontends.torch.rules.table import as_tensor
 from xrt.frontends.torch.symbols import SymbolicNumber, Symbols
 from xrt.graph import DType, TensorType, read_attributes
 from xrt.graph.constants import Constant
-from xrt.graph.opaque_call import DOMAIN, OpaqueCall, Tagged
-from xrt.graph.type_strings import may_equal
+from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
+from xrt.graph.schemas import may_equal
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule

@@ -17,8 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
-from xrt.cache.closing import close_in_background
-from xrt.cache.memory import LEAST_BYTES
+from xrt.cache.memory import LEAST_BYTES, close_in_background
 from xrt.errors import FallbackWarning, InputError, ModelError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
@@ -34,21 +33,21 @@ from xrt.frontends.torch.capture import (
     register_dataclasses,
 )
 from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
+from xrt.module.fallback import shorten_tracebacks
 from xrt.module.module import XRTModule
 from xrt.module.options import make_engine_list, parse_options
-from xrt.module.specialization_cache import warn_of_signatures
-from xrt.module.tracebacks import shorten_tracebacks
+from xrt.module.specializable import warn_of_signatures
 from xrt.module.tuning import TERMS, Objective
 from xrt.placement.result import format_count
-from xrt.verify.progress import ignore_progress
+from xrt.verify.regions import ignore_progress
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache, Signature
     from xrt.engines import GraphCompiler
     from xrt.graph import Function, Value
     from xrt.module.explain import Explanation
-    from xrt.module.keywords import ModuleKeywords
-    from xrt.module.memory import Memory
+    from xrt.module.html import Memory
+    from xrt.module.options import ModuleKeywords
     from xrt.module.specialization import Specialization
     from xrt.partition import Plan
     from xrt.placement import ServingConfiguration, TuningResult

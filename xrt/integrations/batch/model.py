@@ -16,7 +16,7 @@ from xrt.comparison import compare, tolerance_for
 from xrt.errors import EngineError, InputError, OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.graph import DType, TensorType, Value
-from xrt.graph.memory_map import Stamp, make_stamp
+from xrt.graph.constants import Stamp, make_stamp
 from xrt.graph.types import Dim
 from xrt.module import XRTModule, load
 from xrt.runtime import to_host

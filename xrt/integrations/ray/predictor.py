@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.graph.memory_map import Stamp
+from xrt.graph.constants import Stamp
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model, stamp_model
 
 __all__ = ["Predictor", "count_granted_threads", "import_ray", "predict"]

@@ -12,12 +12,12 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.passes.gradient.differentiation import Gradient as Gradient
+    from xrt.passes.gradient.differentiation import expand_gradient_nodes as expand_gradient_nodes
     from xrt.passes.gradient.differentiation import gradient as gradient
-    from xrt.passes.gradient.gradient_nodes import expand_gradient_nodes as expand_gradient_nodes
 
 _MODULES = {
     "Gradient": "xrt.passes.gradient.differentiation",
-    "expand_gradient_nodes": "xrt.passes.gradient.gradient_nodes",
+    "expand_gradient_nodes": "xrt.passes.gradient.differentiation",
     "gradient": "xrt.passes.gradient.differentiation",
 }
 

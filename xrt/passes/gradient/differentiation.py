@@ -2,28 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph import Function
-from xrt.graph.gc_pause import pause_gc
-from xrt.passes.dead_code_elimination import drop_dead_nodes
-from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
-from xrt.passes.gradient.expansions import read_before_expansion
-from xrt.passes.gradient.preparation import prepare
-from xrt.passes.gradient.recording import continue_function
-from xrt.passes.gradient.sweep import Sweep, find_active
-from xrt.passes.gradient.table import may_have_gradient
-from xrt.passes.gradient.tensors import fill_like, zeros_like
+from xrt.graph import Function, Node, TensorType, is_deterministic
+from xrt.graph.function import pause_gc
+from xrt.graph.node import Names
+from xrt.passes.gradient.preparation import (
+    WITHOUT_GRADIENT,
+    continue_function,
+    describe_missing,
+    list_names,
+    prepare,
+    record_function,
+)
+from xrt.passes.gradient.table import RuleContext, add_up, fill_like, find_rule, may_have_gradient, refuse, zeros_like
+from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.pipeline import Pass
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["Gradient", "gradient"]
+__all__ = ["Gradient", "Sweep", "check_repeatable", "expand_gradient_nodes", "find_active", "gradient", "read_before_expansion"]
+
+
+def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
+    """Return the values through which a gradient can come to the starts, these included. The nodes are in order."""
+    active = set(starts)
+    for node in nodes:
+        if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
+            active.update(name for name in node.defines if may_have_gradient(tensors[name].type))
+    return frozenset(active)
+
+
+def check_repeatable(node: Node, body: Function) -> None:
+    """Refuse a node whose body is computed again for its gradient, and would draw other random numbers then."""
+    for inner in body.nodes:
+        if not is_deterministic(inner, body):
+            refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")
+
+
+class Sweep:
+    """Gradients that have arrived, by value; `run` passes them on from the outputs of nodes to their inputs."""
+
+    def __init__(self, builder: Builder, tensors: MutableMapping[str, Tensor], active: frozenset[str]) -> None:
+        self.builder = builder
+        self.tensors = tensors
+        self.active = active
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a gradient that arrives at a value."""
+        self._parts.setdefault(name, []).append(gradient)
+
+    def sum(self, name: str) -> Tensor | None:
+        """Return the sum of what has arrived at a value, None for nothing."""
+        parts = self._parts.get(name)
+        if not parts:
+            return None
+        if len(parts) > 1:
+            with self.builder.scope(f"{name}/gradient"):
+                parts[:] = [add_up(parts)]
+        return parts[0]
+
+    def run(self, nodes: Sequence[Node]) -> None:
+        """Visit the nodes, which are in order, from the last to the first; raises ModelError for one without a gradient."""
+        for node in reversed(nodes):
+            if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
+                self._visit(node)
+
+    def _visit(self, node: Node) -> None:
+        if node.op in WITHOUT_GRADIENT:
+            return
+        found = find_rule(node)
+        if found is None:
+            refuse(node, describe_missing(node))
+        gradients = [self.sum(name) if name else None for name in node.outputs]
+        at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
+        with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
+            results = found(at)
+        for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
+            if result is not None and name in self.active:
+                self.add(name, result)
+
+
+_BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub", "Sum"})
+Shape = tuple[object, ...]
+
+
+def read_before_expansion(function: Function) -> Function:
+    """Return the Function with Add, Div, Mul, Sub and Sum on what an Expand was given, where they repeat it themselves.
+
+    They do where another operand has the shape of the result. With scalars alone, what they give is expanded after them. Extents
+    must be known. An Expand that is not read any more stays, for `drop_dead_nodes`.
+    """
+    rewriter = _Rewriter(function)
+    nodes = [made for node in function.nodes for made in rewriter.rewrite(node)]
+    if not rewriter.changed:
+        return function
+    return function.replace(nodes=tuple(nodes), types=rewriter.types)
+
+
+class _Rewriter:
+    def __init__(self, function: Function) -> None:
+        self.changed = False
+        self._function = function
+        self.types = dict(function.types)
+        self._before: dict[str, str] = {}
+        """What was expanded, by the name of the result."""
+        self._names: Names | None = None
+
+    def rewrite(self, node: Node) -> list[Node]:
+        if node.op == "Expand":
+            if self._find_shape(node.outputs[0]) is not None and self._find_shape(node.inputs[0]) is not None:
+                self._before[node.outputs[0]] = node.inputs[0]
+            return [node]
+        expanded = [name for name in node.inputs if name in self._before]
+        if node.op not in _BROADCASTING or not expanded:
+            return [node]
+        result, rest = self._find_shape(node.outputs[0]), [name for name in node.inputs if name not in self._before]
+        if result is None:
+            return [node]
+        inputs = tuple(self._before.get(name, name) for name in node.inputs)
+        if any(self._find_shape(name) == result for name in rest):
+            self.changed = True
+            return [replace(node, inputs=inputs)]
+        small = {self._find_shape(self._before[name]) for name in expanded}
+        if len(small) == 1 and all(self._find_shape(name) == () for name in rest):
+            return [self._compute_before(node, inputs, small.pop()), node]
+        return [node]
+
+    def _compute_before(self, node: Node, inputs: tuple[str, ...], shape: Shape | None) -> Node:
+        """Return the operator on what was expanded; the result of the node itself is that, expanded."""
+        if self._names is None:
+            self._names = Names()
+            for name in list_names(self._function):
+                self._names.take(name)
+        type_ = self._function.get_type(node.outputs[0])
+        assert isinstance(type_, TensorType)
+        assert shape is not None
+        name = self._names.plain(f"{node.outputs[0]}_before")
+        self.types[name] = type_.with_shape(shape)  # type: ignore[arg-type]  # as _find_shape has them
+        self._before[node.outputs[0]] = name
+        return replace(node, inputs=inputs, outputs=(name,), name=self._names.plain(f"{node.name}_before"))
+
+    def _find_shape(self, name: str) -> Shape | None:
+        """Return the shape of a value, None where an extent is not known."""
+        type_ = self.types.get(name) or self._function.get_type(name)
+        return type_.shape if isinstance(type_, TensorType) and type_.is_static else None
 
 
 @dataclass(frozen=True)
@@ -122,3 +251,60 @@ def _free_name(builder: Builder, base: str) -> str:
         count += 1
         name = f"{base}_{count}"
     return name
+
+
+DOMAIN = "ai.onnx.preview.training"
+GRADIENT = f"{DOMAIN}.Gradient"
+
+
+def expand_gradient_nodes(function: Function) -> Function:
+    """Return the Function with each Gradient node in other operators; itself where it holds none. Bodies are left as they are.
+
+    The node reads values in the place of those that ``xs`` and ``zs`` name, and gives the gradients of ``y`` with respect to
+    ``xs`` as they are then. What is between them is computed again for it. Raises ModelError as `xrt.gradient` does.
+    """
+    while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
+        function = _expanded(function, node)
+    return function
+
+
+def _expanded(function: Function, node: Node) -> Function:
+    wanted, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
+    part = _cut(function, (*wanted, *fixed), target)
+    found = gradient(part, of=target, with_respect_to=wanted)
+    bare = drop_dead_nodes(found.replace(outputs=found.outputs[1:]))
+    opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or _has_others(function, node)}
+    rest = function.replace(nodes=tuple(other for other in function.nodes if other is not node), opsets=opsets)
+    builder, tensors = continue_function(rest)
+    given = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
+    with builder, builder.scope(node.name), builder.device(node.device):
+        values = record_function(builder, bare, given, tensors)
+    for value, name in zip(bare.outputs, node.outputs, strict=True):
+        if name:
+            builder.nodes.append(Node("Identity", (values[value.name].name,), (name,), name=builder.fresh(f"{node.name}/{name}")))
+    return rest.replace(nodes=tuple(builder.nodes), constants=builder.constants, types={**builder.types, **rest.types})
+
+
+def _has_others(function: Function, node: Node) -> bool:
+    return any(other.domain == DOMAIN for other in function.nodes if other is not node)
+
+
+def _cut(function: Function, starts: Collection[str], target: str) -> Function:
+    """Return the part of the Function between values and another one; what it reads otherwise is an input too."""
+    needed: set[str] = set() if target in starts else {target}
+    nodes = []
+    for node in reversed(function.nodes):
+        if not needed.isdisjoint(node.outputs):
+            nodes.append(replace(node, outputs=tuple(f"{name}/computed" if name in starts else name for name in node.outputs)))
+            needed.update(name for name in node.uses if name not in starts)
+    more = [value.name for value in function.inputs if value.name in needed]
+    made = {name for node in nodes for name in node.defines}
+    return Function(
+        inputs=tuple(function.value(name) for name in (*starts, *more)),
+        outputs=(function.value(target),),
+        nodes=tuple(reversed(nodes)),
+        constants={name: constant for name, constant in function.constants.items() if name in needed},
+        opsets=function.opsets,
+        types={name: type_ for name, type_ in function.types.items() if name in made and name != target},
+        name=f"gradient of {target}",
+    )

@@ -4,8 +4,7 @@ What goes in is a Function with named extents; what comes out is one that may be
 would read what was padded. A dim for which that cannot be shown is left as it is, with the node and the reason.
 """
 
-from xrt.passes.padding.extents import Axis, Extent
 from xrt.passes.padding.function import PaddedFunction, pad_dims
-from xrt.passes.padding.states import PaddingRefusal
+from xrt.passes.padding.padder import Axis, Extent, PaddingRefusal
 
 __all__ = ["Axis", "Extent", "PaddedFunction", "PaddingRefusal", "pad_dims"]

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from xrt.graph import Node
-from xrt.passes.padding.extents import ONE, Axis
-from xrt.passes.padding.padder import Padder
+import numpy as np
 
-__all__ = ["ELEMENTWISE", "KEEPING_ZERO", "apply_elementwise", "apply_first", "apply_integer_division", "broadcast"]
+from xrt.graph import DType, Node
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused
+
+__all__ = [
+    "ELEMENTWISE",
+    "KEEPING_ZERO",
+    "apply_arg",
+    "apply_cumulative",
+    "apply_einsum",
+    "apply_elementwise",
+    "apply_first",
+    "apply_gemm",
+    "apply_global_pool",
+    "apply_integer_division",
+    "apply_matmul",
+    "apply_normalization",
+    "apply_reduction",
+    "apply_softmax",
+    "broadcast",
+]
 
 KEEPING_ZERO = frozenset(
     {"Abs", "Cast", "Ceil", "Floor", "Identity", "LeakyRelu", "Neg", "Relu", "Round", "Sign", "ThresholdedRelu"}
@@ -68,3 +86,215 @@ def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
         shown = " and ".join("*".join(map(str, axis)) for axis in found)
         raise p.refuse(f"its inputs have the extents {shown} along one axis, which padding would make unequal", *found)
     return next((axis for axis in found if axis[0].number is not None), p.unknown(node.outputs[0], number))
+
+
+def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
+    """Return both sides of a sum of products with zeros behind what is valid of the axis that is summed.
+
+    Zeros on one side alone would not do: what is behind may be infinite or NaN on the other.
+    """
+    axes = p.axes(left)[left_axis], p.axes(right)[right_axis]
+    if not any(map(p.is_padded, axes)):
+        return left, right
+    if axes[0] != axes[1]:
+        raise p.refuse("it sums over a padded axis, whose extent is another one on the other side", *axes)
+    return p.mask(left, left_axis, 0), p.mask(right, right_axis, 0)
+
+
+def apply_matmul(p: Padder, node: Node) -> Node:
+    """Rows and columns may be padded; the axis between them is masked."""
+    left, right = node.inputs
+    ranks = len(p.axes(left)), len(p.axes(right))
+    if 0 in ranks:
+        raise Refused("a side is a number")
+    left, right = _contract(p, left, ranks[0] - 1, right, max(ranks[1] - 2, 0))
+    rows = p.axes(left)[-2:-1] if ranks[0] > 1 else ()
+    columns = p.axes(right)[-1:] if ranks[1] > 1 else ()
+    batch = broadcast(p, replace(node, inputs=tuple(n for n, rank in zip((left, right), ranks, strict=True) if rank > 2)), 2)
+    p.set(node.outputs[0], [*batch, *rows, *columns])
+    return replace(node, inputs=(left, right))
+
+
+def apply_gemm(p: Padder, node: Node) -> Node:
+    """As MatMul; what is added broadcasts to the product."""
+    left, right, *more = node.inputs
+    turned = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
+    left, right = _contract(p, left, 1 - turned[0], right, turned[1])
+    product: tuple[Axis, ...] = (p.axes(left)[turned[0]], p.axes(right)[1 - turned[1]])
+    added = p.axes(more[0]) if more and more[0] else ()
+    for axis, other in zip(reversed(product), reversed(added), strict=False):
+        if other not in (axis, ONE) and (p.is_padded(axis) or p.is_padded(other)):
+            raise p.refuse("what it adds has another extent than the padded axis", axis, other)
+    p.set(node.outputs[0], product)
+    return replace(node, inputs=(left, right, *more))
+
+
+def apply_einsum(p: Padder, node: Node) -> Node:
+    """A letter of the output may be padded; one that is summed is masked in each input that has it."""
+    equation = node.attr("equation", "").replace(" ", "")
+    if "." in equation or "->" not in equation:
+        raise Refused("its equation has an ellipsis, or no output")
+    terms, result = equation.split("->")
+    found: dict[str, Axis] = {}
+    names = list(node.inputs)
+    for place, letters in enumerate(terms.split(",")):
+        for axis, letter in zip(p.axes(names[place]), letters, strict=True):
+            known = found.setdefault(letter, axis)
+            if known != axis and (p.is_padded(axis) or p.is_padded(known)):
+                raise p.refuse(f"the extents of {letter!r} differ", axis, known)
+        if len(set(letters)) != len(letters) and names[place] in p.states:
+            raise p.refuse("a letter occurs repeatedly in one input", *p.axes(names[place]))
+        names[place] = p.mask_all(names[place], [n for n, letter in enumerate(letters) if letter not in result], 0)
+    p.set(node.outputs[0], [found[letter] for letter in result])
+    return replace(node, inputs=tuple(names))
+
+
+_LEAST, _MOST = "least", "most"
+NEUTRAL: dict[str, float | str] = {
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare"), 0),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), _LEAST),
+    **dict.fromkeys(("ReduceMin", "ArgMin"), _MOST),
+    "ReduceProd": 1,
+}
+"""What an operator may read any number of times without another result."""
+
+
+def _neutral(p: Padder, node: Node) -> Any:
+    number, dtype = NEUTRAL[node.op_type], p.dtype(node.inputs[0])
+    if not isinstance(number, str):
+        return number
+    if dtype.is_float:
+        return -np.inf if number == _LEAST else np.inf
+    if dtype.numpy.kind not in "iu":
+        raise Refused(f"there is no least {dtype}")
+    limits = np.iinfo(dtype.numpy)
+    return limits.min if number == _LEAST else limits.max
+
+
+def _read_axes(p: Padder, node: Node) -> list[int]:
+    rank = len(p.axes(node.inputs[0]))
+    asked = p.integers(node, 1, "axes")
+    if not asked:
+        return [] if node.attr("noop_with_empty_axes", 0) else list(range(rank))
+    return [axis % rank for axis in asked]
+
+
+def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
+    name = node.inputs[0]
+    kept = [(n, ONE if n in over else axis) for n, axis in enumerate(p.axes(name)) if keep or n not in over]
+    p.set(node.outputs[0], [axis for _, axis in kept])
+
+
+def apply_reduction(p: Padder, node: Node) -> Node | None:
+    """A mean is the sum, divided by how many elements there are without padding."""
+    over = _read_axes(p, node)
+    given, axes = node.inputs[0], p.axes(node.inputs[0])
+    _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
+    if not any(p.is_padded(axes[n]) for n in over):
+        return None
+    masked = p.mask_all(given, over, _neutral(p, node))
+    if node.op_type != "ReduceMean":
+        return replace(node, inputs=(masked, *node.inputs[1:]))
+    total = Extent.of(1)
+    for n in over:
+        total *= axes[n][0]
+    return _divide_sum(p, node, masked, over, total)
+
+
+def _divide_sum(p: Padder, node: Node, masked: str, over: Sequence[int], total: Extent) -> Node:
+    """Return the node that divides the sum over those axes by their true extent."""
+    dtype, keep = p.dtype(node.inputs[0]), node.attr("keepdims", 1)
+    if dtype not in (DType.FLOAT32, DType.FLOAT64):
+        raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
+    if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
+        summed = p.node("ReduceSum", masked, p.constant(np.array(over, np.int64)), keepdims=keep)
+    else:
+        summed = p.node("ReduceSum", masked, axes=tuple(over), keepdims=keep)
+    count = p.node("Cast", p.value(total), to=dtype.onnx)
+    return replace(node, op_type="Div", inputs=(summed, count), attributes=())
+
+
+SUM_AXES_OPSET = 13
+"""From here on ReduceSum takes its axes as an input."""
+
+
+def apply_global_pool(p: Padder, node: Node) -> Node | None:
+    """As a reduction over all axes but the first two."""
+    (given,) = node.inputs
+    axes, over = p.axes(given), range(2, len(p.axes(given)))
+    _reduce(p, node, over, keep=True)
+    if not any(p.is_padded(axes[n]) for n in over):
+        return None
+    if node.op_type == "GlobalMaxPool":
+        return replace(node, inputs=(p.mask_all(given, over, _neutral(p, node)),))
+    total = Extent.of(1)
+    for n in over:
+        total *= axes[n][0]
+    return _divide_sum(p, node.with_attributes(keepdims=1), p.mask_all(given, over, 0), over, total)
+
+
+def apply_arg(p: Padder, node: Node) -> Node:
+    """The place of the largest element, the first of several: what is masked comes after all others."""
+    axes = p.axes(node.inputs[0])
+    axis = node.attr("axis", 0) % len(axes)
+    _reduce(p, node, [axis], keep=bool(node.attr("keepdims", 1)))
+    if not p.is_padded(axes[axis]):
+        return node
+    if node.attr("select_last_index", 0):
+        raise p.refuse("it gives the last of several places over a padded axis", axes[axis])
+    return replace(node, inputs=(p.mask(node.inputs[0], axis, _neutral(p, node)),))
+
+
+WHOLE_AXIS_OPSET = 13
+"""Before it, Softmax worked on all axes from the given one on."""
+
+
+def apply_softmax(p: Padder, node: Node) -> Node:
+    """What is behind has the score of minus infinity, so its share is zero."""
+    (given,) = node.inputs
+    axes, is_new = p.axes(given), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
+    first = node.attr("axis", -1 if is_new else 1) % max(len(axes), 1)
+    over = [first] if is_new else list(range(first, len(axes)))
+    masked = p.mask_all(given, over, -np.inf)
+    shares = {n for n in over if p.is_padded(axes[n])} if node.op_type == "Softmax" else set()
+    p.set(node.outputs[0], axes, shares)
+    return replace(node, inputs=(masked,))
+
+
+def apply_normalization(p: Padder, node: Node) -> None:
+    """Normalization over axes that are not padded."""
+    given, rank = node.inputs[0], len(p.axes(node.inputs[0]))
+    axes = p.axes(given)
+    over = _find_normalized(node, rank)
+    for n in over:
+        if p.is_padded(axes[n]):
+            raise p.refuse("it normalizes by statistics over the padded axis", axes[n])
+    if node.attr("training_mode", 0):
+        raise Refused("it is in training mode")
+    if any(name in p.states for name in node.inputs[1:] if name):
+        raise Refused("a parameter is padded")
+    p.set(node.outputs[0], axes)
+    for name in filter(None, node.outputs[1:]):
+        p.set(name, [ONE if n in over else axis for n, axis in enumerate(axes)])
+
+
+def _find_normalized(node: Node, rank: int) -> list[int]:
+    if node.op_type in ("LayerNormalization", "RMSNormalization"):
+        return list(range(node.attr("axis", -1) % rank, rank))
+    if node.op_type == "LpNormalization":
+        return [node.attr("axis", -1) % rank]
+    if node.op_type == "MeanVarianceNormalization":
+        return [axis % rank for axis in node.attr("axes", (0, 2, 3))]
+    return [1] if node.op_type in ("BatchNormalization", "LRN") else list(range(1, rank))
+
+
+def apply_cumulative(p: Padder, node: Node) -> Node:
+    """What comes later in the order of the sum changes nothing; from the end on it is masked."""
+    axes, asked = p.axes(node.inputs[0]), p.integers(node, 1)
+    if asked is None:
+        raise Refused("its axis is not known")
+    axis = asked[0] % len(axes)
+    p.set(node.outputs[0], axes)
+    if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
+        return node
+    return replace(node, inputs=(p.mask(node.inputs[0], axis, 0), *node.inputs[1:]))

@@ -6,45 +6,56 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xrt.graph import Node
-from xrt.passes.padding.elementwise import ELEMENTWISE, apply_elementwise, apply_first, apply_integer_division
-from xrt.passes.padding.indexing import (
-    apply_gather,
-    apply_gather_elements,
-    apply_gather_nd,
-    apply_scatter_elements,
-    apply_slice,
-    apply_tensor_scatter,
-    apply_top_k,
+from xrt.passes.padding.elementwise import (
+    ELEMENTWISE,
+    NEUTRAL,
+    apply_arg,
+    apply_cumulative,
+    apply_einsum,
+    apply_elementwise,
+    apply_first,
+    apply_gemm,
+    apply_global_pool,
+    apply_integer_division,
+    apply_matmul,
+    apply_normalization,
+    apply_reduction,
+    apply_softmax,
 )
 from xrt.passes.padding.movement import (
     apply_concat,
     apply_depth_to_space,
     apply_expand,
     apply_fill,
+    apply_flatten,
+    apply_gather,
+    apply_gather_elements,
+    apply_gather_nd,
     apply_one_hot,
     apply_pad,
     apply_range,
+    apply_reshape,
+    apply_scatter_elements,
+    apply_slice,
     apply_split,
     apply_squeeze,
+    apply_tensor_scatter,
     apply_tile,
+    apply_top_k,
     apply_transpose,
     apply_unsqueeze,
 )
-from xrt.passes.padding.padder import Padder
-from xrt.passes.padding.products import apply_einsum, apply_gemm, apply_matmul
-from xrt.passes.padding.reductions import (
-    NEUTRAL,
-    apply_arg,
-    apply_cumulative,
-    apply_global_pool,
-    apply_normalization,
-    apply_reduction,
-    apply_softmax,
+from xrt.passes.padding.padder import Padder, Refused
+from xrt.passes.padding.windows import (
+    apply_attention,
+    apply_average_pool,
+    apply_conv,
+    apply_conv_transpose,
+    apply_max_pool,
+    apply_recurrent,
+    apply_resize,
+    apply_rotary,
 )
-from xrt.passes.padding.reshaping import apply_flatten, apply_reshape
-from xrt.passes.padding.sequences import apply_attention, apply_recurrent, apply_rotary
-from xrt.passes.padding.states import Refused
-from xrt.passes.padding.windows import apply_average_pool, apply_conv, apply_conv_transpose, apply_max_pool, apply_resize
 
 __all__ = ["RULES", "SHAPE_SLOTS", "SIZED"]
 

@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from xrt.passes.quantize.balancing import find_channel_factors as find_channel_factors
     from xrt.passes.quantize.balancing import list_balanced_values as list_balanced_values
     from xrt.passes.quantize.balancing import scale_channels as scale_channels
-    from xrt.passes.quantize.batch_normalization import fold_batch_normalization as fold_batch_normalization
-    from xrt.passes.quantize.bias_fusion import fuse_biases as fuse_biases
+    from xrt.passes.quantize.candidates import QuantizationOptions as QuantizationOptions
     from xrt.passes.quantize.candidates import list_calibrated_values as list_calibrated_values
     from xrt.passes.quantize.candidates import why_not_quantized as why_not_quantized
-    from xrt.passes.quantize.dynamic import quantize_dynamically as quantize_dynamically
-    from xrt.passes.quantize.options import QuantizationOptions as QuantizationOptions
     from xrt.passes.quantize.packed import pack_weights as pack_weights
+    from xrt.passes.quantize.packed import quantize_dynamically as quantize_dynamically
+    from xrt.passes.quantize.packed import quantize_weights as quantize_weights
+    from xrt.passes.quantize.static import fold_batch_normalization as fold_batch_normalization
+    from xrt.passes.quantize.static import fuse_biases as fuse_biases
     from xrt.passes.quantize.static import quantize as quantize
-    from xrt.passes.quantize.weight_only import quantize_weights as quantize_weights
 
 _MODULES = {
-    "QuantizationOptions": "xrt.passes.quantize.options",
+    "QuantizationOptions": "xrt.passes.quantize.candidates",
     "balance_channels": "xrt.passes.quantize.balancing",
     "find_channel_factors": "xrt.passes.quantize.balancing",
-    "fold_batch_normalization": "xrt.passes.quantize.batch_normalization",
-    "fuse_biases": "xrt.passes.quantize.bias_fusion",
+    "fold_batch_normalization": "xrt.passes.quantize.static",
+    "fuse_biases": "xrt.passes.quantize.static",
     "list_balanced_values": "xrt.passes.quantize.balancing",
     "list_calibrated_values": "xrt.passes.quantize.candidates",
     "pack_weights": "xrt.passes.quantize.packed",
     "quantize": "xrt.passes.quantize.static",
-    "quantize_dynamically": "xrt.passes.quantize.dynamic",
-    "quantize_weights": "xrt.passes.quantize.weight_only",
+    "quantize_dynamically": "xrt.passes.quantize.packed",
+    "quantize_weights": "xrt.passes.quantize.packed",
     "scale_channels": "xrt.passes.quantize.balancing",
     "why_not_quantized": "xrt.passes.quantize.candidates",
 }

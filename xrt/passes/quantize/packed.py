@@ -5,22 +5,87 @@ Its kernels also round the other operand to bytes, with a scale for each block: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.graph import Function, Node
-from xrt.passes.quantize.dynamic import why_not_matrix
-from xrt.passes.quantize.emission import Emission, require_opset
-from xrt.passes.quantize.options import QuantizationOptions
-from xrt.passes.quantize.weights import find_inner_axis, quantize_blocks
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType
+from xrt.graph.node import Names
+from xrt.passes.quantize.candidates import CONVOLUTIONS, PRODUCTS, QuantizationOptions
+from xrt.passes.quantize.weights import (
+    Emission,
+    find_channel_axis,
+    find_inner_axis,
+    quantize_blocks,
+    quantize_channels,
+    require_opset,
+)
 
-__all__ = ["DOMAIN", "pack_weights"]
+__all__ = [
+    "DOMAIN",
+    "pack_weights",
+    "quantize_dynamically",
+    "quantize_weights",
+    "unpack_weights",
+    "why_not_matrix",
+    "why_not_stored",
+]
+
+FLOAT = 1
+"""ONNX's number of float32."""
+
+
+def quantize_dynamically(function: Function, options: QuantizationOptions | None = None) -> Function:
+    """Return the Function with products by constant matrices in integers; the ranges of the other operand are those of the call.
+
+    Weights are int8 with a scale for each column. Types must be known: infer shapes first. Raises OptionError where the opset
+    cannot be raised to 13.
+    """
+    options = options or QuantizationOptions()
+    selected = {node.name for node in function.nodes if why_not_matrix(node, function, options) is None}
+    if not selected:
+        return function
+    emission = Emission(require_opset(function))
+    return emission.finish([_rewrite(one, emission, options) if one.name in selected else one for one in emission.function.nodes])
+
+
+def why_not_matrix(node: Node, function: Function, options: QuantizationOptions) -> str | None:
+    """Return why a node is no product of a computed value of float32 by a constant matrix; None where it is one."""
+    if node.op not in PRODUCTS:
+        return "it is no product"
+    if not options.selects(node):
+        return "no pattern selects it"
+    matrix = function.constants.get(node.inputs[1])
+    if matrix is None or matrix.dtype is not DType.FLOAT32 or len(matrix.shape) != 2 or 0 in matrix.shape:
+        return "its weights are no constant matrix of float32"
+    type_ = function.get_type(node.inputs[0])
+    if node.inputs[0] in function.constants or not isinstance(type_, TensorType) or type_.dtype is not DType.FLOAT32:
+        return "its first operand is no computed value of float32"
+    if node.op == "Gemm" and (node.attr("transA", 0) or node.attr("alpha", 1.0) != 1.0 or node.attr("beta", 1.0) != 1.0):
+        return "it transposes or scales its operands"
+    return None
+
+
+def _rewrite(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
+    name, is_turned = node.inputs[1], find_inner_axis(node) == 1
+    matrix = emission.function.constants[name].array
+    found = quantize_channels(
+        matrix.T if is_turned else matrix, 1, replace(options, weights="int8", symmetric_weights=True, per_channel=True)
+    )
+    integers, scale, zero = emission.quantize_in_call(node.inputs[0])
+    stored, stored_scale, stored_zero = emission.store_matrix(name, found.integers, found.parameters, is_turned=is_turned)
+    sums = emission.define(f"{node.name}_sums", "MatMulInteger", (integers, stored, zero, stored_zero), DType.INT32)
+    floats = emission.define(f"{node.name}_floats", "Cast", (sums,), DType.FLOAT32, {"to": FLOAT})
+    scales = emission.define(f"{node.name}_scales", "Mul", (scale, stored_scale), DType.FLOAT32)
+    if not any(node.inputs[2:]):
+        return Node("Mul", (floats, scales), node.outputs, name=node.name)
+    product = emission.define(f"{node.name}_product", "Mul", (floats, scales), DType.FLOAT32)
+    return Node("Add", (product, node.inputs[2]), node.outputs, name=node.name)
+
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
 DOMAIN = "com.microsoft"
 BIAS = 5
 """The input of MatMulNBits that is added to the product."""
@@ -40,7 +105,7 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
         return function
     emission = Emission(require_opset(function))
     packed: dict[tuple[str, int], tuple[str, ...]] = {}
-    made = [_rewrite(one, emission, packed, options) if one.name in selected else one for one in emission.function.nodes]
+    made = [_rewrite_packed(one, emission, packed, options) if one.name in selected else one for one in emission.function.nodes]
     done = emission.finish(made)
     return done.replace(opsets={**done.opsets, DOMAIN: 1})
 
@@ -58,7 +123,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
     return None
 
 
-def _rewrite(
+def _rewrite_packed(
     node: Node, emission: Emission, packed: dict[tuple[str, int], tuple[str, ...]], options: QuantizationOptions
 ) -> Node:
     name, axis = node.inputs[1], find_inner_axis(node)
@@ -100,3 +165,129 @@ def _join_pairs(nibbles: Array) -> Array:
     if nibbles.shape[-1] % 2:
         nibbles = np.concatenate([nibbles, np.zeros((*nibbles.shape[:-1], 1), np.uint8)], axis=-1)
     return np.ascontiguousarray(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4))
+
+
+ZERO_POINTS, GROUPS = 3, 4
+"""Inputs of MatMulNBits that may be left out: the zero point of each block, and the block of each row."""
+
+
+def unpack_weights(function: Function) -> Function:
+    """Return the Function with MatMulNBits of constant weights as MatMul, Cast and Add; other nodes stay, and bodies do."""
+    packed = {node.name for node in function.nodes if _is_packed(node, function)}
+    if not packed:
+        return function
+    names = Names()
+    for name in (*function.value_names(), *(node.name for node in function.nodes)):
+        names.take(name)
+    constants = dict(function.constants)
+    nodes = tuple(
+        made
+        for node in function.nodes
+        for made in (_unpack(node, function, names, constants) if node.name in packed else (node,))
+    )
+    return function.replace(nodes=nodes, constants=constants)
+
+
+def _is_packed(node: Node, function: Function) -> bool:
+    if node.domain != DOMAIN or node.op_type != "MatMulNBits":
+        return False
+    # Blocks of rows are deprecated. With zero points ONNX Runtime computes something else than its description says.
+    if all(node.inputs[ZERO_POINTS : GROUPS + 1]) and len(node.inputs) > GROUPS:
+        return False
+    return all(name in function.constants for name in node.inputs[1 : GROUPS + 1] if name)
+
+
+def _unpack(node: Node, function: Function, names: Names, constants: dict[str, Constant]) -> Iterator[Node]:
+    """Yield the nodes of a product: the last one has its name, and makes its output."""
+    given = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
+    optional = [function.constants[name].array if name else None for name in given[ZERO_POINTS : GROUPS + 1]]
+    weights = _compute_weights(node, function.constants[given[1]].array, function.constants[given[2]].array, *optional)
+    constants[matrix := names.plain(f"{node.name}/weights")] = Constant(weights)
+    steps: list[tuple[str, tuple[str, ...], tuple[Attribute, ...]]] = []
+    type_ = function.get_type(given[0])
+    narrow = type_.dtype if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32 else None
+    if narrow is not None:
+        steps.append(("Cast", (given[0],), (Attribute.of("to", DType.FLOAT32.onnx),)))
+    steps.append(("MatMul", (given[0], matrix), ()))
+    if narrow is not None:
+        steps.append(("Cast", ("",), (Attribute.of("to", narrow.onnx),)))
+    if given[BIAS]:
+        steps.append(("Add", ("", given[BIAS]), ()))
+    before = ""
+    for at, (op, inputs, attributes) in enumerate(steps):
+        read = (before, *inputs[1:]) if before else inputs
+        if at + 1 == len(steps):
+            yield replace(node, op_type=op, domain="", inputs=read, attributes=attributes)
+            return
+        before = names.plain(f"{node.name}/{op.lower()}")
+        yield Node(op, read, (before,), attributes, name=before, control=node.control)
+
+
+def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | None, groups: Array | None) -> Array:
+    """Return the matrix in float32, a column for each row of the packed weights."""
+    bits, block = int(node.attr("bits", 4)), int(node.attr("block_size"))
+    inner, columns = int(node.attr("K")), int(node.attr("N"))
+    count = -(-inner // block)
+    integers = _split_bytes(packed.reshape(columns, count, -1), bits)[..., :block].reshape(columns, count * block)[:, :inner]
+    scale = scales.reshape(columns, count).astype(np.float32)
+    if zeros is None:
+        zero: Any = np.full((columns, count), 1 << (bits - 1), np.float32)
+    elif zeros.dtype == np.uint8:
+        zero = _split_bytes(zeros.reshape(columns, -1), bits)[:, :count].astype(np.float32)
+    else:  # as they are, in the type of the scales
+        zero = zeros.reshape(columns, count).astype(np.float32)
+    at = np.arange(inner) // block if groups is None else groups[:inner].astype(np.intp)
+    return np.ascontiguousarray(((integers.astype(np.float32) - zero[:, at]) * scale[:, at]).T)
+
+
+def _split_bytes(array: Array, bits: int) -> Array:
+    """Return the numbers of so many bits in bytes, the first in the lowest bits."""
+    mask = (1 << bits) - 1
+    parts = [(array.astype(np.uint8) >> shift) & mask for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*array.shape[:-1], -1)
+
+
+def quantize_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
+    """Return the Function with constant weights as integers, each behind a DequantizeLinear.
+
+    Weights of 8 bits have a scale per channel; those of 4 bits, of products alone, one per block of ``block_size`` rows, which
+    needs opset 21. A weight is stored once. Types must be known: infer shapes first. Raises OptionError where the opset cannot
+    be raised.
+    """
+    options = options or QuantizationOptions()
+    selected = {node.name for node in function.nodes if why_not_stored(node, function, options) is None}
+    if not selected:
+        return function
+    emission = Emission(require_opset(function, blocks=options.weight_dtype.bits < 8))
+    return emission.finish([_rewrite_weight_only(node, emission, selected, options) for node in emission.function.nodes])
+
+
+def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
+    """Return why a node's weights stay floating point; None where they are stored as integers."""
+    is_narrow = options.weight_dtype.bits < 8
+    if node.op not in (PRODUCTS if is_narrow else CONVOLUTIONS | PRODUCTS):
+        return f"its operator has no weights of {options.weights} here"
+    if not options.selects(node):
+        return "no pattern selects it"
+    constant = function.constants.get(node.inputs[1])
+    if constant is None or constant.dtype is not DType.FLOAT32:
+        return "its weights are no constant of float32"
+    type_ = function.get_type(node.inputs[0])
+    if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32:
+        return "its operands are not float32"
+    if constant.array.size == 0 or constant.array.ndim < 2 or (is_narrow and constant.array.ndim != 2):
+        return "its weights are no matrix"
+    return None
+
+
+def _rewrite_weight_only(node: Node, emission: Emission, selected: Collection[str], options: QuantizationOptions) -> Node:
+    if node.name not in selected:
+        return node
+    name = node.inputs[1]
+    floats = emission.function.constants[name].array
+    if options.weight_dtype.bits < 8:
+        weight = quantize_blocks(floats, find_inner_axis(node), options)
+    else:
+        weight = quantize_channels(floats, find_channel_axis(node, floats), options)
+    stored = emission.dequantize(name, weight, (name, weight.axis))
+    return replace(node, inputs=(node.inputs[0], stored, *node.inputs[2:]))

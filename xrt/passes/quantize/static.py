@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -9,15 +10,90 @@ import numpy as np
 
 from xrt.errors import CalibrationError, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
-from xrt.graph import Function, Node
-from xrt.passes.quantize.bounds import drop_bounds
-from xrt.passes.quantize.candidates import CONVOLUTIONS, find_end, find_root, list_activations, why_not_quantized
-from xrt.passes.quantize.emission import Emission, require_opset
-from xrt.passes.quantize.options import QuantizationOptions
-from xrt.passes.quantize.parameters import Parameters, fit_activation
-from xrt.passes.quantize.weights import Array, QuantizedWeight, find_channel_axis, quantize_channels
+from xrt.formats.onnx.names import FreshNames
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type, is_training
+from xrt.passes.quantize.candidates import (
+    CONVOLUTIONS,
+    QuantizationOptions,
+    find_end,
+    find_root,
+    list_activations,
+    why_not_quantized,
+)
+from xrt.passes.quantize.weights import (
+    Array,
+    Emission,
+    Parameters,
+    QuantizedWeight,
+    find_channel_axis,
+    find_limits,
+    fit_activation,
+    quantize_channels,
+    require_opset,
+)
 
-__all__ = ["quantize"]
+__all__ = ["drop_bounds", "fold_batch_normalization", "fuse_biases", "quantize"]
+
+
+def drop_bounds(function: Function) -> Function:
+    """Return the Function without the Relu and Clip that change no integer behind them.
+
+    Numbers below the least integer's become that integer, with or without the bound. A bound with another reader stays. Linear.
+    """
+    replaced: dict[str, str] = {}
+    outputs = {value.name for value in function.outputs}
+    awaited = {name for node in function.nodes for name in node.control}
+    for node in function.nodes:
+        if node.op in ("Clip", "Relu") and node.outputs[0] not in outputs and _is_idle(node, function):
+            if node.control or node.name in awaited:
+                continue
+            replaced[node.outputs[0]] = replaced.get(node.inputs[0], node.inputs[0])
+    if not replaced:
+        return function
+    nodes = [
+        replace(node, inputs=tuple(replaced.get(name, name) for name in node.inputs))
+        for node in function.nodes
+        if node.outputs[0] not in replaced
+    ]
+    read = {name for node in nodes for name in node.uses} | outputs
+    constants = {name: constant for name, constant in function.constants.items() if name in read}
+    types = {name: type_ for name, type_ in function.types.items() if name not in replaced}
+    return function.replace(nodes=nodes, constants=constants, types=types)
+
+
+def _is_idle(node: Node, function: Function) -> bool:
+    """Whether all that reads the bound is quantized to numbers within it."""
+    readers = [use.node for use in function.users(node.outputs[0])]
+    found = [_find_span(reader, function) for reader in readers]
+    least, most = _find_bounds(node, function)
+    return bool(found) and all(span is not None and least <= span[0] and span[1] <= most for span in found)
+
+
+def _find_span(node: Node, function: Function) -> tuple[float, float] | None:
+    """Return the least and the greatest number that a QuantizeLinear can give; None for another node."""
+    if node.op != "QuantizeLinear" or len(node.inputs) < 3:
+        return None
+    scale, zero = (function.constants.get(name) for name in node.inputs[1:3])
+    if scale is None or zero is None or scale.array.size != 1 or not zero.dtype.is_integer:
+        return None
+    step, middle = scale.array.reshape(()), int(zero.array.reshape(()))
+    least, most = find_limits(DType.of(zero.array))
+    return float(np.float32(least - middle) * step), float(np.float32(most - middle) * step)
+
+
+def _find_bounds(node: Node, function: Function) -> tuple[float, float]:
+    """Return the bounds of a Relu or Clip; NaN, with which no comparison is true, for one that is computed."""
+    if node.op == "Relu":
+        return 0.0, np.inf
+    if len(node.inputs) == 1:  # attributes before opset 11, or no bounds
+        return node.attr("min", -np.inf), node.attr("max", np.inf)
+    found = [-np.inf, np.inf]
+    for place, name in enumerate(node.inputs[1:3]):
+        if name:
+            constant: Constant | None = function.constants.get(name)
+            found[place] = np.nan if constant is None else float(constant.array.reshape(()))
+    return found[0], found[1]
+
 
 _JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
 """Operators that libraries compute in bytes where operands and result are bytes."""
@@ -163,3 +239,159 @@ def _is_unscaled(node: Node) -> bool:
 def _find_rows(node: Node) -> int:
     """Return the axis of a weight with the channels of the bias."""
     return 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
+
+
+BROADCASTING_OPSET = 8
+"""Since this opset Add, Sum and Gemm broadcast as they do now."""
+
+
+def fuse_biases(function: Function) -> Function:
+    """Return the Function with each MatMul by a constant matrix and the Add of a constant bias behind it as a Gemm.
+
+    Operands of more than two axes are reshaped to rows, once for all that reads them; of their extents, one may be unknown. A Sum
+    of two operands becomes an Add. ONNX Runtime makes the same Gemm, but has an integer kernel of it only where the bias is an
+    integer too. Results are those of the Function up to the order of the sum. Types must be known: infer shapes first; the
+    function itself is returned where nothing changes. Linear.
+    """
+    return function if function.opset() < BROADCASTING_OPSET else _Fusion(function).run()
+
+
+class _Fusion:
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.names = FreshNames(function)
+        self.constants: dict[str, Constant] = dict(function.constants)
+        self.types: dict[str, Type] = dict(function.types)
+        self.rows: dict[str, str] = {}
+        self.awaited = {name for node in function.nodes for name in node.control}
+        self.outputs = {value.name for value in function.outputs}
+
+    def run(self) -> Function:
+        nodes: list[Node] = []
+        fused: set[str] = set()
+        for given in self.function.nodes:
+            node = replace(given, op_type="Add") if given.op == "Sum" and len(given.inputs) == 2 else given
+            product = self.find_product(node)
+            if product is None:
+                nodes.append(node)
+            else:
+                fused.add(product.outputs[0])
+                nodes += self.fuse(product, node)
+        if nodes == list(self.function.nodes):
+            return self.function
+        nodes = [node for node in nodes if node.outputs[0] not in fused]
+        read = {name for node in nodes for name in node.uses} | self.outputs
+        constants = {name: constant for name, constant in self.constants.items() if name in read}
+        types = {name: type_ for name, type_ in self.types.items() if name not in fused}
+        return self.function.replace(nodes=nodes, constants=constants, types=types)
+
+    def fuse(self, product: Node, node: Node) -> list[Node]:
+        """Return the nodes in place of a product and the Add of its bias."""
+        shape = _get_shape(product.inputs[0], self.function) or ()
+        name = next(one for one in node.inputs if one != product.outputs[0])
+        bias = self.add_constant(f"{product.name}_bias", self.function.constants[name].array.reshape(-1))
+        gemm = replace(product, op_type="Gemm", inputs=(product.inputs[0], product.inputs[1], bias), outputs=node.outputs)
+        return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
+
+    def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
+        """Return the product of rows, with the Reshape to them, unless there is one, and the one back in place of the Add."""
+        made: list[Node] = []
+        value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
+        whole = [dim if isinstance(dim, int) else -1 for dim in outer]
+        rows = None if -1 in whole else math.prod(whole)
+        if value not in self.rows:
+            inner = self.function.constants[gemm.inputs[1]].shape[0]
+            self.rows[value] = self.add_value(f"{value}_rows", rows, inner)
+            target = self.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
+            made = [Node("Reshape", (value, target), (self.rows[value],))]
+        flat = self.add_value(f"{gemm.name}_rows", rows, columns)
+        target = self.add_constant(f"{gemm.name}_shape", np.array([*whole, columns]))
+        gemm = replace(gemm, inputs=(self.rows[value], *gemm.inputs[1:]), outputs=(flat,))
+        return [*made, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
+
+    def find_product(self, node: Node) -> Node | None:
+        """Return the MatMul that only an Add of a constant bias reads; None where there is none."""
+        if node.op != "Add" or node.control or node.name in self.awaited:
+            return None
+        for value, other in (node.inputs, node.inputs[::-1]):
+            product, bias = self.function.producer(value), self.function.constants.get(other)
+            if product is not None and bias is not None and self.can_fuse(product, bias):
+                return product
+        return None
+
+    def can_fuse(self, product: Node, bias: Constant) -> bool:
+        if product.op != "MatMul" or product.control or len(self.function.users(product.outputs[0])) != 1:
+            return False
+        weight, shape = self.function.constants.get(product.inputs[1]), _get_shape(product.inputs[0], self.function)
+        if weight is None or weight.dtype is not DType.FLOAT32 or len(weight.shape) != 2 or product.outputs[0] in self.outputs:
+            return False
+        if bias.shape != (*[1] * (len(bias.shape) - 1), weight.shape[1]) or shape is None or len(shape) < 2:
+            return False
+        unknown = sum(not isinstance(dim, int) for dim in shape[:-1])
+        return len(bias.shape) <= len(shape) and (len(shape) == 2 or (unknown <= 1 and 0 not in shape))
+
+    def add_constant(self, name: str, array: np.ndarray) -> str:
+        fresh = self.names.take(name)
+        self.constants[fresh] = Constant(array)
+        return fresh
+
+    def add_value(self, name: str, rows: int | None, columns: int) -> str:
+        fresh = self.names.take(name)
+        self.types[fresh] = TensorType(DType.FLOAT32, (rows, columns))
+        return fresh
+
+
+def _get_shape(name: str, function: Function) -> Shape | None:
+    type_ = function.get_type(name)
+    return type_.shape if isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32 else None
+
+
+def fold_batch_normalization(function: Function) -> Function:
+    """Return the Function with each BatchNormalization of constants that alone reads a Conv of constants folded into the Conv.
+
+    Results are those of the Function up to rounding: the products are of other numbers. The function itself is returned where
+    nothing is folded. Linear.
+    """
+    folded: dict[str, Node] = {}
+    dropped: set[str] = set()
+    constants, names = dict(function.constants), FreshNames(function)
+    awaited = {name for node in function.nodes for name in node.control}
+    for node in function.nodes:
+        convolution = _find_convolution(node, function)
+        if convolution is not None and not (node.control or node.name in awaited):
+            weight, bias = _fold(convolution, node, function)
+            made = [names.take(f"{convolution.name}_folded_weight"), names.take(f"{convolution.name}_folded_bias")]
+            constants.update(zip(made, (Constant(weight), Constant(bias)), strict=True))
+            inputs = (convolution.inputs[0], *made)
+            folded[convolution.name] = replace(convolution, inputs=inputs, outputs=(node.outputs[0],))
+            dropped.add(node.name)
+    if not folded:
+        return function
+    nodes = [folded.get(node.name, node) for node in function.nodes if node.name not in dropped]
+    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
+    defined = {name for node in nodes for name in node.defines}
+    types = {name: type_ for name, type_ in function.types.items() if name in defined}
+    return function.replace(nodes=nodes, types=types, constants={name: c for name, c in constants.items() if name in read})
+
+
+def _find_convolution(node: Node, function: Function) -> Node | None:
+    """Return the Conv whose result a BatchNormalization can be folded into; None where there is none."""
+    if node.op != "BatchNormalization" or is_training(node, function) or any(node.outputs[1:]):
+        return None
+    before = function.producer(node.inputs[0])
+    if before is None or before.op != "Conv" or len(function.users(before.outputs[0])) != 1:
+        return None
+    if any(value.name == before.outputs[0] for value in function.outputs):
+        return None
+    terms = [name for name in (*node.inputs[1:], *before.inputs[1:]) if name]
+    return before if all(name in function.constants for name in terms) else None
+
+
+def _fold(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
+    scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
+    factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))
+    weight = function.constants[convolution.inputs[1]].array
+    given = convolution.inputs[2:]
+    bias = function.constants[given[0]].array.astype(np.float64) if given and given[0] else 0.0
+    spread = factor.reshape(-1, *[1] * (weight.ndim - 1))
+    return (weight * spread).astype(weight.dtype), ((bias - mean) * factor + shift).astype(weight.dtype)

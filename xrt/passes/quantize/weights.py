@@ -2,18 +2,97 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.graph import Node
-from xrt.passes.quantize.options import QuantizationOptions
-from xrt.passes.quantize.parameters import Parameters, fit_weight, round_to_integers
+from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx.names import FreshNames
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type
+from xrt.passes.inlining import drop_dead_nodes
+from xrt.passes.opset_upgrade import upgrade_opset
+from xrt.passes.quantize.candidates import QuantizationOptions
 
-__all__ = ["QuantizedWeight", "find_channel_axis", "find_inner_axis", "quantize_blocks", "quantize_channels"]
+__all__ = [
+    "SMALLEST_SCALE",
+    "Emission",
+    "Parameters",
+    "QuantizedWeight",
+    "find_channel_axis",
+    "find_inner_axis",
+    "find_limits",
+    "fit_activation",
+    "fit_weight",
+    "quantize_blocks",
+    "quantize_channels",
+    "require_opset",
+    "round_to_integers",
+]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+SMALLEST_SCALE = 1e-30
+"""A smaller scale is not used: with others it multiplies to numbers that engines take for zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Scales and zero points: one of each, one per channel, or one per block."""
+
+    scale: Array
+    """float32."""
+    zero_point: Array
+    """Of the integers' type."""
+
+
+def find_limits(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
+
+
+def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) -> Parameters | None:
+    """Return the parameters whose integers reach from low to high and have zero; None where the range is all but zero.
+
+    A range of zeros alone has the scale 1.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    least, most = find_limits(dtype)
+    if symmetric:
+        middle = (least + most + 1) // 2
+        scale, zero = max(-low, high) / (most - middle), middle
+    else:
+        scale = (high - low) / (most - least)
+        zero = round(least - low / scale) if scale else least
+    if 0 < scale < SMALLEST_SCALE:
+        return None
+    return Parameters(np.array(scale or 1.0, np.float32), np.array(min(max(zero, least), most), dtype.numpy))
+
+
+def fit_weight(
+    low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, floor: Array | float = 0.0
+) -> Parameters:
+    """Return the parameters of weights with these extremes, which are per channel, per block or 0-d; no scale is below ``floor``.
+
+    Symmetric ones leave out the least integer, so that both sides reach equally far. Channels of zeros alone have the scale of
+    the widest channel.
+    """
+    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    least, most = (-64, 64) if reduce_range else find_limits(dtype)
+    if reduce_range and dtype is DType.UINT8:
+        least, most = 0, 127
+    middle = (least + most + 1) // 2
+    scale = np.maximum(-low, high) / (most - middle) if symmetric else (high - low) / (most - least)
+    widest = max(float(scale.max(initial=0.0)), SMALLEST_SCALE) if scale.any() else 1.0
+    scale = np.maximum(np.where(scale > SMALLEST_SCALE, scale, widest), floor)
+    zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(least - low / scale), least, most)
+    return Parameters(scale.astype(np.float32), zero.astype(dtype.numpy))
+
+
+def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
+    """Return the integers nearest to the numbers, ties to even, within the type; the parameters broadcast over them."""
+    scaled = np.rint(x.astype(np.float32) / parameters.scale).astype(np.float64) + parameters.zero_point.astype(np.float64)
+    return np.clip(scaled, *find_limits(dtype)).astype(np.int32).astype(dtype.numpy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +148,104 @@ def quantize_blocks(weight: Array, axis: int, options: QuantizationOptions) -> Q
     rows = np.arange(weight.shape[axis]) // block
     spread = Parameters(found.scale.take(rows, axis=axis), found.zero_point.take(rows, axis=axis))
     return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis, block)
+
+
+PER_CHANNEL_OPSET, BLOCKS_OPSET = 13, 21
+"""Opsets from which on DequantizeLinear has an axis, and blocks and integers of 4 bits."""
+
+
+def require_opset(function: Function, *, blocks: bool = False) -> Function:
+    """Return the Function at an opset that has the operators; raises OptionError where it cannot be converted."""
+    opset = BLOCKS_OPSET if blocks else PER_CHANNEL_OPSET
+    try:
+        return upgrade_opset(function, opset)
+    except ModelError as error:
+        raise OptionError(f"quantization needs opset {opset} of ai.onnx: {error}") from error
+
+
+class Emission:
+    """A Function under change: values get quantized forms, each once, and nodes read these."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Constant] = dict(function.constants)
+        self.types: dict[str, Type] = dict(function.types)
+        self._names = FreshNames(function)
+        self._pairs: dict[str, str] = {}
+        self._shielded: dict[str, str] = {}
+        self._weights: dict[tuple[object, ...], str] = {}
+        self._dynamic: dict[str, tuple[str, str, str]] = {}
+        self._matrices: dict[tuple[str, bool], tuple[str, str, str]] = {}
+
+    def add_constant(self, name: str, array: Any) -> str:
+        """Add a constant under a name like that one, and return its name."""
+        fresh = self._names.take(name)
+        self.constants[fresh] = Constant(np.ascontiguousarray(array) if array.ndim else array)
+        return fresh
+
+    def quantize(self, value: str, parameters: Parameters) -> str:
+        """Return the value quantized and dequantized, by one pair of nodes however often it is asked for."""
+        if value not in self._pairs:
+            dtype, shape = DType.of(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
+            terms = (
+                self.add_constant(f"{value}_scale", parameters.scale),
+                self.add_constant(f"{value}_zero_point", parameters.zero_point),
+            )
+            integers = self.define(f"{value}_quantized", "QuantizeLinear", (value, *terms), TensorType(dtype, shape))
+            floats = TensorType(DType.FLOAT32, shape)
+            self._pairs[value] = self.define(f"{value}_dequantized", "DequantizeLinear", (integers, *terms), floats)
+        return self._pairs[value]
+
+    def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
+        """Return a constant that is stored as integers, dequantized; equal keys share it."""
+        if key not in self._weights:
+            found, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
+            if weight.block:
+                attributes["block_size"] = weight.block
+            terms = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", found.scale)]
+            if weight.integers.dtype != np.int32:  # a bias; it has no zero point
+                terms.append(self.add_constant(f"{name}_zero_point", found.zero_point))
+            type_ = TensorType(DType.FLOAT32, weight.integers.shape)
+            self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", tuple(terms), type_, attributes)
+        return self._weights[key]
+
+    def shield(self, value: str) -> str:
+        """Return the same value, of an operator that no library takes for a part of a quantized one."""
+        if value not in self._shielded:
+            self._shielded[value] = self.define(f"{value}_float", "Max", (value,), self.types[value])
+        return self._shielded[value]
+
+    def finish(self, nodes: Iterable[Node]) -> Function:
+        """Return the Function with these nodes in place of its own, without what nothing reads any more."""
+        made = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
+        return drop_dead_nodes(made)
+
+    def define(
+        self, name: str, op: str, inputs: tuple[str, ...], type_: Type | DType, attributes: dict[str, int] | None = None
+    ) -> str:
+        """Return the result of a new node; a dtype alone leaves the shape to be inferred."""
+        fresh = self._names.take(name)
+        node = Node(op, inputs, (fresh,))
+        self.nodes.append(replace(node.with_attributes(**attributes) if attributes else node, name=fresh))
+        self.types[fresh] = TensorType(type_, None) if isinstance(type_, DType) else type_
+        return fresh
+
+    def quantize_in_call(self, value: str) -> tuple[str, str, str]:
+        """Return the value as bytes, their scale and zero point, by one DynamicQuantizeLinear however often it is asked for."""
+        if value not in self._dynamic:
+            names = tuple(self._names.take(f"{value}_{part}") for part in ("bytes", "byte_scale", "byte_zero_point"))
+            self.nodes.append(Node("DynamicQuantizeLinear", (value,), names, name=names[0]))
+            shape = getattr(self.function.get_type(value), "shape", None)
+            own = TensorType(DType.UINT8, shape), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
+            self.types.update(zip(names, own, strict=True))
+            self._dynamic[value] = names[0], names[1], names[2]
+        return self._dynamic[value]
+
+    def store_matrix(self, name: str, integers: Any, found: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
+        """Return the constants of a matrix as integers, its scales and zero points, each once."""
+        if (name, is_turned) not in self._matrices:
+            terms = {"integers": integers, "integer_scale": found.scale, "integer_zero_point": found.zero_point}
+            first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in terms.items())
+            self._matrices[name, is_turned] = first, second, third
+        return self._matrices[name, is_turned]

@@ -8,8 +8,7 @@ from xrt.html.curves import Curve, draw_curves
 from xrt.html.formatting import size
 from xrt.html.rendering import render_cell, render_page
 from xrt.placement.result import format_count
-from xrt.placement.throughput.request import Split
-from xrt.placement.throughput.result import COLUMNS, ServingCandidate, ThroughputResult, format_latency, format_rate
+from xrt.placement.throughput.result import COLUMNS, ServingCandidate, Split, ThroughputResult, format_latency, format_rate
 
 __all__ = ["render_throughput_page", "render_throughput_result"]
 

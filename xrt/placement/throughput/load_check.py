@@ -14,8 +14,7 @@ from xrt.errors import LockError
 from xrt.measure.closed_loop import LoadResult
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.measure.timing import Clock
-from xrt.placement.throughput.request import Split
-from xrt.placement.throughput.result import ServingConfiguration, format_rate
+from xrt.placement.throughput.result import ServingConfiguration, Split, format_rate
 
 __all__ = ["LoadBench", "LoadCheckResult", "LoadState", "check_load"]
 

@@ -3,16 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from xrt.errors import OptionError, did_you_mean
 from xrt.formats.serving_record import ServingRecord, ServingRow
+from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
 from xrt.placement.result import format_count
-from xrt.placement.throughput.request import Split
+from xrt.placement.sizes import list_open_axes
 
-__all__ = ["ServingCandidate", "ServingConfiguration", "ServingVerdict", "ThroughputResult", "format_latency", "format_rate"]
+__all__ = [
+    "BATCHES",
+    "ServingCandidate",
+    "ServingConfiguration",
+    "ServingVerdict",
+    "Split",
+    "ThroughputRequest",
+    "ThroughputResult",
+    "find_batch_dim",
+    "format_latency",
+    "format_rate",
+    "list_splits",
+    "parse_batches",
+    "parse_bound",
+]
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+MOST_SIZES = 16
+LARGEST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """How the thread budget is divided."""
+
+    instances: int
+    threads: int
+    """Of each instance."""
+
+    def __str__(self) -> str:
+        """Return it in words.
+
+        >>> str(Split(2, 1)), str(Split(1, 4))
+        ('2 instances of 1 thread', '1 instance of 4 threads')
+        """
+        return f"{self.instances} instance{'s' * (self.instances != 1)} of {self.threads} thread{'s' * (self.threads != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRequest:
+    """A sweep for the configuration with the highest rate within a bound."""
+
+    splits: tuple[Split, ...]
+    batches: tuple[int, ...] = BATCHES
+    """Batch sizes, ascending from 1."""
+    bound: float = math.inf
+    """Seconds that the 99th percentile of the latency may take."""
+    budget: float = 60.0
+
+
+def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[Split, ...]:
+    """Return the ways to divide a thread budget: each number of instances with all the threads that it leaves for each.
+
+    Without numbers these are 1, 2, 4 and so on, and as many as there are threads. Raises OptionError for a number that the budget
+    does not allow.
+
+    >>> [str(one) for one in list_splits(6)]
+    ['1 instance of 6 threads', '2 instances of 3 threads', '4 instances of 1 thread', '6 instances of 1 thread']
+    """
+    if instances is None:
+        powers = [1 << number for number in range(threads.bit_length()) if 1 << number <= threads]
+        instances = sorted({*powers, threads})
+    numbers = _parse_numbers("instances", instances)
+    if numbers[-1] > threads:
+        raise OptionError(
+            f"instances={numbers[-1]} needs a thread for each, and the thread budget is {threads}; ask for at most {threads} "
+            f"instances, or raise threads="
+        )
+    return tuple(Split(number, threads // number) for number in numbers)
+
+
+def parse_batches(asked: Sequence[int]) -> tuple[int, ...]:
+    """Return batch sizes, ascending; 1 is always among them, for the request that comes alone. Raises OptionError."""
+    return tuple(sorted({1, *_parse_numbers("batches", asked)}))
+
+
+def _parse_numbers(name: str, asked: Any) -> tuple[int, ...]:
+    several = tuple(asked) if isinstance(asked, list | tuple | range | set) else (asked,)
+    if not several or not all(type(one) is int and 0 < one <= LARGEST for one in several):
+        raise OptionError(f"{name} must be positive integers, such as {name}=(1, 2, 4); got {asked!r}")
+    if len(set(several)) > MOST_SIZES:
+        raise OptionError(f"{name} has {len(set(several))} numbers, each of which is measured; at most {MOST_SIZES} can be")
+    return tuple(sorted(set(several)))
+
+
+def parse_bound(asked: Any) -> float:
+    """Return the bound on the latency in seconds, infinite for None; raises OptionError for no positive number."""
+    if asked is None:
+        return math.inf
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
+        raise OptionError(f"p99 must be a positive number of seconds, such as p99=0.020, or None; got {asked!r}")
+    return float(asked)
+
 
 ServingVerdict: TypeAlias = Literal["chosen", "within", "over", "declined"]
 """``chosen``; ``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
@@ -215,3 +309,53 @@ def _round(value: float | None) -> Any:
 
 def _finite(value: float) -> float | None:
     return None if math.isinf(value) else value
+
+
+def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
+    """Return the dim that counts requests, and why there is none where it is empty.
+
+    A dim that is named must be the first axis of each input that has it, and of each output whose extents are known; an input
+    that lacks it is shared by all requests. Raises OptionError where that is not so.
+    """
+    if name is not None:
+        _check_named(name, inputs, outputs)
+        return name, ""
+    if not inputs:
+        return "", "the model has no input"
+    first = _find_first(inputs[0])
+    if first is None:
+        return "", f"the first extent of input {inputs[0].name!r} is no symbolic dim"
+    for kind, values in (("input", inputs), ("output", outputs)):
+        for value in values:
+            if _find_first(value) != first:
+                found = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
+                return "", f"{found}; batch_dim={first!r} (--batch-dim) asks for it all the same"
+    for place, axis, other in list_open_axes(inputs):
+        if axis and other == first:
+            return "", f"dim {first!r} is another extent of input {inputs[place].name!r} too"
+    return first, ""
+
+
+def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    axes = list(list_open_axes(inputs))
+    names = list(dict.fromkeys(one for _, _, one in axes))
+    if name not in names:
+        raise OptionError(f"batch_dim names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, names)}")
+    for place, axis, one in axes:
+        if one == name and axis:
+            raise OptionError(
+                f"batch_dim={name!r} is extent {axis} of input {inputs[place].name!r}; requests are joined on extent 0"
+            )
+    for value in outputs:
+        first = _find_first(value)
+        if first is not None and first != name:
+            raise OptionError(
+                f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: its rows are not "
+                f"those of the requests"
+            )
+
+
+def _find_first(value: Value) -> str | None:
+    """Return the first extent of a value where that is a named symbolic dim."""
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return shape[0] if shape and isinstance(shape[0], str) else None

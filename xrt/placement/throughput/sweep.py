@@ -10,8 +10,14 @@ from typing import Protocol, TypeAlias
 from xrt.errors import XRTError
 from xrt.measure.closed_loop import LoadResult
 from xrt.measure.timing import Clock
-from xrt.placement.throughput.request import Split, ThroughputRequest
-from xrt.placement.throughput.result import ServingCandidate, ServingConfiguration, ThroughputResult, format_latency
+from xrt.placement.throughput.result import (
+    ServingCandidate,
+    ServingConfiguration,
+    Split,
+    ThroughputRequest,
+    ThroughputResult,
+    format_latency,
+)
 
 __all__ = ["ServingBench", "Tell", "ThroughputSweep"]
 

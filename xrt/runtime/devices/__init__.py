@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from xrt.runtime.devices.interface import GraphCapture as GraphCapture
     from xrt.runtime.devices.interface import MemoryInfo as MemoryInfo
     from xrt.runtime.devices.interface import PendingCopy as PendingCopy
-    from xrt.runtime.devices.names import check_device as check_device
-    from xrt.runtime.devices.names import normalize_device as normalize_device
-    from xrt.runtime.devices.names import parse_device_kind as parse_device_kind
+    from xrt.runtime.devices.registry import check_device as check_device
     from xrt.runtime.devices.registry import device as device
+    from xrt.runtime.devices.registry import normalize_device as normalize_device
     from xrt.runtime.devices.registry import override_devices as override_devices
+    from xrt.runtime.devices.registry import parse_device_kind as parse_device_kind
     from xrt.runtime.devices.registry import to_host as to_host
     from xrt.runtime.devices.registry import use_array_device as use_array_device
 
@@ -28,11 +28,11 @@ _MODULES = {
     "GraphCapture": "xrt.runtime.devices.interface",
     "MemoryInfo": "xrt.runtime.devices.interface",
     "PendingCopy": "xrt.runtime.devices.interface",
-    "check_device": "xrt.runtime.devices.names",
+    "check_device": "xrt.runtime.devices.registry",
     "device": "xrt.runtime.devices.registry",
-    "normalize_device": "xrt.runtime.devices.names",
+    "normalize_device": "xrt.runtime.devices.registry",
     "override_devices": "xrt.runtime.devices.registry",
-    "parse_device_kind": "xrt.runtime.devices.names",
+    "parse_device_kind": "xrt.runtime.devices.registry",
     "to_host": "xrt.runtime.devices.registry",
     "use_array_device": "xrt.runtime.devices.registry",
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.device import Accelerator
+from xrt.engines.contract.graph_compiler import Accelerator
+from xrt.forking import renew_after_fork
 
-__all__ = ["Array", "Device", "Event", "GraphCapture", "MemoryInfo", "PendingCopy", "Stream"]
+__all__ = ["Array", "Device", "Event", "GraphCapture", "MemoryInfo", "PendingCopy", "Stream", "TransferCounter", "TransferStats"]
 
 Array: TypeAlias = Any
 """An array of the device: CuPy's on CUDA."""
@@ -132,3 +134,53 @@ class Device(Accelerator):
 
         Raises whatever the work raises, and the device's own error where the work cannot be recorded.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """Counts over the calls of a program."""
+
+    calls: int = 0
+    copies_in: int = 0
+    """Arrays copied from the host to a device."""
+    bytes_in: int = 0
+    copies_out: int = 0
+    """Arrays copied from a device to the host."""
+    bytes_out: int = 0
+    copies_across: int = 0
+    """Arrays copied from one device to another of its kind."""
+    bytes_across: int = 0
+    waits: int = 0
+    """How often a call has waited for a device."""
+
+    def __str__(self) -> str:
+        parts = [
+            f"{count} {what} ({nbytes:,} bytes)"
+            for count, nbytes, what in (
+                (self.copies_in, self.bytes_in, "to a device"),
+                (self.copies_out, self.bytes_out, "to the host"),
+                (self.copies_across, self.bytes_across, "between devices"),
+            )
+            if count
+        ]
+        plural = "s" * (self.calls != 1)
+        return f"copies in {self.calls} call{plural}: {', '.join(parts) or 'none'}; waits for a device: {self.waits}"
+
+
+class TransferCounter:
+    """Adds up; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts = asdict(TransferStats())
+        self._lock = renew_after_fork(threading.Lock())
+
+    def add(self, **more: int) -> None:
+        """Add to the counts of those names."""
+        with self._lock:
+            for name, n in more.items():
+                self._counts[name] += n
+
+    def read(self) -> TransferStats:
+        """Return the counts."""
+        with self._lock:
+            return TransferStats(**self._counts)

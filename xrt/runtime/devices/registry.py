@@ -6,16 +6,46 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.errors import DeviceError, did_you_mean
 from xrt.forking import renew_after_fork
+from xrt.graph.device_names import KINDS, is_device, normalize_device, parse_device_index, parse_device_kind
 from xrt.runtime.devices.dlpack import find_array_device
 from xrt.runtime.devices.interface import Device
-from xrt.runtime.devices.names import normalize_device, parse_device_index, parse_device_kind
 
-__all__ = ["Maker", "device", "list_device_factories", "override_devices", "register_device", "to_host", "use_array_device"]
+if TYPE_CHECKING:
+    from xrt.runtime.devices.interface import Stream
+
+__all__ = [
+    "Maker",
+    "Streams",
+    "check_device",
+    "device",
+    "list_device_factories",
+    "normalize_device",
+    "override_devices",
+    "parse_device_index",
+    "parse_device_kind",
+    "register_device",
+    "to_host",
+    "use_array_device",
+]
+
+_OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
+"""What other libraries call the kinds of device."""
+
+
+def check_device(device: object) -> str:
+    """Return the device's name as given; raises DeviceError unless it is ``cpu``, ``cuda`` or ``cuda:N``."""
+    if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
+        kind = str(device).partition(":")[0].lower()
+        near = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
+        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{near}")
+    return device
+
 
 Maker = Callable[[int], Device]
 """Opens the device of that number, of one kind; raises DeviceError where there is none."""
@@ -92,3 +122,23 @@ def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None
             for name in [name for name in _opened if parse_device_kind(name) == kind]:
                 del _opened[name]
             _opened.update(opened)
+
+
+class Streams:
+    """One stream per device, made when it is first needed; all programs of a module share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Stream] = {}
+        self._lock = renew_after_fork(threading.Lock())
+
+    def made(self, name: str) -> Stream | None:
+        """Return the stream on a device, if there is one yet."""
+        return self._made.get(name)
+
+    def on(self, name: str) -> Stream:
+        """Return the stream on the device of that name."""
+        stream = self._made.get(name)
+        if stream is None:
+            with self._lock:
+                stream = self._made.setdefault(name, device(name).new_stream())
+        return stream

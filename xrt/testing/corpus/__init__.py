@@ -4,20 +4,20 @@ Each entry is a Function, inputs, and what must come out, worked out in plain Nu
 engine's suite runs all of it.
 """
 
-from xrt.testing.corpus import casts, control, forms, found, functions, learned, limits, numbers, sampled, shapes
+from xrt.testing.corpus import control, found, learned, numbers, shapes
 from xrt.testing.corpus.entry import CorpusEntry
 
 __all__ = ["CORPUS", "CorpusEntry", "find_entry"]
 
 CORPUS: tuple[CorpusEntry, ...] = (
-    *forms.ENTRIES,
+    *shapes.FORMS,
     *control.ENTRIES,
     *shapes.ENTRIES,
     *numbers.ENTRIES,
-    *functions.ENTRIES,
-    *casts.ENTRIES,
-    *limits.ENTRIES,
-    *sampled.ENTRIES,
+    *numbers.FUNCTIONS,
+    *numbers.CASTS,
+    *numbers.LIMITS,
+    *shapes.SAMPLED,
     *learned.ENTRIES,
     *found.ENTRIES,
 )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
-from xrt.testing.corpus.entry import CorpusEntry, body, f32, graph, i64, node
+from xrt.graph import DType
+from xrt.testing.corpus.entry import Array, CorpusEntry, body, f32, graph, i64, node
 
-__all__ = ["ENTRIES"]
+__all__ = ["CASTS", "ENTRIES", "FUNCTIONS", "LIMITS"]
 
 NAN, INF = np.nan, np.inf
 MOST = np.finfo(np.float32).max
 INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
-
 _CLIPPED_BELOW = body({}, {"below": "float32[3]"}, node("Clip", "n one", "below"))
 _CLIPPED_ABOVE = body({}, {"above": "float32[3]"}, node("Clip", "n - one", "above"))
-
 ENTRIES: tuple[CorpusEntry, ...] = (
     CorpusEntry(
         "nan_goes_through",
@@ -386,5 +388,314 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         ),
         (np.array([200, 3, 255], np.uint8), np.array([3, 200, 2], np.uint8)),
         tuple(np.array(row, np.uint8) for row in ([66, 0, 127], [2, 3, 1], [200, 4, 250], [200, 200, 255])),
+    ),
+)
+NO_NUMBER = np.nan
+FUNCTIONS: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
+        "error_function_of_float64",
+        "Erf of float64, which not every library has",
+        graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Erf", "x", "y")),
+        (np.array([0.0, 0.5, -1.0]),),
+        (np.array([0.0, 0.5204998778130465, -0.8427007929497149]),),
+    ),
+    CorpusEntry(
+        "functions_of_float64",
+        "Functions of float64 that not every library has: iree refused whole regions for an undefined symbol",
+        graph(
+            {"x": "float64[3]"},
+            {"t": "float64[3]", "s": "float64[3]", "c": "float64[3]", "a": "float64[3]", "m": "float64[3]"},
+            *(node(name, "x", result) for name, result in zip(("Tanh", "Asin", "Acos", "Atan", "Mish"), "tscam", strict=True)),
+        ),
+        (np.array([0.0, 0.5, -0.25]),),
+        (
+            np.array([0.0, 0.46211715726000974, -0.24491866240370913]),
+            np.array([0.0, 0.5235987755982989, -0.25268025514207865]),
+            np.array([1.5707963267948966, 1.0471975511965979, 1.8234765819369754]),
+            np.array([0.0, 0.4636476090008061, -0.24497866312686414]),
+            np.array([0.0, 0.3752452113048951, -0.129926963679141]),
+        ),
+    ),
+    CorpusEntry(
+        "recurrence_of_float64",
+        "A recurrence of float64, whose activation is Tanh",
+        graph(
+            {"x": "float64[2,1,1]"},
+            {"y": "float64[2,1,1,1]"},
+            node("RNN", "x one two", "y", hidden_size=1),
+            constants={"one": np.ones((1, 1, 1)), "two": np.full((1, 1, 1), 2.0)},
+        ),
+        (np.array([0.5, -1.0]).reshape(2, 1, 1),),
+        (np.array([0.46211715726000974, -0.07562104149786411]).reshape(2, 1, 1, 1),),
+    ),
+    CorpusEntry(
+        "sine_of_large_numbers",
+        "Sin, Cos and Tan reduce a large argument with all the digits that it takes",
+        graph(
+            {"x": "float32[2]"},
+            {"s": "float32[2]", "c": "float32[2]", "t": "float32[2]"},
+            node("Sin", "x", "s"),
+            node("Cos", "x", "c"),
+            node("Tan", "x", "t"),
+        ),
+        (f32(1e6, -1e6),),
+        (f32(-0.3499935, 0.3499935), f32(0.9367521, 0.9367521), f32(-0.37362445, 0.37362445)),
+    ),
+    CorpusEntry(
+        "inverse_hyperbolic_of_large_numbers",
+        "Asinh and Acosh of numbers whose square is too large, and of large negative ones",
+        graph({"x": "float32[3]"}, {"s": "float32[3]", "c": "float32[3]"}, node("Asinh", "x", "s"), node("Acosh", "x", "c")),
+        (f32(1e30, -1e4, 2),),
+        (f32(69.77069, -9.9034876, 1.4436355), f32(69.77069, NO_NUMBER, 1.316958)),
+    ),
+    CorpusEntry(
+        "hyperbolic_near_the_end",
+        "Sinh and Cosh are finite where half of Exp is",
+        graph({"x": "float32[2]"}, {"s": "float32[2]", "c": "float32[2]"}, node("Sinh", "x", "s"), node("Cosh", "x", "c")),
+        (f32(88.9, -88.9),),
+        (f32(2.031188e38, -2.031188e38), f32(2.031188e38, 2.031188e38)),
+    ),
+)
+LOWEST = np.array(-(2**31), np.int32)
+I64, F32 = DType.INT64.onnx, DType.FLOAT32.onnx
+
+
+def _f16(*numbers: float) -> Array:
+    return np.array([numbers], np.float16)
+
+
+def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> CorpusEntry:
+    """Return an entry whose squares are no float16, though its result is."""
+    shape = ",".join(map(str, expected.shape))
+    inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
+    model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, given, "y", **attributes), constants={"axis": i64([1])})
+    why = "squares of float16 overflow, or are zero; what is computed of their sum is an ordinary number"
+    return CorpusEntry(name, why, model, (numbers,), (expected,))
+
+
+LIMITS: tuple[CorpusEntry, ...] = (
+    _norm("length_of_halves", "ReduceL2", "x axis", _f16(300, 400), _f16(500)),
+    _norm("length_of_small_halves", "ReduceL2", "x axis", _f16(0.0003, 0.0004), _f16(0.0005)),
+    _norm("unit_length_of_halves", "LpNormalization", "x", _f16(300, 400), _f16(0.6, 0.8)),
+    _norm("pool_of_lengths_of_halves", "LpPool", "x", _f16(300, 400)[None], _f16(500)[None], kernel_shape=[2]),
+    CorpusEntry(
+        "sum_of_many_halves",
+        "1,500 times 15, added in float16, is 6 % off",
+        graph({"x": "float16[1,1500]"}, {"y": "float16[1,1]"}, node("ReduceSum", "x axis", "y"), constants={"axis": i64([1])}),
+        (np.full((1, 1500), 15, np.float16),),
+        (_f16(22500),),
+    ),
+    CorpusEntry(
+        "equal_elements_normalized",
+        "a row of one number has the deviation 0, to which the definition adds 1e-9; without it, the result is NaN",
+        graph({"x": "float32[1,2,1,3]"}, {"y": "float32[1,2,1,3]"}, node("MeanVarianceNormalization", "x", "y", axes=[0, 2, 3])),
+        (f32(2, 2, 2, 2, 2, 2).reshape(1, 2, 1, 3),),
+        (np.zeros((1, 2, 1, 3), np.float32),),
+    ),
+    CorpusEntry(
+        "truth_value_times_nan",
+        "NaN times zero is NaN, where the zero was a truth value too; a compiler takes the product for a choice of zero",
+        graph(
+            {"x": "float32[4]", "b": "bool[4]"},
+            {"y": "float32[4]"},
+            node("Cast", "b", "c", to=F32),
+            node("Mul", "x c", "y"),
+        ),
+        (f32(NAN, INF, NAN, 2), np.array([False, False, True, True])),
+        (f32(NAN, NAN, NAN, 2),),
+    ),
+    CorpusEntry(
+        "opposite_of_the_lowest_integer",
+        "the lowest int32 has an opposite in int64, but none in the int32 that a library takes for it",
+        graph(
+            {"x": "int32[2]"},
+            {"y": "int64[2]", "z": "int64[2]", "t": "bool[2]"},
+            node("Add", "x lowest", "n"),
+            node("Cast", "n", "w", to=I64),
+            node("Neg", "w", "y"),
+            node("Abs", "w", "z"),
+            node("Cast", "w", "t", to=DType.BOOL.onnx),
+            constants={"lowest": LOWEST},
+        ),
+        (np.array([0, 1], np.int32),),
+        (i64(2**31, 2**31 - 1), i64(2**31, 2**31 - 1), np.array([True, True])),
+    ),
+    CorpusEntry(
+        "places_compared_with_a_number",
+        "one library returns integers of NumPy's other 64-bit type, which another does not know, though the two compare equal",
+        graph(
+            {"b": "bool[3]"},
+            {"y": "bool[1,?]", "n": "int64[2]"},
+            node("NonZero", "b", "v"),
+            node("Equal", "v two", "y"),
+            node("Shape", "v", "n"),
+            constants={"two": i64(2)},
+        ),
+        (np.array([True, False, True]),),
+        (np.array([[False, True]]), i64(1, 2)),
+    ),
+    CorpusEntry(
+        "transposed_matrix_times_a_vector",
+        "an optimizer that fuses the Transpose into the product takes the matrix as it lies in memory where a vector follows",
+        graph(
+            {"x": "float32[2,3]", "v": "float32[2]"},
+            {"y": "float32[3]"},
+            node("Transpose", "x", "t", perm=[1, 0]),
+            node("MatMul", "t v", "y"),
+        ),
+        (f32(1, 2, 3, 4, 5, 6).reshape(2, 3), f32(10, 1)),
+        (f32(14, 25, 36),),
+    ),
+)
+CASTS_INF = np.inf
+LARGE = f32(70000, 1.0001, 250.5, 65519, 65520, 2049)
+HALVES = f32(CASTS_INF, 1, 250.5, 65504, CASTS_INF, 2048)
+F16, CASTS_F32, I16, I32 = (dtype.onnx for dtype in (DType.FLOAT16, DType.FLOAT32, DType.INT16, DType.INT32))
+TRUE = np.array(True)
+_CONSTANT = np.array([0.8873110820235901, -0.3, 1 / 3])
+
+
+def _squared_in_half(numbers: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.square(numbers.astype(np.float16)).astype(np.float32)
+
+
+_SQUARED = body(
+    {}, {"b": "float32[6]"}, node("Cast", "x", "h", to=F16), node("Mul", "h h", "s"), node("Cast", "s", "b", to=CASTS_F32)
+)
+_NEGATIVE = body({}, {"c": "float32[6]"}, node("Neg", "x", "c"))
+CASTS: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
+        "half_precision_in_the_middle",
+        "a product of float16 between casts overflows and is rounded, whatever the library computes it in",
+        graph(
+            {"x": "float32[6]"},
+            {"y": "float32[6]"},
+            node("Cast", "x", "h", to=F16),
+            node("Mul", "h h", "s"),
+            node("Cast", "s", "y", to=CASTS_F32),
+        ),
+        (LARGE,),
+        (_squared_in_half(LARGE),),
+    ),
+    CorpusEntry(
+        "cast_to_half_and_back",
+        "a cast and the one back are no identity, between other operators neither",
+        graph(
+            {"x": "float32[6]"},
+            {"y": "float32[6]"},
+            node("Neg", "x", "n"),
+            node("Cast", "n", "h", to=F16),
+            node("Cast", "h", "w", to=CASTS_F32),
+            node("Neg", "w", "y"),
+        ),
+        (LARGE,),
+        (HALVES,),
+    ),
+    CorpusEntry(
+        "half_precision_overflows_on_the_way",
+        "a product of float16 is infinite, and stays so when it is made small again",
+        graph(
+            {"x": "float16[2]"},
+            {"y": "float16[2]"},
+            node("Mul", "x x", "s"),
+            node("Mul", "s k", "y"),
+            constants={"k": np.array(2**-10, np.float16)},
+        ),
+        (np.array([300, 2], np.float16),),
+        (np.array([CASTS_INF, 2**-8], np.float16),),
+    ),
+    CorpusEntry(
+        "half_precision_in_a_branch",
+        "the body of an If rounds as the main graph does",
+        graph(
+            {"p": "bool[]", "x": "float32[6]"},
+            {"y": "float32[6]"},
+            node("If", "p", "y", then_branch=_SQUARED, else_branch=_NEGATIVE),
+        ),
+        (TRUE, LARGE),
+        (_squared_in_half(LARGE),),
+    ),
+    CorpusEntry(
+        "short_integers_in_the_middle",
+        "a cast to int16 keeps the low bits, and a product of int16 wraps around, before it is widened",
+        graph(
+            {"x": "int32[4]"},
+            {"y": "int32[4]", "z": "int32[4]"},
+            node("Cast", "x", "n", to=I16),
+            node("Cast", "n", "y", to=I32),
+            node("Mul", "n n", "s"),
+            node("Cast", "s", "z", to=I32),
+        ),
+        (np.array([70000, 40000, -3, 300], np.int32),),
+        (np.array([4464, -25536, -3, 300], np.int32), np.array([4352, 4096, 9, 24464], np.int32)),
+    ),
+    CorpusEntry(
+        "truth_of_the_lowest_integer",
+        "every integer but zero is true, the one without an opposite too",
+        graph({"x": "int32[3]"}, {"y": "bool[3]"}, node("Cast", "x", "y", to=DType.BOOL.onnx)),
+        (np.array([-(2**31), 0, 1], np.int32),),
+        (np.array([True, False, True]),),
+    ),
+    CorpusEntry(
+        "wide_product_of_narrow_integers",
+        "a product of int32 wraps around before it is cast to int64",
+        graph({"x": "int32[2]"}, {"y": "int64[2]"}, node("Mul", "x x", "s"), node("Cast", "s", "y", to=DType.INT64.onnx)),
+        (np.array([65535, 3], np.int32),),
+        (i64(-131071, 9),),
+    ),
+    CorpusEntry(
+        "float64_of_constants",
+        "what is computed of float64 constants alone is float64, though nobody folded it; one library had it in float32",
+        graph(
+            {"x": "float32[1]"},
+            {"y": "float64[3]", "z": "float64[1]", "w": "float32[1]"},
+            node("Relu", "c", "y"),
+            node("ReduceL2", "c", "z"),
+            node("Neg", "x", "w"),
+            constants={"c": _CONSTANT},
+        ),
+        (f32([1]),),
+        (np.maximum(_CONSTANT, 0), np.sqrt(np.sum(_CONSTANT**2, keepdims=True)), f32([-1])),
+    ),
+    CorpusEntry(
+        "gelu_of_float64",
+        "Gelu of float64 needs an error function of float64, which not every library has",
+        graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Gelu", "x", "y"), opset=20),
+        (_CONSTANT,),
+        (np.array([number / 2 * (1 + math.erf(number / math.sqrt(2))) for number in _CONSTANT]),),
+    ),
+    CorpusEntry(
+        "shrink_keeps_every_digit",
+        "Shrink of float64 and of wide integers is no affair of float32",
+        graph(
+            {"x": "float64[3]", "n": "int64[2]"},
+            {"y": "float64[3]", "m": "int64[2]"},
+            node("Shrink", "x", "y"),
+            node("Shrink", "n", "m"),
+        ),
+        (np.array([0.8873110820235901, 0.25, -1 / 3 - 1]), i64(2**24 + 1, -5)),
+        (np.array([0.8873110820235901, 0, -1 / 3 - 1]), i64(2**24 + 1, -5)),
+    ),
+    CorpusEntry(
+        "float_weights_between_quantized_activations",
+        "a Conv whose activations alone are quantized keeps its weights as they are; a library may quantize them too",
+        graph(
+            {"x": "float32[1,2,1,2]"},
+            {"y": "float32[1,2,1,2]"},
+            node("QuantizeLinear", "x step zero", "q"),
+            node("DequantizeLinear", "q step zero", "d"),
+            node("Conv", "d w", "c"),
+            node("QuantizeLinear", "c fine zero", "p"),
+            node("DequantizeLinear", "p fine zero", "y"),
+            constants={
+                "w": f32(100, 0.3, 0.31, 50).reshape(2, 2, 1, 1),
+                "step": np.array(0.5, np.float32),
+                "fine": np.array(0.25, np.float32),
+                "zero": np.array(128, np.uint8),
+            },
+        ),
+        (f32(0, 0, 10, 20).reshape(1, 2, 1, 2),),
+        (f32(3, 6, 31.75, 31.75).reshape(1, 2, 1, 2),),
     ),
 )

@@ -393,4 +393,4 @@ FAMILIES: dict[str, tuple[Recipe, ...]] = {
     "shape": (transpose, reshape, flatten, unsqueeze, squeeze, expand, tile, slice_, pad, gather, shape_operator, concat, split),
     "stepping": (rounding, cast_to_integers, threshold, arg, top),
 }
-"""What a generated graph may be made of; control flow, which has bodies, is in `xrt.testing.control_flow`."""
+"""What a generated graph may be made of; control flow, which has bodies, is in `xrt.testing.generators.structured`."""

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xrt.engines.toolkit.shared_values import put_function
-from xrt.engines.torch.errors import summarize_error
+from xrt.engines.toolkit.memory_planner import put_function
+from xrt.engines.torch.dtypes import summarize_error
 from xrt.errors import CompileRefused
-from xrt.formats.file_mapping import map_file
+from xrt.formats.output import map_file
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerProcess
 from xrt.processes.ipc import SharedBuffer
 

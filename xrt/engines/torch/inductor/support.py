@@ -5,18 +5,52 @@ A kernel can be traced if what it calls, and the shapes of what it makes, do not
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-from xrt.engines.toolkit.node_rewrite import as_function
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from xrt.engines.toolkit.known_issues import KnownIssue, always, match_known_issue
+from xrt.engines.toolkit.node_writer import as_function
+from xrt.engines.torch.dtypes import get_torch_dtype, summarize_error
 from xrt.engines.torch.inductor.compiler import why_no_compiler
-from xrt.engines.torch.inductor.known_issues import find_known_issue
-from xrt.graph import Function, Node, TensorType
-from xrt.graph.opaque_call import DOMAIN
+from xrt.engines.torch.program import TensorProgram, make_program
+from xrt.graph import Dim, Function, Node, TensorType, Type, is_training
+from xrt.graph.node import DOMAIN
 
-__all__ = ["why_not"]
+__all__ = ["GAPS", "ProgramModule", "SizeHints", "find_known_issue", "why_not", "why_not_traced"]
 
+
+def find_known_issue(node: Node, function: Function) -> str | None:
+    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    return match_known_issue(GAPS, node, function)
+
+
+_DRAWS = "mode=inductor does not draw random numbers: its C++ has no form for a generator"
+GAPS: tuple[KnownIssue, ...] = (
+    KnownIssue(
+        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
+        always,
+        _DRAWS,
+        ("test_bernoulli_seed",),
+    ),
+    KnownIssue(
+        ("DFT", "STFT"),
+        always,
+        "mode=inductor does not take Fourier transforms: its C++ has no form for complex numbers",
+        ("test_dft", "test_stft"),
+    ),
+    KnownIssue(("Det",), always, "mode=inductor does not take Det: its C++ has no form for it", ("test_det_2d",)),
+    KnownIssue(("Dropout",), is_training, _DRAWS, ("test_training_dropout_default",)),
+)
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -46,9 +80,95 @@ def _why_not_traced(one: Function) -> str | None:
     if not is_named:
         os.environ[_FOLDER] = tempfile.gettempdir()
     try:
-        from xrt.engines.torch.inductor.tracer import why_not_traced
-
         return why_not_traced(one)
     finally:
         if not is_named:
             os.environ.pop(_FOLDER, None)
+
+
+HINTS = (5, 7, 11, 13, 17, 19, 23, 29)
+"""Sizes that symbolic dimensions have while they are traced: no two are equal, and none is 0 or 1, which torch treats apart."""
+
+
+class SizeHints(dict[str, int]):
+    """A size for each symbol, chosen when it is first asked for; each unknown dimension has one of its own."""
+
+    def choose(self, dim: Dim) -> int:
+        """Return the size that a dimension has while it is traced."""
+        if isinstance(dim, int):
+            return dim
+        symbol = f"?{len(self)}" if dim is None else dim
+        return self.setdefault(symbol, HINTS[len(self) % len(HINTS)] + len(self) // len(HINTS) * 31)
+
+    def make_example(self, type_: Type | None) -> torch.Tensor:
+        """Return a tensor of the type, of zeros."""
+        assert isinstance(type_, TensorType)  # what `why_not` has seen to
+        assert type_.shape is not None
+        return torch.zeros([self.choose(dim) for dim in type_.shape], dtype=get_torch_dtype(type_.dtype))
+
+
+class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A program as a module: its constants are the module's buffers, which a compiler may fold and pack."""
+
+    def __init__(self, program: TensorProgram) -> None:
+        super().__init__()
+        self.program = program
+        self.slots = [slot for slot, value in enumerate(program.template) if isinstance(value, torch.Tensor)]
+        for slot in self.slots:
+            self.register_buffer(f"constant{slot}", program.template[slot])
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        """Return the program's outputs; one that would be a constant or an input itself is a copy of it."""
+        template = list(self.program.template)
+        for slot in self.slots:
+            template[slot] = getattr(self, f"constant{slot}")
+        return tuple(replace(self.program, template=tuple(template))(inputs))
+
+
+_UNKNOWN = {
+    DataDependentOutputException: "it reads numbers that only a call shows",
+    DynamicOutputShapeException: "it gives results whose sizes only a call shows",
+}
+
+
+def why_not_traced(one: Function) -> str | None:
+    """Return why the one node of a Function cannot be traced; None when it can."""
+    (node,) = one.nodes
+    hints = SizeHints()
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    try:
+        program = make_program(one)
+        with _quiet(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
+            inputs = [_fake(mode, value.type, hints) for value in one.inputs]
+            template = [
+                mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
+                for slot in program.template
+            ]
+            replace(program, template=tuple(template))(inputs)
+    except Exception as error:  # noqa: BLE001  # torch has many errors for what it does not trace
+        cause = error.__cause__ or error
+        return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause)) or summarize_error(cause)}"
+    if shapes.replacements:
+        return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from writing a traceback of what it cannot trace: that is the reason here, and no error."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
+    assert isinstance(type_, TensorType)
+    assert type_.shape is not None
+    if type_.is_static:
+        return mode.from_tensor(hints.make_example(type_), static_shapes=True)
+    kinds = [DimDynamic.STATIC if isinstance(dim, int) else DimDynamic.DYNAMIC for dim in type_.shape]
+    return mode.from_tensor(hints.make_example(type_), symbolic_context=StatelessSymbolicContext(kinds))

@@ -1,30 +1,18 @@
 """The engine's kernels: each module serves one family of operators and fills the table; `ops` is that table, filled."""
 
+from xrt.engines.torch.kernel_context import ops
 from xrt.engines.torch.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
-    casting,
     control,
-    convolution,
-    creation,
-    elementwise,
     indexing,
     layout,
     normalization,
-    optimizers,
-    pooling,
-    products,
     quantization,
     recurrent,
     reduction,
-    regions,
-    resize,
     sampling,
-    scattering,
-    sequence,
-    signals,
-    softmax,
+    windows,
 )
-from xrt.engines.torch.table import ops
 
 MOVING = frozenset(
     {

@@ -12,11 +12,10 @@ from torch._library.custom_ops import OPDEFS
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.errors import CompileRefused
 from xrt.graph import Shape, TensorType, Type
-from xrt.graph.opaque_call import OpaqueCall, Tagged
+from xrt.graph.node import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import TorchKernelContext
-    from xrt.engines.torch.table import Run, Tensor
+    from xrt.engines.torch.kernel_context import Run, Tensor, TorchKernelContext
 
 __all__ = ["make_opaque_kernel"]
 

@@ -2,27 +2,13 @@
 
 from xrt.engines.toy.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
-    casting,
     control,
-    convolution,
-    creation,
-    deformed,
-    embedding,
-    features,
     indexing,
     layout,
-    linear_models,
-    maps,
-    normalization,
-    optimizers,
+    learned,
     pooling,
-    regions,
-    resize,
-    sequence,
-    spectral,
-    support_vectors,
-    texts,
-    trees,
+    sampling,
+    windows,
 )
 from xrt.engines.toy.table import ops
 

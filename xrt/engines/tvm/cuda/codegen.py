@@ -2,28 +2,326 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import Call, GlobalVar, IRModule
+from tvm.libinfo import package_lib_paths
 from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
-from xrt.engines.tvm.constant_lifting import lift_constants
-from xrt.engines.tvm.cuda.library import use_nvrtc
-from xrt.engines.tvm.cuda.nvrtc import binary
-from xrt.engines.tvm.cuda.preallocated import AllocationFree, lift_allocations
-from xrt.engines.tvm.pipeline import FUSION, LOWERING, PLANNING, legalize
+from xrt.engines.tvm.destination_passing import RESULT, find_result_origin, get_operator_name, list_tuple_fields
+from xrt.engines.tvm.export import tensor_type
+from xrt.engines.tvm.pipeline import FUSION, LOWERING, PLANNING, legalize, lift_constants
+from xrt.engines.tvm.serialization import pack, unpack
 from xrt.errors import CompileRefused
+from xrt.graph import DType, Function, TensorType
 
 if TYPE_CHECKING:
-    from xrt.graph import Constant, TensorType
+    from xrt.graph import Constant
 
-__all__ = ["OLDEST", "DeviceProgram", "build", "list_kernel_sources", "make_target"]
+__all__ = [
+    "OLDEST",
+    "AllocationFree",
+    "DeviceProgram",
+    "binary",
+    "build",
+    "export_program",
+    "folders",
+    "lift_allocations",
+    "list_kernel_sources",
+    "load_program",
+    "load_runtime",
+    "make_target",
+    "use_nvrtc",
+    "version",
+]
+
+LIBRARY = "libnvrtc.so.13"
+PIP = "pip install nvidia-cuda-nvrtc"
+HEADERS_PIP = "pip install nvidia-cuda-runtime"
+_TYPES = """\
+#pragma once
+namespace cuda { namespace std {
+typedef signed char int8_t; typedef unsigned char uint8_t;
+typedef short int16_t; typedef unsigned short uint16_t;
+typedef int int32_t; typedef unsigned int uint32_t;
+typedef long long int64_t; typedef unsigned long long uint64_t;
+} }
+"""
+_TRAITS = """\
+#pragma once
+namespace cuda { namespace std {
+template <class A, class B> struct is_same { static constexpr bool value = false; };
+template <class A> struct is_same<A, A> { static constexpr bool value = true; };
+template <class A, class B> inline constexpr bool is_same_v = is_same<A, B>::value;
+template <class A> struct is_integral;
+template <class A> struct is_signed;
+template <class A> struct is_unsigned;
+template <class A> struct is_floating_point;
+template <bool C, class A = void> struct enable_if {};
+template <class A> struct enable_if<true, A> { typedef A type; };
+template <bool C, class A, class B> struct conditional { typedef A type; };
+template <class A, class B> struct conditional<false, A, B> { typedef B type; };
+} }
+"""
+_NUMBERS = """\
+#pragma once
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#define CUDART_NAN_F __int_as_float(0x7fffffff)
+#define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
+#define CUDART_NAN __longlong_as_double(0xfff8000000000000LL)
+"""
+PROVIDED = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS, "math_constants.h": _NUMBERS}
+"""What every source of TVM's includes of CUDA's headers, as far as it uses it: those themselves take most of a compile."""
+_OWN = """\
+template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
+template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
+#define max xrt_max
+#define min xrt_min
+"""
+"""Of two numbers one of which is NaN, TVM's code for the CPU takes the second, CUDA's functions the other; both devices are to
+agree."""
+
+
+def source_with_prelude(source: str) -> str:
+    """Return TVM's source with max and min as they are to be, behind the headers of CUDA's that declare some of their own."""
+    headers = [f"#include <{name}>\n" for name in _needs_headers(source)]
+    place = max((source.index(header) + len(header) for header in headers), default=0)
+    return source[:place] + _OWN + source[place:]
+
+
+def _needs_headers(source: str) -> tuple[str, ...]:
+    return tuple(name for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h") if f"#include <{name}>\n" in source)
+
+
+def binary(source: str, architecture: str) -> bytes:
+    """Return machine code for an architecture (``sm_90``); raises CompileRefused where NVRTC is missing or refuses."""
+    library = _library()
+    given = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
+    program = _Program(library, source_with_prelude(source))
+    try:
+        return program.compiled(given)
+    finally:
+        program.close()
+
+
+def version() -> str:
+    """Return NVRTC's version; raises CompileRefused where it is missing."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"nvrtc {major.value}.{minor.value}"
+
+
+def _includes(source: str) -> list[str]:
+    wanted = _needs_headers(source)
+    if not wanted:
+        return []
+    for folder in folders("include"):
+        if all((folder / name).is_file() for name in wanted):
+            return [f"-I{folder}"]
+    raise CompileRefused(f"float16 and bfloat16 on CUDA need the header {wanted[0]}, which is not to be found; {HEADERS_PIP}")
+
+
+def folders(name: str) -> Iterator[Path]:
+    """Yield where CUDA 13's libraries (``lib``) or headers (``include``) may lie: NVIDIA's wheels first, then a toolkit."""
+    found = find_spec("nvidia")
+    for place in found.submodule_search_locations or () if found else ():
+        yield Path(place) / "cu13" / name
+    for top in filter(None, (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
+        yield Path(top) / name
+        yield Path(top) / f"{name}64"
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            said = error
+    raise CompileRefused(f"TVM's code for CUDA is compiled by NVRTC 13, which is not to be found: {said}; {PIP}") from said
+
+
+class _Program:
+    """One source in the hands of the library; every call of it says how it went."""
+
+    def __init__(self, library: ctypes.CDLL, source: str) -> None:
+        self._library = library
+        self._handle = ctypes.c_void_p()
+        headers = _texts([*PROVIDED.values()]), _texts([*PROVIDED])
+        made = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
+        self._check(library.nvrtcCreateProgram(*made))
+
+    def compiled(self, options: Sequence[str]) -> bytes:
+        status = self._library.nvrtcCompileProgram(self._handle, len(options), _texts(options))
+        if status:
+            said = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
+            raise CompileRefused(f"NVRTC refuses what TVM has generated: {_first_error(said) or self._name(status)}")
+        return self._read("CUBIN")
+
+    def _read(self, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{what}Size")(self._handle, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{what}")(self._handle, content))
+        return content.raw
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise CompileRefused(f"NVRTC failed: {self._name(status)}")
+
+    def _name(self, status: int) -> str:
+        name = self._library.nvrtcGetErrorString
+        name.restype = ctypes.c_char_p
+        return str(name(status).decode())
+
+    def close(self) -> None:
+        self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
+
+
+def _texts(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
+def _first_error(log: str) -> str:
+    return next((line for line in log.splitlines() if "error" in line), "")
+
+
+_COMPILER = "tvm_callback_cuda_compile"
+_RUNTIME = "libtvm_runtime_cuda.so"
+_CUDART = "libcudart.so.13"
+
+
+def load_runtime() -> None:
+    """Load TVM's runtime for CUDA; raises CompileRefused, with what the loader says, where the driver or a library is missing."""
+    if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
+        return
+    for folder in folders("lib"):
+        with suppress(OSError):
+            ctypes.CDLL(str(folder / _CUDART), ctypes.RTLD_GLOBAL)
+            break
+    path = next((path for folder in package_lib_paths() if (path := folder / _RUNTIME).is_file()), None)
+    if path is None:
+        raise CompileRefused(f"this build of TVM has no runtime for CUDA: there is no {_RUNTIME}; pip install 'xrt-engine[tvm]'")
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileRefused(
+            f"TVM's runtime for CUDA does not load: {error}; it needs the driver (nvidia-smi) and CUDA's runtime "
+            f"(pip install nvidia-cuda-runtime)"
+        ) from error
+
+
+@contextmanager
+def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
+    """Let TVM have its CUDA C++ compiled by a function of ours as long as the context lasts, and by its own again after.
+
+    A refusal of the function's comes out as it is, where TVM would make another error of it.
+    """
+    refused: list[CompileRefused] = []
+
+    def compiled(source: object) -> bytes:
+        try:
+            return compiler(str(source))
+        except CompileRefused as error:
+            refused.append(error)
+            raise
+
+    before = tvm.get_global_func(_COMPILER)
+    tvm_ffi.register_global_func(_COMPILER, compiled, override=True)
+    try:
+        yield
+    except Exception:
+        if refused:
+            raise refused[0] from None
+        raise
+    finally:
+        tvm_ffi.register_global_func(_COMPILER, before, override=True)
+
+
+_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_WITHIN = tvm.ir.Op.get("relax.memory.alloc_tensor")
+_DROPPED = (_STORAGE, RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
+_VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationFree:
+    """A module whose ``main`` takes, after its own parameters, the blocks of its workspace and the arrays for its results."""
+
+    module: IRModule
+    workspace: tuple[int, ...]
+    """The bytes of each block, which inner values take turns in."""
+    made: tuple[TensorType, ...]
+    """The arrays that ``main`` computes into: its last parameters."""
+    results: tuple[int, ...]
+    """For each result the parameter that holds it after the call."""
+
+
+def lift_allocations(module: IRModule) -> AllocationFree:
+    """Return the module, planned by StaticPlanBlockMemory, with a ``main`` that is handed all memory.
+
+    Raises CompileRefused where it does anything but call functions of the module on tensors of known sizes.
+    """
+    main = module["main"]
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    blocks = {binding.var: _block(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
+    made = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
+    kept = [_rewritten(binding, blocks) for binding in bindings if get_operator_name(binding) not in _DROPPED]
+    parameters = [*main.params, *blocks.values(), *made]
+    body = relax.SeqExpr([relax.BindingBlock(kept)], main.body.body)
+    module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
+    values = {binding.var: binding.value for binding in kept}
+    results = tuple(_position(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
+    sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
+    return AllocationFree(module, sizes, tuple(tensor_type(variable.ty) for variable in made), results)
+
+
+def _block(binding: Any) -> relax.Var:
+    (extent,) = binding.value.args[0].values
+    return relax.Var(binding.var.name, relax.TensorType((int(extent),), "uint8"))
+
+
+def _rewritten(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
+    """Return a binding as it is to be: an allocation within a storage becomes a view of its block.
+
+    TVM's code takes no view that begins behind its memory, so the blocks cannot be one; the planner puts all at their beginnings.
+    """
+    call = binding.value
+    if not isinstance(call, Call) or isinstance(call.op, GlobalVar):
+        return binding
+    if call.op != _WITHIN or int(call.args[1]):
+        raise CompileRefused(f"TVM computes a part of it by {_called(call)}, which is no kernel of the device")
+    storage, offset, shape, dtype, _ = call.args
+    return relax.VarBinding(binding.var, Call(_VIEW, [blocks[storage], shape, dtype, offset], ty_args=[binding.var.ty]))
+
+
+def _called(call: Call) -> str:
+    if isinstance(call.op, relax.ExternFunc):
+        return str(call.op.global_symbol)
+    first = call.args[0] if call.args else None
+    return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
+
+
+def _position(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
+    origin = find_result_origin(result, values)
+    for position, parameter in enumerate(parameters):
+        if parameter.same_as(origin):
+            return position
+    raise CompileRefused("a result of it lies in memory that is not the caller's")
+
 
 OLDEST = "sm_75"
 """What CUDA 13 compiles for at least."""
@@ -115,3 +413,20 @@ def _check_memory(code: Any) -> None:
 
 
 _WORKSPACE = "TVMBackendAllocWorkspace"
+
+
+def export_program(program: DeviceProgram, function: Function, folder: Path | None) -> bytes:
+    """Return a program that was compiled from the Function, as `load_program` reads it; the folder is written to.
+
+    Raises CompileRefused if there is no C compiler, or no folder.
+    """
+    made = [[str(type_.dtype), type_.shape] for type_ in program.made]
+    details = {"workspace": program.workspace, "made": made, "results": program.results}
+    return pack(program.code, program.constants, details, function, folder)
+
+
+def load_program(data: memoryview, function: Function, folder: Path | None) -> DeviceProgram:
+    """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
+    code, constants, details = unpack(data, function, folder)
+    made = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
+    return DeviceProgram(code, constants, tuple(details["workspace"]), made, tuple(details["results"]))

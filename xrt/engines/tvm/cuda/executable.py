@@ -12,14 +12,13 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract.graph_compiler import Executable
-from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.tvm.errors import summarize_error
+from xrt.engines.tvm.executable import summarize_error
 from xrt.errors import RunFailed
 
 if TYPE_CHECKING:
-    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.engines.tvm.cuda.codegen import DeviceProgram
     from xrt.graph import Function
 

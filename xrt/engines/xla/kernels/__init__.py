@@ -2,16 +2,9 @@
 
 from xrt.engines.xla.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
-    casting,
     control,
-    convolution,
-    creation,
-    indexing,
     layout,
-    normalization,
-    pooling,
-    resize,
-    signals,
+    windows,
 )
 from xrt.engines.xla.table import ops, register_factories
 

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import emit
-from xrt.passes.gradient.table import RULES, RuleContext, rule
-from xrt.passes.gradient.tensors import cast, number, sum_to, zeros_like
+from xrt.passes.gradient.table import (
+    RULES,
+    RuleContext,
+    add_axes,
+    cast,
+    expand_to,
+    integers,
+    number,
+    reshape_to,
+    rule,
+    sum_to,
+    transpose,
+    zeros_like,
+)
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
 Gradients = Sequence["Tensor | None"]
-
 # ---------------------------------------------------------------------- functions of one variable
 
 
@@ -184,3 +196,251 @@ def clip(at: RuleContext) -> Gradients:
         bottom = sum_to(emit("Where", below, x, zero), low) if at.wants(1) else None
         x = emit("Where", below, zero, x)
     return x, bottom, top
+
+
+def _where(condition: Tensor, a: Tensor | float, b: Tensor | float, like: Tensor) -> Tensor:
+    """Return a choice; numbers are scalars of the tensor's type."""
+    first, second = (number(v, like) if isinstance(v, int | float) else v for v in (a, b))
+    return emit("Where", condition, first, second)
+
+
+def _is_positive(x: Tensor) -> Tensor:
+    return emit("Greater", x, number(0, x))
+
+
+def _is_negative(x: Tensor) -> Tensor:
+    return emit("Less", x, number(0, x))
+
+
+@rule("Relu")
+def relu(at: RuleContext) -> Gradients:
+    """max(0, x): 1 above 0, and 0 elsewhere."""
+    return (_where(_is_positive(at.x), at.g, 0, at.g),)
+
+
+@rule("LeakyRelu")
+def leaky_relu(at: RuleContext) -> Gradients:
+    """The function alpha x below 0, x elsewhere."""
+    return (_where(_is_negative(at.x), at.g * at.attr("alpha", 0.01), at.g, at.g),)
+
+
+@rule("PRelu")
+def parametric_relu(at: RuleContext) -> Gradients:
+    """The function slope x below 0, x elsewhere."""
+    x, slope = at.input(0), at.input(1)
+    below = _is_negative(x)
+    first = _where(below, at.g * slope, at.g, at.g) if at.wants(0) else None
+    return first, sum_to(_where(below, at.g * x, 0, at.g), slope) if at.wants(1) else None
+
+
+@rule("ThresholdedRelu")
+def relu_above_threshold(at: RuleContext) -> Gradients:
+    """The function x above alpha, 0 elsewhere."""
+    return (_where(emit("Greater", at.x, number(at.attr("alpha", 1.0), at.x)), at.g, 0, at.g),)
+
+
+@rule("Elu")
+def elu(at: RuleContext) -> Gradients:
+    """The function alpha (exp x - 1) below 0, x elsewhere."""
+    alpha = at.attr("alpha", 1.0)
+    return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
+
+
+@rule("Selu")
+def selu(at: RuleContext) -> Gradients:
+    """The function gamma alpha (exp x - 1) up to 0, gamma x above."""
+    alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
+    return (_where(_is_positive(at.x), at.g * gamma, at.g * (at.y + alpha * gamma), at.g),)
+
+
+@rule("Celu")
+def celu(at: RuleContext) -> Gradients:
+    """The function alpha (exp(x / alpha) - 1) below 0, x elsewhere; Barron, arXiv:1704.07483."""
+    slope = emit("Exp", emit("Min", at.x, number(0, at.x)) * (1 / at.attr("alpha", 1.0)))
+    return (at.g * slope,)
+
+
+@rule("HardSigmoid")
+def hard_sigmoid(at: RuleContext) -> Gradients:
+    """max(0, min(1, alpha x + beta)): alpha where the result is neither 0 nor 1."""
+    inside = emit("And", _is_positive(at.y), emit("Less", at.y, number(1, at.y)))
+    return (_where(inside, at.g * at.attr("alpha", 0.2), 0, at.g),)
+
+
+@rule("HardSwish")
+def hard_swish(at: RuleContext) -> Gradients:
+    """The function x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
+    x = at.x
+    inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
+    return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
+
+
+@rule("Shrink")
+def shrink(at: RuleContext) -> Gradients:
+    """The function x - bias above lambd, x + bias below -lambd, 0 between."""
+    limit = number(at.attr("lambd", 0.5), at.x)
+    return (_where(emit("Greater", emit("Abs", at.x), limit), at.g, 0, at.g),)
+
+
+@rule("Sigmoid")
+def sigmoid(at: RuleContext) -> Gradients:
+    """The function s = 1 / (1 + exp(-x)): s (1 - s)."""
+    return (at.g * (at.y * (1 - at.y)),)
+
+
+@rule("Softplus")
+def softplus(at: RuleContext) -> Gradients:
+    """log(1 + exp x): 1 / (1 + exp(-x))."""
+    return (at.g * emit("Sigmoid", at.x),)
+
+
+@rule("Softsign")
+def softsign(at: RuleContext) -> Gradients:
+    """The function x / (1 + |x|): 1 / (1 + |x|)^2."""
+    base = emit("Abs", at.x) + 1
+    return (at.g / (base * base),)
+
+
+@rule("Gelu")
+def gelu(at: RuleContext) -> Gradients:
+    """The function x P(x) with the normal distribution P, or its form by tanh; Hendrycks and Gimpel, arXiv:1606.08415.
+
+    That form is x s(2 v) with the sigmoid s, since tanh v = 2 s(2 v) - 1.
+    """
+    x, square = at.x, at.x * at.x
+    if at.attr("approximate", "none") == "tanh":
+        scale = 2 * math.sqrt(2 / math.pi)
+        cubic = scale * 0.044715
+        s = emit("Sigmoid", x * (square * cubic + scale))
+        slope = s + x * (s * (1 - s)) * (square * (3 * cubic) + scale)
+    else:
+        distribution = (emit("Erf", x * math.sqrt(0.5)) + 1) * 0.5
+        slope = distribution + x * emit("Exp", square * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return (at.g * slope,)
+
+
+@rule("Mish")
+def mish(at: RuleContext) -> Gradients:
+    """The function x tanh(log(1 + exp x)) = x t: t + x (1 - t^2) s with the sigmoid s; Misra, arXiv:1908.08681."""
+    t = emit("Tanh", emit("Softplus", at.x))
+    return (at.g * (t + at.x * (1 - t * t) * emit("Sigmoid", at.x)),)
+
+
+@rule("Swish")
+def swish(at: RuleContext) -> Gradients:
+    """The function x s(alpha x) with the sigmoid s: s + alpha x s (1 - s); Ramachandran et al., arXiv:1710.05941."""
+    alpha = at.attr("alpha", 1.0)
+    s = emit("Sigmoid", at.x * alpha)
+    return (at.g * (s + at.x * s * (1 - s) * alpha),)
+
+
+@rule("Softmax")
+def softmax(at: RuleContext) -> Gradients:
+    """The function y = exp x / sum exp x: dx = y (g - sum(g y)); Bridle, *Probabilistic interpretation of ... outputs* (1990)."""
+    weighted = at.g * at.y
+    total = emit("ReduceSum", weighted, [at.attr("axis", -1)], keepdims=1)
+    return (weighted - at.y * total,)
+
+
+@rule("LogSoftmax")
+def log_softmax(at: RuleContext) -> Gradients:
+    """The function y = x - log sum exp x: dx = g - exp(y) sum g."""
+    total = emit("ReduceSum", at.g, [at.attr("axis", -1)], keepdims=1)
+    return (at.g - emit("Exp", at.y) * total,)
+
+
+def _swap(x: Tensor) -> Tensor:
+    """Return the matrices transposed."""
+    rank = x.ndim
+    return transpose(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Return a stack of matrices as one matrix with all their rows."""
+    last = x.shape[-1]
+    columns = integers(last) if isinstance(last, int) else emit("Shape", x, start=-1)
+    if isinstance(last, int) and last != 0:
+        return emit("Reshape", x, integers(-1, last))
+    leading = emit("ReduceProd", emit("Shape", x, end=-1), keepdims=1)
+    return emit("Reshape", x, emit("Concat", leading, columns, axis=0), allowzero=1)
+
+
+@rule("MatMul")
+def multiply_matrices(at: RuleContext) -> Gradients:
+    """C = A B: dA = G B', dB = A' G, summed over the axes of stacks along which a matrix was repeated."""
+    a, b, g = at.input(0), at.input(1), at.g
+    ranks = at.rank(a), at.rank(b)
+    left = add_axes(a, 0) if ranks[0] == 1 else a
+    right = add_axes(b, 1) if ranks[1] == 1 else b
+    if ranks[1] == 1:
+        g = add_axes(g, -1)
+    if ranks[0] == 1:
+        g = add_axes(g, -2)
+    first = second = None
+    if at.wants(0):
+        first = reshape_to(sum_to(emit("MatMul", g, _swap(right)), left), a)
+    if at.wants(1) and ranks[1] == 2 and ranks[0] > 2:
+        second = emit("MatMul", _swap(_as_rows(left)), _as_rows(g))
+    elif at.wants(1):
+        second = reshape_to(sum_to(emit("MatMul", _swap(left), g), right), b)
+    return first, second
+
+
+@rule("Gemm")
+def multiply_and_add(at: RuleContext) -> Gradients:
+    """Y = alpha A' B' + beta C, each factor transposed or not: the products of MatMul, transposed likewise."""
+    a, b, g = at.input(0), at.input(1), at.g
+    alpha, beta, ta, tb = at.attr("alpha", 1.0), at.attr("beta", 1.0), at.attr("transA", 0), at.attr("transB", 0)
+    first = second = third = None
+    if at.wants(0):
+        first = emit("Gemm", b, g, alpha=alpha, transA=tb, transB=1) if ta else emit("Gemm", g, b, alpha=alpha, transB=1 - tb)
+    if at.wants(1):
+        second = emit("Gemm", g, a, alpha=alpha, transA=1, transB=ta) if tb else emit("Gemm", a, g, alpha=alpha, transA=1 - ta)
+    if at.wants(2):
+        third = sum_to(g if beta == 1 else g * beta, at.input(2))
+    return first, second, third
+
+
+@rule("Einsum")
+def contract(at: RuleContext) -> Gradients:
+    """The gradient of a factor is the contraction of the result's gradient with the other factors, to the factor's indices.
+
+    Indices of the factor that occur nowhere else were summed alone: along them the gradient is repeated.
+    """
+    operands = [at.input(i) for i in range(len(at.node.inputs))]
+    terms, result = _read_equation(at, [at.rank(operand) for operand in operands])
+    for term in (*terms, result):
+        if len(set(term)) < len(term):
+            at.refuse(f"the indices {term!r} of its equation repeat one, and the rule is for equations without diagonals")
+    return tuple(
+        _contract_others(at, terms, result, operands, index) if at.wants(index) else None for index in range(len(operands))
+    )
+
+
+def _contract_others(at: RuleContext, terms: list[str], result: str, operands: list[Tensor], index: int) -> Tensor:
+    others = [k for k in range(len(operands)) if k != index]
+    known = set(result).union(*(terms[k] for k in others))
+    kept = "".join(letter for letter in terms[index] if letter in known)
+    equation = ",".join([result, *(terms[k] for k in others)]) + "->" + kept
+    found = emit("Einsum", at.g, *(operands[k] for k in others), equation=equation)
+    missing = [place for place, letter in enumerate(terms[index]) if letter not in known]
+    if missing:
+        return expand_to(add_axes(found, *missing), operands[index])
+    return sum_to(found, operands[index])
+
+
+def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return the indices of the operands and of the result, with letters in the place of ellipses."""
+    equation = at.attr("equation").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    free = [letter for letter in ascii_letters if letter not in equation]
+    counts = [rank - len(term.replace("...", "")) if "..." in term else 0 for rank, term in zip(ranks, terms, strict=True)]
+    if max(counts) > len(free):
+        at.refuse("its equation has more axes than there are letters")
+    letters = "".join(free[: max(counts)])
+    if not arrow:
+        named = left.replace(",", "").replace(".", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(letter for letter in set(named) if named.count(letter) == 1))
+    expanded = [term.replace("...", letters[len(letters) - count :]) for term, count in zip(terms, counts, strict=True)]
+    return expanded, right.replace("...", letters)

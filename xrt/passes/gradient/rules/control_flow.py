@@ -16,11 +16,9 @@ import numpy as np
 from xrt.builder.record_op import apply, emit
 from xrt.builder.symbol import current
 from xrt.graph import Function, Node, TensorType, Type, Value
-from xrt.passes.gradient.preparation import expand_body
-from xrt.passes.gradient.recording import record_function
-from xrt.passes.gradient.sweep import Sweep, check_repeatable, find_active
-from xrt.passes.gradient.table import RuleContext, may_have_gradient, rule
-from xrt.passes.gradient.tensors import add_up, gather_axis, integers, zeros_like
+from xrt.passes.gradient.differentiation import Sweep, check_repeatable, find_active
+from xrt.passes.gradient.preparation import expand_body, record_function
+from xrt.passes.gradient.table import RuleContext, add_up, gather_axis, integers, may_have_gradient, rule, zeros_like
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor

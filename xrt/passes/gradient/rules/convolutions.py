@@ -5,19 +5,226 @@ The gradient of a convolution's input is the transposed convolution of the resul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.builder.record_op import emit
-from xrt.passes.gradient.rules.convolution_weights import differentiate_weights
-from xrt.passes.gradient.rules.windows import Windows, fit, read_windows
-from xrt.passes.gradient.table import RuleContext, rule
-from xrt.passes.gradient.tensors import extent, integers, reduce_sum
+from xrt.graph import DType, TensorType
+from xrt.passes.gradient.preparation import definition
+from xrt.passes.gradient.rules.indexing import sum_at_places
+from xrt.passes.gradient.table import (
+    RuleContext,
+    add_axes,
+    cast,
+    count,
+    expand_to,
+    extent,
+    flatten,
+    integers,
+    number,
+    reduce_sum,
+    reshape_to,
+    rule,
+    transpose,
+)
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
+
+__all__ = ["Windows", "differentiate_weights", "fit", "read_windows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How windows are laid over an input, each field with one number per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def axes(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """How many elements a window extends over, gaps included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+
+def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs: Tensor) -> Windows:
+    """Return the windows of a node, from its attributes; padding that depends on extents needs them to be known."""
+    count = len(kernel)
+    strides = tuple(at.attr("strides") or (1,) * count)
+    dilations = tuple(at.attr("dilations") or (1,) * count)
+    pads = tuple(at.attr("pads") or (0,) * (2 * count))
+    windows = Windows(tuple(kernel), strides, dilations, pads[:count], pads[count:])
+    mode = at.attr("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return Windows(windows.kernel, strides, dilations, (0,) * count, (0,) * count)
+    if mode == "NOTSET":
+        return windows
+    sizes, results = inputs.shape[2:], outputs.shape[2:]
+    if not all(isinstance(size, int) for size in (*sizes, *results)):
+        at.refuse(f"its padding is {mode!r}, which needs extents that are known; bind the symbolic ones first")
+    totals = [
+        max((o - 1) * s + reach - i, 0)  # type: ignore[operator]  # integers, as was checked
+        for o, i, s, reach in zip(results, sizes, strides, windows.reaches, strict=True)
+    ]
+    halves = tuple(total // 2 for total in totals)
+    rests = tuple(total - half for total, half in zip(totals, halves, strict=True))
+    begins, ends = (halves, rests) if mode == "SAME_UPPER" else (rests, halves)
+    return Windows(windows.kernel, strides, dilations, begins, ends)
+
+
+def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
+    """Return the part of a tensor that starts at those places of its spatial axes and has the extents of another one.
+
+    The tensor has at least as many elements along these axes as ``leasts`` says.
+    Where the tensor ends before that, there are zeros.
+    """
+    axes = np.arange(2, 2 + len(begins))
+    if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # there may be less than is cut off
+        nothing = (0,) * len(begins)
+        longer = _pad(whole, like, nothing, begins, axes)
+        return emit("Slice", longer, integers(*begins), integers(*(np.iinfo(np.int64).max,) * len(begins)), axes)
+    return _pad(whole, like, begins, begins, axes)
+
+
+def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
+    """Return a tensor without its first elements, as long as from the places where it would have begun to the end of another."""
+    sizes, wanted = whole.tensor_type.shape, like.tensor_type.shape
+    if sizes is not None and wanted is not None and all(isinstance(d, int) for d in (*sizes[2:], *wanted[2:])):
+        after = [wanted[a] + begin - sizes[a] for a, begin in zip(axes, begins, strict=True)]
+        if not any(cut) and not any(after):
+            return whole
+        pads: Any = integers(*(-begin for begin in cut), *after)
+    else:
+        ends = [
+            emit("Sub", emit("Add", extent(like, a), integers(b)), extent(whole, a)) for a, b in zip(axes, begins, strict=True)
+        ]
+        pads = emit("Concat", integers(*(-begin for begin in cut)), *ends, axis=0)
+    return emit("Pad", whole, pads, None, axes)
+
+
+MOST_PRODUCTS = 25
+"""Elements of a kernel up to which a depthwise convolution is that many products by element."""
+
+
+def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
+    """Return the gradient of the weights (M, C / group, ...), from the input (N, C, ...) and the gradient (N, M, ...)."""
+    elements, channels = math.prod(windows.kernel), (x.shape[1], g.shape[1])
+    if not _knows_places(x, g, windows.axes) or not all(isinstance(count, int) for count in channels):
+        return _exchange(x, g, windows, group)
+    if group == 1 and elements == 1:
+        return _multiply_batches(x, g, windows)
+    if group == channels[0] == channels[1] and group > 1 and elements <= MOST_PRODUCTS:
+        return _multiply_elements(x, g, windows)
+    return _exchange(x, g, windows, group)
+
+
+def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
+    """Whether the extents of the input and of the result are known, and the result has elements."""
+    shapes = x.tensor_type.shape, g.tensor_type.shape
+    if any(shape is None or len(shape) != 2 + axes or not all(isinstance(n, int) for n in shape[2:]) for shape in shapes):
+        return False
+    return 0 not in g.shape[2:]
+
+
+# ---------------------------------------------------------------------- forms
+
+
+def _exchange(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
+    """The convolution of X with G, batch and channels exchanged, strides and dilations too."""
+    spatial = range(2, 2 + windows.axes)
+    exchanged = [1, 0, *spatial]
+    rows = transpose(x, exchanged)
+    if group != 1:  # (N, group C', ...) as C' batches of group N channels
+        shape = [extent(x, axis) for axis in range(2 + windows.axes)]
+        channels = shape[1] // group if isinstance(shape[1], np.ndarray) else emit("Div", shape[1], integers(group))
+        parts = _reshape(x, [shape[0], integers(group), channels, *shape[2:]])
+        moved = transpose(parts, [2, 1, 0, *range(3, 3 + windows.axes)])
+        merged = shape[0] * group if isinstance(shape[0], np.ndarray) else emit("Mul", shape[0], integers(group))
+        rows = _reshape(moved, [channels, merged, *shape[2:]])
+    # Where the strides leave a rest of the input unread, there are results beyond the kernel: that much padding less, or a cut.
+    rests = _find_rests(x, g, windows)
+    is_read = rests is not None and all(rest <= end for rest, end in zip(rests, windows.ends, strict=True))
+    ends = [end - rest for rest, end in zip(rests, windows.ends, strict=True)] if rests and is_read else windows.ends
+    found = emit(
+        "Conv",
+        rows,
+        transpose(g, exchanged),
+        group=group,
+        strides=windows.dilations,
+        dilations=windows.strides,
+        pads=(*windows.begins, *ends),
+    )
+    if not is_read:
+        kernel = integers(*windows.kernel)
+        found = emit("Slice", found, np.zeros_like(kernel), kernel, integers(*spatial))
+    return transpose(found, exchanged)
+
+
+def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
+    """Return how much of each padded extent no window reads; None where an extent is not known."""
+    if not _knows_places(x, g, windows.axes):
+        return None
+    sizes = zip(x.shape[2:], windows.begins, windows.ends, strict=True)
+    read = zip(g.shape[2:], windows.strides, windows.reaches, strict=True)
+    return [
+        int(size) + begin + end - ((int(count) - 1) * stride + reach)  # type: ignore[arg-type]  # integers, as was checked
+        for (size, begin, end), (count, stride, reach) in zip(sizes, read, strict=True)
+    ]
+
+
+def _multiply_batches(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
+    """Of a kernel of one element: the sum over the batch of G (M, places) by what is read of X (places, C)."""
+    (read,) = _cut(x, g, windows)
+    rows, columns = (emit("Reshape", one, integers(0, int(one.shape[1] or 0), -1)) for one in (g, read))
+    found = reduce_sum(emit("MatMul", rows, transpose(columns, [0, 2, 1])), [0])
+    return add_axes(found, *range(2, 2 + windows.axes))
+
+
+def _multiply_elements(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
+    """Of a depthwise convolution: for each element of the kernel the sum of what it reads by G."""
+    axes = [0, *range(2, 2 + windows.axes)]
+    sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut(x, g, windows)]
+    joined = sums[0] if len(sums) == 1 else emit("Concat", *sums, axis=1)
+    return emit("Reshape", joined, integers(int(g.shape[1] or 0), 1, *windows.kernel))
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _cut(x: Tensor, g: Tensor, windows: Windows) -> list[Tensor]:
+    """Return for each element of the kernel what it reads of the input, in the shape of the result."""
+    spatial = np.arange(2, 2 + windows.axes)
+    if any((*windows.begins, *windows.ends)):
+        x = emit("Pad", x, integers(*windows.begins, *windows.ends), None, spatial)
+    results = [int(n) for n in g.shape[2:] if isinstance(n, int)]
+    if math.prod(windows.kernel) == 1 and [*x.shape[2:]] == results:
+        return [x]
+    parts = []
+    for offsets in product(*map(range, windows.kernel)):
+        begins = integers(*(offset * dilation for offset, dilation in zip(offsets, windows.dilations, strict=True)))
+        steps = np.asarray(windows.strides, np.int64)
+        parts.append(emit("Slice", x, begins, begins + (integers(*results) - 1) * steps + 1, spatial, steps))
+    return parts
+
+
+def _reshape(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    if all(isinstance(size, np.ndarray) for size in sizes):
+        shape = np.concatenate(sizes)
+        return emit("Reshape", x, shape, allowzero=None if shape.all() else 1)
+    return emit("Reshape", x, emit("Concat", *sizes, axis=0), allowzero=1)
+
 
 Gradients = Sequence["Tensor | None"]
 
@@ -122,3 +329,107 @@ def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
     rests = tuple(total - half for total, half in zip(totals, halves, strict=True))
     begins, ends = (halves, rests) if mode == "SAME_UPPER" else (rests, halves)
     return Windows(windows.kernel, strides, dilations, begins, ends)
+
+
+@rule("GlobalAveragePool")
+def average_channels(at: RuleContext) -> Gradients:
+    """Each element has the gradient of its mean, divided by the number of elements."""
+    return (expand_to(at.g / count(at.x, at.y), at.x),)
+
+
+@rule("GlobalMaxPool")
+def choose_largest_of_channels(at: RuleContext) -> Gradients:
+    """The gradient goes to the largest element; elements that are equal share it."""
+    mask = cast(emit("Equal", at.x, at.y), at.x.dtype)
+    ties = emit("ReduceSum", mask, np.arange(2, at.rank(at.x)), keepdims=1)
+    return (at.g / ties * mask,)
+
+
+@rule("MaxPool")
+def choose_largest(at: RuleContext) -> Gradients:
+    """The gradient of each window goes to the place of its largest element, which the operator gives itself."""
+    if at.attr("storage_order", 0):
+        at.refuse("it counts places by columns (storage_order=1); count them by rows")
+    places = at.output(1, TensorType(DType.INT64, at.y.tensor_type.shape))
+    return (sum_at_places(at.g, places, at.x),)
+
+
+@rule("MaxUnpool")
+def read_places(at: RuleContext) -> Gradients:
+    """Each element has the gradient of the place to which it was written."""
+    if at.optional(2) is not None:
+        at.refuse("it is given a shape for its result, in which its places do not count")
+    found = emit("GatherElements", flatten(at.g), flatten(at.input(1)), axis=0)
+    return (reshape_to(found, at.x),)
+
+
+@rule("AveragePool")
+def average(at: RuleContext) -> Gradients:
+    """Each element has the gradients of the windows that it is in, divided by the numbers of elements that these count."""
+    windows = read_windows(at, at.attr("kernel_shape"), at.x, at.y)
+    is_padding_counted = at.attr("count_include_pad", 0) == 1
+    weighted = at.g
+    for axis in range(windows.axes):
+        weighted = weighted / _count_elements(at, windows, axis, is_padding_counted)
+    return (_spread(weighted, at.x, windows),)
+
+
+def _count_elements(at: RuleContext, windows: Windows, axis: int, is_padding_counted: bool) -> Tensor:
+    """Return how many elements each window has along an axis, in the shape in which the result is divided by it."""
+    size, results = extent(at.x, 2 + axis), extent(at.y, 2 + axis)
+    zero, one = np.asarray(0, np.int64), np.asarray(1, np.int64)
+    starts = emit("Range", zero, emit("Reshape", results, integers()), one) * windows.strides[axis] - windows.begins[axis]
+    offsets = np.arange(windows.kernel[axis], dtype=np.int64) * windows.dilations[axis]
+    places = emit("Unsqueeze", starts, integers(1)) + offsets
+    low, high = (-windows.begins[axis], windows.ends[axis]) if is_padding_counted else (0, 0)
+    limit = emit("Add", size, integers(high))
+    inside = emit("And", places >= low, emit("Less", places, limit))
+    counted = emit("ReduceSum", cast(inside, at.x.dtype), integers(1), keepdims=0)
+    # A window beyond the input counts nothing; its gradient reaches nothing either.
+    counted = emit("Max", counted, number(1, at.x))
+    trailing = windows.axes - axis - 1
+    return emit("Unsqueeze", counted, integers(*range(1, 1 + trailing))) if trailing else counted
+
+
+def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
+    """Return, for each element of the input, the sum over the windows that it is in."""
+    channels = like.tensor_type.shape and like.shape[1]
+    options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
+    if isinstance(channels, int):
+        ones: Any = np.ones((channels, 1, *windows.kernel), g.dtype.numpy)
+        whole = emit("ConvTranspose", g, ones, group=channels, **options)
+    else:  # channels join the batch
+        spatial = [extent(g, axis) for axis in range(2, 2 + windows.axes)]
+        apart = emit("Reshape", g, emit("Concat", integers(-1, 1), *spatial, axis=0))
+        whole = emit("ConvTranspose", apart, np.ones((1, 1, *windows.kernel), g.dtype.numpy), **options)
+        ends = [emit("Shape", whole, start=2), emit("Shape", like, end=2)]
+        whole = emit("Reshape", whole, emit("Concat", ends[1], ends[0], axis=0), allowzero=1)
+    return fit(whole, like, windows.begins, windows.reaches)
+
+
+@definition("LpPool")
+def take_norm(at: RuleContext) -> Gradients:
+    """(sum |x|^p)^(1/p) over windows: the sum is a mean times the number of elements, padding included."""
+    power = float(at.attr("p", 2))
+    names = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
+    given = {name: value for name in names if (value := at.attr(name)) is not None}
+    if at.attr("ceil_mode", 0):
+        at.refuse("its windows extend beyond the padding (ceil_mode=1), where a mean counts fewer elements")
+    raised = at.x * at.x if power == 2 else emit("Pow", emit("Abs", at.x), number(power, at.x))
+    mean = emit("AveragePool", raised, count_include_pad=1, **given)
+    total = mean * float(np.prod(at.attr("kernel_shape")))
+    is_zero = emit("Equal", total, number(0, total))
+    root = emit("Pow", emit("Where", is_zero, number(1, total), total), number(1 / power, total))
+    return (emit("Where", is_zero, number(0, total), root),)
+
+
+@definition("LRN")
+def normalize_neighbors(at: RuleContext) -> Gradients:
+    """The function x / (bias + alpha / size * sum of squares over neighboring channels)^beta; Krizhevsky et al. (2012), 3.3."""
+    size, alpha, beta, bias = at.attr("size"), at.attr("alpha", 0.0001), at.attr("beta", 0.75), at.attr("bias", 1.0)
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    rows = emit("Reshape", at.x * at.x, emit("Concat", emit("Shape", at.x, end=2), integers(-1), axis=0), allowzero=0)
+    pool = {"kernel_shape": [size, 1], "pads": [before, 0, after, 0], "count_include_pad": 1}
+    mean = emit("Squeeze", emit("AveragePool", emit("Unsqueeze", rows, integers(1)), **pool), integers(1))
+    scale = reshape_to(mean, at.x) * alpha + bias
+    return (at.x / emit("Pow", scale, number(beta, at.x)),)

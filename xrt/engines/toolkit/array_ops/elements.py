@@ -1,0 +1,161 @@
+"""Element types, scales and shapes of arrays: the helpers that kernels over NumPy, CuPy and JAX share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from xrt.graph import DType
+
+__all__ = [
+    "NARROW",
+    "align_to_axis",
+    "apply_reshape",
+    "broadcast_parameters",
+    "center",
+    "depth_to_space",
+    "even",
+    "extreme",
+    "get_integer_limits",
+    "round_once",
+    "space_to_depth",
+    "split_axis",
+    "trim",
+    "widen",
+]
+
+NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
+"""Float types narrower than float32."""
+
+
+def widen(x: Any) -> Any:
+    """Return narrow floats as float32, everything else as it is."""
+    return x.astype(np.float32) if x.dtype in NARROW else x
+
+
+def round_once(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of float arrays compute narrow types in float32, and round its result to their type at the end.
+
+    The type is that of the first argument; arguments that are not arrays pass through.
+    """
+
+    @wraps(compute)
+    def run(x: Any, *rest: Any, **options: Any) -> Any:
+        if x.dtype not in NARROW:
+            return compute(x, *rest, **options)
+        wide = (widen(value) if hasattr(value, "dtype") else value for value in rest)
+        return compute(widen(x), *wide, **options).astype(x.dtype)
+
+    return run
+
+
+def extreme(dtype: Any, *, lowest: bool) -> Any:
+    """Return what the extreme of no elements is: the value that every other one beats."""
+    if dtype.kind == "b":
+        return np.bool_(not lowest)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return dtype.type(info.min if lowest else info.max)
+    return dtype.type(-np.inf if lowest else np.inf)
+
+
+def get_integer_limits(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
+
+
+def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
+    """Return a scale or zero point so that it broadcasts over the tensor: one for all, one per index of an axis, or per block.
+
+    ``xp`` is the module of the arrays.
+    """
+    if v.size == 1:
+        return v.reshape(())
+    if block:
+        return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
+    return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+
+
+def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
+    """Return a scalar, or a vector along an axis (of a product: one per row, -2, or per column, -1), shaped to broadcast."""
+    if v.size == 1:
+        return v.reshape(())
+    if v.ndim != 1 or axis is None:
+        return v
+    return v.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
+def apply_reshape(x: Any, target: Sequence[int], allow_zero: bool) -> Any:
+    """Return the array in another shape; a zero copies the extent in that place, unless zeros are allowed."""
+    if not allow_zero:
+        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
+    return x.reshape(tuple(target))
+
+
+def depth_to_space(x: Any, block: int, column_first: bool) -> Any:
+    """Return channels (N, C, H, W) laid out as blocks of the plane."""
+    n, c, h, w = x.shape
+    if column_first:
+        whole = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
+    else:
+        whole = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    return whole.reshape(n, c // block**2, h * block, w * block)
+
+
+def space_to_depth(x: Any, block: int, column_first: bool) -> Any:
+    """Return blocks of the plane (N, C, H, W) laid out as channels."""
+    n, c, h, w = x.shape
+    whole = x.reshape(n, c, h // block, block, w // block, block)
+    whole = whole.transpose(0, 1, 3, 5, 2, 4) if column_first else whole.transpose(0, 3, 5, 1, 2, 4)
+    return whole.reshape(n, c * block**2, h // block, w // block)
+
+
+def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
+    """Return views of those sizes, one after the other along an axis."""
+    lead = (slice(None),) * (axis % x.ndim)
+    return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, accumulate(sizes), strict=True))
+
+
+def even(extent: int, count: int) -> list[int]:
+    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent.
+
+    >>> even(7, 3)
+    [3, 3, 1]
+    """
+    each = -(-extent // count)
+    return [max(0, min(each, extent - i * each)) for i in range(count)]
+
+
+def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, list[tuple[int, int]]]:
+    """Return the array less what is cut off, and what is to be added to each axis.
+
+    Of ``pads``, all begins and then all ends of the axes (all, for None), negative ones cut off. What is to be cut off beyond the
+    array is not added at the other end: the extent of the result is the array's and both pads.
+    """
+    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    wanted = [(0, 0)] * x.ndim
+    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
+        wanted[axis] = (begin, end)
+    kept, more = [], []
+    for extent, (begin, end) in zip(x.shape, wanted, strict=True):
+        start = min(max(0, -begin), extent)
+        stop = max(start, extent - max(0, -end))
+        over_begin, over_end = max(0, -begin) - start, max(0, -end) - (extent - stop)
+        kept.append(slice(start, stop))
+        more.append((max(0, max(0, begin) - over_end), max(0, max(0, end) - over_begin)))
+    return x[tuple(kept)], more
+
+
+def center(extents: Sequence[int], target: Sequence[int]) -> list[int]:
+    """Return the pads that keep the middle; an odd number of elements more, or fewer, is one more at the end.
+
+    >>> center([4, 5], [7, 2])
+    [1, -1, 2, -2]
+    """
+    more = [int(wanted) - extent for wanted, extent in zip(target, extents, strict=True)]
+    begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
+    return [*begins, *(extra - begin for extra, begin in zip(more, begins, strict=True))]

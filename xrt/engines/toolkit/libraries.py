@@ -1,0 +1,143 @@
+"""Dealing with an engine's library: importing it, shortening its error messages, counting the memory that it allocates."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, TracebackType
+from typing import ClassVar, Self
+
+from xrt.forking import renew_after_fork
+
+__all__ = ["AllocationTracker", "hide_module", "remove_noise", "shorten"]
+
+
+def remove_noise(text: str, patterns: Iterable[str]) -> str:
+    """Return the text on one line, without what the regular expressions match, one after the other."""
+    text = f"{' '.join(text.split())} "  # a pattern that ends with a space matches at the end too
+    for pattern in patterns:
+        text = re.sub(pattern, "", text)
+    return text.strip(" .")
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return the text, cut at so many characters with an ellipsis within them.
+
+    >>> shorten("no rule for Frobnicate", 12)
+    'no rule f...'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+class _Hidden:
+    """Finds no module of one name for the thread that made it; other threads import it as ever."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> None:
+        if name == self.name and threading.get_ident() == self.thread:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextmanager
+def hide_module(name: str) -> Iterator[None]:
+    """Let what this thread imports in the meantime do without an optional module, as if it were not installed.
+
+    A module that was imported before stays as it is, and one that is hidden here can be imported afterwards.
+    """
+    finder = _Hidden(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Counts(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _counter() -> Callable[[], _Counts] | None:
+    try:
+        counter = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library, or another system
+        return None
+    counter.restype = _Counts
+    return counter
+
+
+_count = _counter()
+
+
+def _allocated() -> int:
+    """Return the bytes that the process has in use of the C library's allocator."""
+    counts = _count() if _count else _Counts()
+    return int(counts.uordblks + counts.hblkhd)
+
+
+class _Openings:
+    """Sessions that open at the same time: only their common growth can be measured."""
+
+    def __init__(self) -> None:
+        self.before = _allocated()
+        self.under_way = 0
+        self.weight = 0
+        self.grown: int | None = None
+        """None until the last one is open, and if the C library does not count."""
+
+    def end(self) -> None:
+        self.grown = max(0, _allocated() - self.before) if _count else None
+
+
+class AllocationTracker:
+    """What a session grows the process by while it is opened inside of a ``with``.
+
+    ``weight`` is by how much it shares in what sessions opened at the same time grow by.
+    """
+
+    _lock = renew_after_fork(threading.Lock())
+    _now: ClassVar[_Openings | None] = None
+
+    def __init__(self, weight: int) -> None:
+        self.weight = max(1, weight)
+        self._openings: _Openings | None = None
+
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes; None if the C library does not count, a session of the same time is not open yet, or none could open."""
+        opened = self._openings
+        if opened is None or opened.grown is None or not opened.weight:
+            return None
+        return opened.grown * self.weight // opened.weight
+
+    def __enter__(self) -> Self:
+        with AllocationTracker._lock:
+            self._openings = AllocationTracker._now = AllocationTracker._now or _Openings()
+            self._openings.under_way += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with AllocationTracker._lock:
+            opened = self._openings
+            if opened is None:
+                return
+            opened.under_way -= 1
+            if error is None:
+                opened.weight += self.weight
+            if not opened.under_way:
+                opened.end()
+                AllocationTracker._now = None

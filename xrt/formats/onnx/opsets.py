@@ -1,0 +1,427 @@
+"""A Function at the opset and IR version that an engine accepts: operators are converted one by one with the onnx package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import numpy as np
+from onnx import ModelProto, TensorProto, shape_inference, version_converter
+
+from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx.inference import can_propagate
+from xrt.formats.onnx.names import FreshNames, summarize_error
+from xrt.formats.onnx.reading import read_function
+from xrt.formats.onnx.tensors import ExternalData, encode_data, external_tensor, write_tensor
+from xrt.formats.onnx.versions import find_content_ir, lowest_ir, lowest_opsets, newest_nodes, node_ir
+from xrt.formats.onnx.writing import Style, write_model
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, latest_opset, since_version
+from xrt.graph.node import rename_function
+from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
+
+__all__ = [
+    "EXTERNAL_BYTES",
+    "EXTERNAL_LOCATION",
+    "ConversionScope",
+    "as_function",
+    "check_convertible",
+    "convert",
+    "convert_function",
+    "external_weights",
+    "externalize_weights",
+    "hoist",
+    "identity_opset",
+    "lowest_model",
+    "lowest_opset",
+    "normalize",
+    "splice",
+    "why_not_downgradable",
+]
+
+SMALL = 64
+"""Integer constants of at most this many elements are axes and shapes, which a conversion may have to look at."""
+PER_AXIS_OPSET = 13
+"""Since this opset Softmax takes one axis; before, it flattened the tensor from that axis on."""
+_OLDEST_CONTROL = 11
+"""Since this opset the revisions of If, Loop and Scan only widened the types that they take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionScope:
+    """The Functions around a node, the nearest first: what its inputs are."""
+
+    functions: tuple[Function, ...]
+
+    def inside(self, body: Function) -> ConversionScope:
+        return ConversionScope((body, *self.functions))
+
+    def get_type(self, name: str) -> Type | None:
+        return next((known for function in self.functions if (known := function.get_type(name)) is not None), None)
+
+    def constant(self, name: str) -> Constant | None:
+        """Return a constant that a conversion may look at: a small one of integers."""
+        found = next((function.constants[name] for function in self.functions if name in function.constants), None)
+        return found if found is not None and found.dtype.is_integer and found.array.size <= SMALL else None
+
+
+def convert_function(function: Function, max_opset: int) -> Function:
+    """Return an equivalent Function whose operators, bodies included, took their meaning at or before an opset of ai.onnx.
+
+    The function itself is returned where it is so already. Raises ModelError naming the first operator that is
+    newer and cannot be converted, and why.
+    """
+    if next(newest_nodes(function, max_opset), None) is None:
+        return function
+    return _converted(function, ConversionScope((function,)), max_opset, FreshNames(function))
+
+
+def _converted(function: Function, scope: ConversionScope, max_opset: int, fresh: FreshNames) -> Function:
+    nodes: list[Node] = []
+    constants = dict(function.constants)
+    for node in function.nodes:
+        older = _convert_node(node, scope, max_opset)
+        if older is None:
+            nodes.append(node.map_bodies(lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
+        else:
+            own = splice(older, node, fresh)
+            nodes += own.nodes
+            constants.update(own.constants)
+    opsets = {**function.opsets, "": min(max_opset, function.opset())}
+    return function.replace(nodes=tuple(nodes), constants=constants, opsets=opsets)
+
+
+def _convert_node(node: Node, scope: ConversionScope, max_opset: int) -> Function | None:
+    """Return a Function that does at ``max_opset`` what the node does; None where the node may stay as it is.
+
+    The Function's inputs and outputs are the node's, in order, left-out ones included, under names of its own. Raises
+    ModelError where there is no such Function.
+    """
+    since = since_version(node, scope.functions[0])
+    if node.domain or since is None or since <= max_opset:
+        return None
+    if node.bodies:
+        reason = _why_not_older_control(node, scope, max_opset)
+        result = None
+    else:
+        result, reason = convert(as_function(node, scope), max_opset)
+    if reason:
+        raise ModelError(
+            f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
+            f"and it cannot be converted: {reason}"
+        )
+    return result
+
+
+def check_convertible(node: Node, scope: ConversionScope, max_opset: int) -> None:
+    """Raise ModelError when the node, or one in its bodies, cannot be brought to an opset of ai.onnx."""
+    _convert_node(node, scope, max_opset)
+    for body in node.bodies:
+        for inner in body.nodes:
+            check_convertible(inner, scope.inside(body), max_opset)
+
+
+def _why_not_older_control(node: Node, scope: ConversionScope, max_opset: int) -> str:
+    """Return why a node with bodies cannot be taken for its older self."""
+    operator = find_operator(node.op_type, max_opset)
+    if operator is None or operator.since_version < _OLDEST_CONTROL:
+        return f"opset {max_opset} has no such operator, or one that means something else"
+    allowed = frozenset().union(*(formal.types for formal in (*operator.inputs, *operator.outputs)))
+    for name in (*node.inputs, *node.outputs):
+        type_ = scope.get_type(name) if name else None
+        text = None if type_ is None else onnx_spelling(type_)
+        if text is not None and text not in allowed:
+            return f"opset {max_opset} does not take {text}"
+    return ""
+
+
+def as_function(node: Node, scope: ConversionScope) -> Function:
+    """Return the node as a Function with names that do not depend on its position, so that equal nodes are equal."""
+    names = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
+    constants = {new: constant for old, new in names.items() if (constant := scope.constant(old)) is not None}
+    outputs = {name: f"o{k}" for k, name in enumerate(node.outputs) if name}
+    return Function(
+        inputs=tuple(Value(new, scope.get_type(old)) for old, new in names.items() if new not in constants),
+        outputs=tuple(Value(new, scope.get_type(old)) for old, new in outputs.items()),
+        nodes=(
+            replace(
+                node,
+                inputs=tuple(names.get(n, "") for n in node.inputs),
+                outputs=tuple(outputs.get(n, "") for n in node.outputs),
+                name="node",
+                control=(),
+                device="",
+            ),
+        ),
+        constants=constants,
+        opsets={"": scope.functions[-1].opset()},
+    )
+
+
+@lru_cache(maxsize=1024)
+def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
+    """Return a one-node Function converted, or the reason why it cannot be."""
+    if any(value.type is None for value in function.inputs):
+        return None, "the types of its inputs are not known; infer shapes first"
+    if not can_propagate(function):
+        return None, "its inputs are too long for onnx's converter"
+    if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
+        return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
+    model = write_model(function, function.opsets, lowest_ir(function, function.opsets), Style(carries=False))
+    try:
+        older = version_converter.convert_version(model, max_opset)
+        shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
+        result = read_function(older, ExternalData())
+    except Exception as error:  # noqa: BLE001  # the converter raises whatever its C++ does; all of it says that it cannot
+        return None, summarize_error(error)
+    if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
+        return None, "onnx's converter changes its outputs"
+    if newest := next(newest_nodes(result, max_opset), None):
+        return None, f"onnx's converter leaves {newest[1].op}"
+    return result, ""
+
+
+def _is_per_axis(function: Function) -> bool:
+    """Whether the node is a Softmax over another axis than the last, which onnx's converter turns into something else."""
+    node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
+    if node.op_type not in ("Softmax", "LogSoftmax"):
+        return False
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
+
+
+def splice(older: Function, node: Node, fresh: FreshNames) -> Function:
+    """Return the converted Function under the names of the Function around the node."""
+    given = {f"i{k}": name for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
+    names = dict(given)
+    names.update((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
+    for own in older.value_names():
+        if own not in names:
+            names[own] = fresh.like(node.name)
+    return Function(
+        inputs=tuple(Value(names[v.name], v.type) for v in older.inputs),
+        outputs=tuple(Value(names[v.name], v.type) for v in older.outputs),
+        nodes=tuple(
+            replace(
+                part,
+                inputs=tuple(names.get(n, "") for n in part.inputs),
+                outputs=tuple(names.get(n, "") for n in part.outputs),
+                name=node.name if part.op_type == node.op_type else "",
+                control=node.control,
+                device=node.device,
+            )
+            for part in older.nodes
+        ),
+        constants={names[own]: constant for own, constant in older.constants.items() if own not in given},
+        opsets=older.opsets,
+    )
+
+
+def hoist(function: Function, is_large: Callable[[Constant], bool]) -> Function:
+    """Return an equivalent Function that has the large constants of its bodies, and of Constant nodes, as its own.
+
+    Bodies then capture them, under names that are new to the whole Function. What a body or the Function gives out, and a
+    Constant node that takes part in a control edge, stay where they are. The function itself is returned where nothing moves.
+    """
+    hoist = _Hoist(is_large, FreshNames(function))
+    nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
+    own = _constant_nodes(function, is_large)
+    if not own and not hoist.found:
+        return function
+    types = {name: type_ for name, type_ in function.types.items() if name not in own}
+    return function.replace(nodes=_others(nodes, own), constants={**function.constants, **own, **hoist.found}, types=types)
+
+
+@dataclass(slots=True)
+class _Hoist:
+    is_large: Callable[[Constant], bool]
+    fresh: FreshNames
+    found: dict[str, Constant] = field(default_factory=dict)
+
+    def body(self, function: Function) -> Function:
+        """Return the body without the constants that are `found` in it and in the bodies inside of it."""
+        nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
+        given = {value.name for value in function.outputs}
+        large = {name: c for name, c in function.constants.items() if name not in given and self.is_large(c)}
+        large.update(_constant_nodes(function, self.is_large))
+        if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+            return function
+        names = {name: self.fresh.like(name) for name in large}
+        self.found.update((names[name], constant) for name, constant in large.items())
+        rest = {name: constant for name, constant in function.constants.items() if name not in large}
+        types = {name: type_ for name, type_ in function.types.items() if name not in large}
+        return rename_function(function.replace(nodes=_others(nodes, large), constants=rest, types=types), names, {})
+
+
+def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) -> dict[str, Constant]:
+    """Return, by the name of their output, the large values of Constant nodes that need not be nodes."""
+    kept = {value.name for value in function.outputs}
+    awaited = {name for node in function.nodes for name in node.control}
+    found: dict[str, Constant] = {}
+    for node in function.nodes:
+        if node.op == "Constant" and not node.control and node.name not in awaited and node.outputs[0] not in kept:
+            value = node.attr("value")
+            if isinstance(value, Constant) and is_large(value):
+                found[node.outputs[0]] = value
+    return found
+
+
+def _others(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node, ...]:
+    """Return the nodes that do not define one of those constants."""
+    return tuple(node for node in nodes if not (node.op == "Constant" and node.outputs[0] in constants))
+
+
+def normalize(function: Function) -> Function:
+    """Return an equivalent Function in which no output is listed twice and no body returns a value from outside.
+
+    Where something must change, an Identity is inserted. The outputs keep their places, and of a repeated one the first keeps its
+    name. If nothing must change, the function itself is returned.
+    """
+    if not _is_odd(function) and not any(_is_odd(body, is_body=True) for _, node in function.walk() for body in node.bodies):
+        return function
+    return _plain(function, FreshNames(function), is_body=False)
+
+
+def _is_odd(function: Function, *, is_body: bool = False) -> bool:
+    names = [value.name for value in function.outputs]
+    return len(set(names)) < len(names) or (is_body and not set(names).isdisjoint(function.captures))
+
+
+def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
+    nodes = [node.map_bodies(lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
+    taken = set(function.captures) if is_body else set()
+    outputs = []
+    for value in function.outputs:
+        name = value.name
+        if name in taken:
+            name = fresh.like(value.name)
+            nodes.append(Node("Identity", (value.name,), (name,)))
+        taken.add(name)
+        outputs.append(Value(name, value.type))
+    opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
+    return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
+
+
+def identity_opset(type_: Type | None) -> int:
+    """Return the first opset of ai.onnx whose Identity takes that type; 1 where the type is unknown."""
+    text = None if type_ is None else onnx_spelling(type_)
+    versions = range(1, latest_opset() + 1)
+    return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)
+
+
+EXTERNAL_BYTES = 1024
+"""Constants of at least this size are written as references by ``weights="external"``."""
+EXTERNAL_LOCATION = "weights"
+"""The file that references name where the caller names none."""
+
+
+def lowest_model(
+    function: Function,
+    max_opset: int | None = None,
+    max_ir: int | None = None,
+    weights: Literal["inline", "external"] = "inline",
+    location: str = EXTERNAL_LOCATION,
+    least_opset: int = 1,
+) -> ModelProto:
+    """Return the Function as a model at the lowest opset and IR version at which each operator means the same.
+
+    A Relu of an opset 28 model is emitted at 14, where it took its present meaning. An operator newer than ``max_opset`` (of
+    ai.onnx) is converted where onnx can. Docs, metadata, node devices and control edges are left out. What ONNX does not allow is
+    corrected: an output listed twice, and a body that returns a value from outside, go through an Identity. Inputs and outputs
+    keep their names and places.
+
+    With ``weights="external"`` each large constant of the main graph becomes a reference to external data in the file
+    ``location``, which is never written: `external_weights` gives the arrays by name, to be passed by reference. Those of bodies
+    and Constant nodes stay inside; `externalize_weights` brings them to the main graph first.
+
+    The opset is at least ``least_opset`` if the Function's own is: for libraries that add operators of that opset.
+
+    Raises ModelError, whose text is the reason, when a limit cannot be kept.
+    """
+    if max_opset is not None:
+        function = convert_function(function, max_opset)
+    if max_ir is not None:
+        _check_ir(find_content_ir(function), max_ir)
+    opsets = lowest_opsets(function)
+    function = normalize(function)
+    opsets[""] = max(opsets[""], _identities(function), min(least_opset, function.opsets.get("", 1)))
+    ir = lowest_ir(function, opsets, ceiling=max_ir)
+    return write_model(function, opsets, ir, _style(weights, location))
+
+
+def lowest_opset(node: Node, function: Function) -> int:
+    """Return the lowest opset of ai.onnx at which the node, bodies included, means the same; 1 where it uses none."""
+    return max((since_version(inner, holder) or 1 for holder, inner in _within(node, function) if not inner.domain), default=1)
+
+
+def why_not_downgradable(node: Node, function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str | None:
+    """Return why `lowest_model` could not keep these limits for a Function with this node; None when it could.
+
+    Never raises, and is quick: a conversion is tried once for each kind of node, and only for one that is too new. The
+    types of the node's inputs are needed for that: infer shapes first.
+    """
+    try:
+        if max_opset is not None and lowest_opset(node, function) > max_opset:
+            check_convertible(node, ConversionScope((function,)), max_opset)
+        if max_ir is not None:
+            _check_ir(node_ir(node, function), max_ir)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def _within(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
+    """Yield the node and every node of its bodies, each with the Function that holds it."""
+    yield function, node
+    for body in node.bodies:
+        yield from body.walk()
+
+
+def _identities(function: Function) -> int:
+    """Return the first opset whose Identity takes what the Identities in the Function, bodies included, copy."""
+    types = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
+    return max(map(identity_opset, types), default=1)
+
+
+def externalize_weights(function: Function) -> Function:
+    """Return an equivalent Function whose large constants are all its own, and none a body's or a Constant node's."""
+    return hoist(function, _is_large)
+
+
+def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
+    """Return, by name, the arrays that ``lowest_model(function, weights="external")`` leaves out.
+
+    They are the constants' own, but for types narrower than a byte: ONNX stores several of these in one, and so the array
+    is a packed copy in bytes.
+    """
+    return {name: _stored(constant) for name, constant in function.constants.items() if _is_large(constant)}
+
+
+def _stored(constant: Constant) -> np.ndarray[Any, Any]:
+    return constant.array if constant.dtype.bits >= 8 else np.frombuffer(encode_data(constant), np.uint8)
+
+
+def _is_large(constant: Constant) -> bool:
+    """Whether a constant may be a reference; strings may not, as ONNX stores them unlike any array."""
+    return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
+
+
+def _style(weights: str, location: str) -> Style:
+    if weights == "inline":
+        return Style(carries=False)
+    if weights == "external":
+        return Style(constants=partial(_reference, location), carries=False)
+    raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
+
+
+def _reference(location: str, constant: Constant, name: str) -> TensorProto:
+    if not _is_large(constant):
+        return write_tensor(constant, name)
+    return external_tensor(constant, name, location, 0)
+
+
+def _check_ir(need: tuple[int, str], max_ir: int) -> None:
+    version, what = need
+    if version > max_ir:
+        raise ModelError(f"{what} needs IR version {version}; the limit is {max_ir}")

@@ -1,0 +1,401 @@
+"""Networks and applications written by code: classifiers, a detector, and whole pipelines in one graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from xrt.builder.record_op import apply, emit
+from xrt.errors import OptionError
+from xrt.graph import DType, Function
+from xrt.models.layer_builder import HE, LayerBuilder, get_value_shape
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+__all__ = [
+    "chain",
+    "conv_chain",
+    "conv_tail",
+    "depthwise",
+    "detector",
+    "dlrm",
+    "gather_softmax",
+    "mlp",
+    "mobile_features",
+    "mobilenet",
+    "reductions",
+    "relu6",
+    "softmax_chain",
+    "speech",
+    "unet",
+]
+
+_BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""Expansion, channels, repeats and first stride of each group of blocks (Sandler et al. 2018, table 2)."""
+
+
+def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return features at a sixteenth of the image's size, widened, and the last ones, at half of that; `width` is in per cent."""
+    x = relu6(net.convolution(image, _scaled(32, width), 3, stride=2, gain=HE))
+    sixteenth = x
+    for expansion, channels, repeats, stride in _BLOCKS:
+        for step in (stride, *[1] * (repeats - 1)):
+            wide = x if expansion == 1 else relu6(net.convolution(x, get_value_shape(x)[1] * expansion, 1, gain=HE))
+            sixteenth = wide if step == 2 else sixteenth  # the last block that halves the image reads what is asked for
+            x = _narrowed(net, x, wide, _scaled(channels, width), step)
+    return sixteenth, relu6(net.convolution(x, _scaled(1280, max(width, 100)), 1, gain=HE))
+
+
+def _narrowed(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
+    """Convolve each wide channel by itself and narrow them; add the block's input where the shapes allow it."""
+    narrow = net.convolution(depthwise(net, wide, stride), channels, 1)
+    return x + narrow if stride == 1 and get_value_shape(x)[1] == channels else narrow
+
+
+def depthwise(net: LayerBuilder, x: Tensor, stride: int = 1) -> Tensor:
+    """Convolve each channel by itself and rectify."""
+    channels = get_value_shape(x)[1]
+    return relu6(net.convolution(x, channels, 3, stride=stride, group=channels, gain=HE))
+
+
+def relu6(x: Tensor) -> Tensor:
+    """Rectify and bound by 6."""
+    return emit("Clip", x, 0.0, 6.0)
+
+
+def _scaled(channels: int, width: int) -> int:
+    """Return a share of the channels, a multiple of 8."""
+    return max(8, round(channels * width / 800) * 8)
+
+
+def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int = 1000, batch: int = 1) -> Function:
+    """Return a network with the shape of MobileNet v2: depthwise convolutions between narrow ends; `width` is in per cent."""
+    with LayerBuilder("mobilenet", seed) as net:
+        _, x = mobile_features(net, net.input("image", batch, 3, image, image), width)
+        flat = emit("Flatten", emit("GlobalAveragePool", x))
+        return net.finish(logits=net.linear(flat, classes))
+
+
+def mlp(
+    seed: int = 0, *, layers: int = 4, features: int = 1024, hidden: int = 4096, classes: int = 1000, batch: int = 1
+) -> Function:
+    """Return a stack of products with rectifiers between them."""
+    with LayerBuilder("mlp", seed) as net:
+        x = net.input("x", batch, features)
+        for _ in range(layers - 1):
+            x = emit("Relu", net.linear(x, hidden, gain=HE))
+        return net.finish(logits=net.linear(x, classes))
+
+
+# ---------------------------------------------------------------------- a few operators
+
+
+def chain(seed: int = 0, *, length: int = 50, batch: int = 1024, columns: int = 1024) -> Function:
+    """Return cheap elementwise operators in a row: who fuses them reads memory once."""
+    with LayerBuilder("chain", seed) as net:
+        return net.finish(y=_elementwise(net.input("x", batch, columns), length))
+
+
+def softmax_chain(seed: int = 0, *, length: int = 50, batch: int = 4096, columns: int = 1024) -> Function:
+    """Return elementwise operators between two softmaxes: what one engine does best between what another does best."""
+    with LayerBuilder("softmax_chain", seed) as net:
+        x = emit("Softmax", net.input("x", batch, columns), axis=-1)
+        return net.finish(y=emit("Softmax", _elementwise(x, length), axis=-1))
+
+
+def conv_tail(seed: int = 0, *, length: int = 10, channels: int = 64, image: int = 112, batch: int = 1) -> Function:
+    """Return a convolution with elementwise operators behind it: a cut between them costs a fusion."""
+    with LayerBuilder("conv_tail", seed) as net:
+        x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
+        return net.finish(y=_elementwise(x, length))
+
+
+def conv_chain(seed: int = 0, *, length: int = 50, channels: int = 64, image: int = 112, batch: int = 1) -> Function:
+    """Return elementwise operators between two convolutions."""
+    with LayerBuilder("conv_chain", seed) as net:
+        x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
+        return net.finish(y=net.convolution(_elementwise(x, length), channels, 3))
+
+
+def gather_softmax(
+    seed: int = 0, *, length: int = 30, entries: int = 8192, width: int = 1024, columns: int = 256, batch: int = 2048
+) -> Function:
+    """Return rows looked up in a table, elementwise operators on them, a softmax and a product."""
+    with LayerBuilder("gather_softmax", seed) as net:
+        rows = net.embed(net.input("ids", batch, dtype=DType.INT64), entries, width)
+        shares = emit("Softmax", _elementwise(rows, length), axis=-1)
+        return net.finish(y=emit("MatMul", shares, net.normal(width, columns)))
+
+
+def reductions(seed: int = 0, *, batch: int = 64, rows: int = 256, columns: int = 256) -> Function:
+    """Return sums, means, maxima and norms of one tensor over its last, its middle and its first axis."""
+    with LayerBuilder("reductions", seed) as net:
+        x = net.input("x", batch, rows, columns)
+        kinds = (("ReduceMean", -1), ("ReduceMax", 1), ("ReduceSum", 1), ("ReduceL2", -1), ("ReduceMin", 0))
+        found = {
+            f"{kind.removeprefix('Reduce').lower()}_{axis % 3}": emit(kind, x, net.constant(np.array([axis])), keepdims=0)
+            for kind, axis in kinds
+        }
+        return net.finish(**found)
+
+
+def _elementwise(x: Tensor, length: int) -> Tensor:
+    """Record that many operators of one or two cycles each, none of which makes its neighbour superfluous."""
+    steps = (
+        lambda y, n: y * (0.9 + 0.001 * n),
+        lambda y, n: y + 0.01 * (n + 1),
+        lambda y, n: emit("Abs", y),
+        lambda y, n: y - 0.3,
+        lambda y, n: emit("Max", y, -0.5),
+    )
+    for index in range(length):
+        x = steps[index % len(steps)](x, index)
+    return x
+
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_EXTRA = (512, 256, 256, 128)
+"""Channels of the maps behind the backbone's, each half as high and wide as the one before."""
+_SMALLEST, _LARGEST = 0.2, 0.95
+"""Size of the anchors on the first and the last map, as a share of the image (Liu et al. 2016; the largest is SSDLite's)."""
+_RATIOS = (1.0, 2.0, 1 / 2, 3.0, 1 / 3)
+"""Width by height of a map's anchors; there is one more square, between the map's size and the next."""
+_ANCHORS = len(_RATIOS) + 1
+_OVERLAP, _SCORE = 0.45, 0.05
+"""Boxes of a class that overlap more are one object; scores below are none (Liu et al. take 0.01, for the curve of precision)."""
+
+
+def detector(
+    seed: int = 0,
+    *,
+    height: int = 720,
+    breadth: int = 1280,
+    image: int = 320,
+    width: int = 100,
+    classes: int = 91,
+    detections: int = 100,
+) -> Function:
+    """Return SSDLite (Sandler et al. 2018) on the bytes of a camera: as many boxes, scores and labels as are asked for.
+
+    MobileNet v2 with heads on six maps (Liu et al. 2016); its `width` is in per cent, one of the classes is the background.
+    What is not found has score 0.
+    """
+    with LayerBuilder("detector", seed) as net:
+        picture = net.input("picture", 1, height, breadth, 3, dtype=DType.UINT8)
+        maps = _maps(net, _prepared(net, picture, image), width)
+        offsets, logits = (_read(net, maps, columns) for columns in (4, classes))
+        boxes = _decoded(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
+        shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
+        found, scores, labels = _kept(net, boxes, shares[:, 1:], detections)
+        return net.finish(boxes=found, scores=scores, labels=labels)
+
+
+# ---------------------------------------------------------------------- the network
+
+
+def _prepared(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
+    """Return the picture as the network reads it: channels first, one size, numbers from -1 to 1."""
+    floats = picture.transpose(0, 3, 1, 2).astype("float32")
+    sizes = net.constant(np.array([1, 3, image, image]))
+    return emit("Resize", floats, None, None, sizes, mode="linear") * (2 / 255) - 1.0
+
+
+def _maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
+    maps = list(mobile_features(net, image, width))
+    for channels in _EXTRA:
+        x = relu6(net.convolution(maps[-1], channels // 2, 1, gain=HE))
+        maps.append(relu6(net.convolution(depthwise(net, x, stride=2), channels, 1, gain=HE)))
+    return maps
+
+
+def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
+    """Return so many numbers for each anchor of each map: (1, anchors, columns)."""
+    heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
+    return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
+
+
+# ---------------------------------------------------------------------- anchors and boxes
+
+
+def _anchors(cells: Sequence[int]) -> Array:
+    """Return centre and size of each anchor (y, x, height, width), for maps of so many cells on a side."""
+    sizes = np.linspace(_SMALLEST, _LARGEST, len(cells)).tolist()
+    maps = (_anchors_of_map(*each) for each in zip(cells, sizes, [*sizes[1:], 1.0], strict=True))
+    return np.array(list(itertools.chain.from_iterable(maps)), np.float32)
+
+
+def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[float, ...]]:
+    between = math.sqrt(size * larger)
+    shapes = [*((size / math.sqrt(ratio), size * math.sqrt(ratio)) for ratio in _RATIOS), (between, between)]
+    centres = [(cell + 0.5) / cells for cell in range(cells)]
+    return ((y, x, *shape) for y, x, shape in itertools.product(centres, centres, shapes))
+
+
+def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
+    """Return corners (y, x, y, x): each box's distance from its anchor, in tenths of the anchor, and how much larger it is."""
+    centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
+    centre = offsets[:, :, :2] * 0.1 * sizes + centres
+    half = emit("Exp", offsets[:, :, 2:] * 0.2) * sizes * 0.5
+    return emit("Concat", centre - half, centre + half, axis=-1)
+
+
+def _kept(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return the boxes, scores and labels of the best, none of which overlaps another of its class much.
+
+    How many there are depends on the picture, so `count` of nothing follow them before the best are taken, and a Reshape
+    says that those are `count`, which inference does not find.
+    """
+    limits = (net.constant(np.array([count])), np.float32(_OVERLAP), np.float32(_SCORE))
+    places = emit("NonMaxSuppression", boxes, shares, limits[0], *(net.constant(np.array([x])) for x in limits[1:]))
+    scores = emit("Concat", emit("GatherND", shares, places), net.constant(np.zeros(count, np.float32)), axis=0)
+    places = emit("Concat", places, net.constant(np.zeros((count, 3), np.int64)), axis=0)
+    best, order = (net.reshape(x, (count,)) for x in apply("TopK", (scores, net.constant(np.array([count]))), {"axis": 0}))
+    rows = emit("Gather", places, order, axis=0)
+    chosen = emit("Gather", emit("Squeeze", boxes, net.constant(np.array([0]))), rows[:, 2], axis=0)
+    return chosen, best, rows[:, 1] + 1
+
+
+# ---------------------------------------------------------------------- recommendation
+
+
+def dlrm(
+    seed: int = 0,
+    *,
+    tables: int = 26,
+    entries: int = 10_000,
+    width: int = 64,
+    lookups: int = 20,
+    dense: int = 13,
+    bottom: int = 512,
+    top: int = 512,
+    batch: int = 128,
+) -> Function:
+    """Return a recommender with the shape of DLRM (Naumov et al. 2019): dense features, sets of ids, and how each pair agrees.
+
+    The layers are those for the Criteo terabyte data, whose tables have millions of entries.
+    """
+    with LayerBuilder("dlrm", seed) as net:
+        x = net.input("dense", batch, dense)
+        ids = net.input("ids", tables, batch, lookups, dtype=DType.INT64)
+        x = _perceptron(net, x, (bottom, bottom // 2, width))
+        found = [_bag(net, emit("Gather", ids, net.constant(np.array(k)), axis=0), entries, width) for k in range(tables)]
+        pairs = _agreement(net, emit("Concat", x, *found, axis=1), tables + 1)
+        x = _perceptron(net, emit("Concat", x, pairs, axis=1), (top, top, top // 2))
+        return net.finish(click=emit("Sigmoid", net.linear(x, 1)))
+
+
+def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+    for columns in widths:
+        x = emit("Relu", net.linear(x, columns, gain=HE))
+    return x
+
+
+def _bag(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
+    """Add up the entries of each set of ids; drawn so small that the product of two sums is near unit size."""
+    rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(get_value_shape(ids)[1])))
+    return emit("ReduceSum", rows, net.constant(np.array([1])), keepdims=0)
+
+
+def _agreement(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
+    """Multiply each vector with each other: (batch, count * width) to (batch, pairs)."""
+    vectors = net.reshape(features, (0, count, -1))
+    products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
+    rows, columns = np.tril_indices(count, -1)
+    return emit("Gather", net.reshape(products, (0, -1)), net.constant(rows * count + columns), axis=1)
+
+
+# ---------------------------------------------------------------------- segmentation
+
+
+def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4, classes: int = 2, batch: int = 1) -> Function:
+    """Return a network that says what each pixel belongs to, with the shape of U-Net (Ronneberger et al. 2015).
+
+    It has half of the channels, edges padded as later ones have them, and a smaller image.
+    """
+    if image % 2**depth:
+        raise OptionError(f"an image of {image} does not halve depth={depth} times; choose a multiple of {2**depth}")
+    with LayerBuilder("unet", seed) as net:
+        x = _twice(net, net.input("image", batch, 1, image, image), channels)
+        skips = []
+        for level in range(1, depth + 1):
+            skips.append(x)
+            x = _twice(net, emit("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), channels * 2**level)
+        for skip in reversed(skips):
+            given = get_value_shape(skip)[1]
+            x = _twice(net, emit("Concat", skip, net.upsample(x, given), axis=1), given)
+        return net.finish(shares=emit("Softmax", net.convolution(x, classes, 1), axis=1))
+
+
+def _twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
+    """Convolve and rectify two times; the normalisation between them is part of the weights, as it is when deployed."""
+    for _ in range(2):
+        x = emit("Relu", net.convolution(x, channels, 3, gain=HE))
+    return x
+
+
+# ---------------------------------------------------------------------- speech
+
+_RATE = 16_000
+"""Samples of a second."""
+
+
+def speech(
+    seed: int = 0,
+    *,
+    samples: int = 32_000,
+    window: int = 320,
+    hop: int = 160,
+    mels: int = 64,
+    channels: int = 32,
+    layers: int = 5,
+    hidden: int = 400,
+    letters: int = 29,
+    batch: int = 1,
+) -> Function:
+    """Return a recogniser from waveform to letters with the shape of Deep Speech 2 (Amodei et al. 2015).
+
+    Windows of 20 ms each 10 ms, two convolutions over time and frequency, and gated layers that read in both directions,
+    with half of the units that they have there.
+    """
+    with LayerBuilder("speech", seed) as net:
+        x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
+        x = emit("Unsqueeze", x.transpose(0, 2, 1), net.constant(np.array([1])))
+        for kernel, stride in (((41, 11), (2, 2)), ((21, 11), (2, 1))):
+            x = emit("Clip", net.convolution(x, channels, kernel, stride=stride, gain=HE), 0.0, 20.0)
+        x = net.reshape(x.transpose(3, 0, 1, 2), (0, 0, -1))
+        for _ in range(layers):
+            x = net.add_recurrent(x, hidden)
+        return net.finish(letters=emit("LogSoftmax", net.linear(x, letters).transpose(1, 0, 2), axis=-1))
+
+
+def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
+    """Return the logarithm of the power in each band of pitch: (batch, frames, mels)."""
+    edge = window // 2
+    padded = emit("Pad", waveform, net.constant(np.array([0, edge, 0, edge])), mode="reflect")
+    hann = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)).astype(np.float32)
+    signal = emit("Unsqueeze", padded, net.constant(np.array([-1])))
+    spectrum = emit("STFT", signal, net.constant(np.array(hop)), net.constant(hann), net.constant(np.array(window)), onesided=1)
+    power = emit("ReduceSum", spectrum * spectrum, net.constant(np.array([-1])), keepdims=0)
+    return emit("Log", emit("MatMul", power, net.constant(_mel_filters(window, mels))) + 1e-6)
+
+
+def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Return triangles that overlap by half, evenly spaced in pitch (2595 log10(1 + f / 700)): (frequencies, mels)."""
+    highest = 2595 * math.log10(1 + _RATE / 2 / 700)
+    corners = 700 * (10 ** (np.linspace(0, highest, mels + 2) / 2595) - 1)
+    frequencies = np.linspace(0, _RATE / 2, window // 2 + 1)[:, None]
+    left, middle, right = corners[:-2], corners[1:-1], corners[2:]
+    slopes = np.minimum((frequencies - left) / (middle - left), (right - frequencies) / (right - middle))
+    return np.maximum(slopes, 0).astype(np.float32)
+
+
+def _over_time(net: LayerBuilder, x: Tensor) -> Tensor:
+    """Give each band a mean of zero and a deviation of one over the frames."""
+    frames = net.constant(np.array([1]))
+    centred = x - emit("ReduceMean", x, frames)
+    return centred / emit("Sqrt", emit("ReduceMean", centred * centred, frames) + 1e-5)

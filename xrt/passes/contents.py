@@ -1,0 +1,464 @@
+"""Partly known contents of small tensors: what a shape that is computed holds, element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.graph import Constant, DType, Node, TensorType, Type
+
+__all__ = [
+    "ARITHMETIC",
+    "FOLLOWED",
+    "MOST_ELEMENTS",
+    "MOVES",
+    "PROPAGATED",
+    "Contents",
+    "Elements",
+    "PropagationCase",
+    "Rule",
+    "propagate",
+]
+
+MOST_ELEMENTS = 128
+"""Shapes, pads and bounds are shorter; what is longer is not followed."""
+FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
+"""Types that shapes are computed in."""
+Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
+"""Numbers, names of extents (which are integers and not negative), and None for what is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A tensor whose shape is known, and of whose elements some are."""
+
+    dtype: DType
+    elements: Elements
+
+    @classmethod
+    def of(cls, constant: Constant) -> Contents | None:
+        """Return the contents of a constant; None where it is too large, or of a type that no shape is computed in."""
+        if constant.dtype not in FOLLOWED or constant.array.size > MOST_ELEMENTS:
+            return None
+        return cls(constant.dtype, constant.array.astype(object))
+
+    @property
+    def is_known(self) -> bool:
+        return all(not isinstance(element, str) and element is not None for element in self.elements.flat)
+
+    def constant(self) -> Constant | None:
+        """Return the tensor where every element is a number."""
+        return Constant(self.elements.astype(self.dtype.numpy)) if self.is_known else None
+
+    def integers(self) -> list[int] | None:
+        """Return the elements as a list, None where one is not known."""
+        return [int(element) for element in self.elements.flat] if self.is_known else None
+
+
+@dataclass(frozen=True, slots=True)
+class PropagationCase:
+    """A node whose first input, or one of them, is partly known."""
+
+    node: Node
+    inputs: Sequence[Contents | None]
+    types: Sequence[Type | None]
+
+    def known(self, index: int) -> Contents | None:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def integers(self, index: int, attribute: str = "") -> list[int] | None:
+        """Return an input of integers, or the attribute that it was in older opsets; None where neither is known."""
+        if attribute and (value := self.node.attr(attribute)) is not None:
+            return list(value)
+        found = self.known(index)
+        return None if found is None else found.integers()
+
+    def has(self, index: int) -> bool:
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
+
+    def spread(self) -> list[Contents] | None:
+        """Return what all inputs hold, unknown elements included; None where a shape is not known, or nothing at all."""
+        parts = [one or _unknown(type_) for one, type_ in zip(self.inputs, self.types, strict=True)]
+        known = [one for one in parts if one is not None]
+        return known if len(known) == len(parts) and any(one is not None for one in self.inputs) else None
+
+
+def _unknown(type_: Type | None) -> Contents | None:
+    """Return contents of which nothing but the number is known."""
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype not in FOLLOWED:
+        return None
+    shape = tuple(d for d in type_.shape or () if isinstance(d, int))
+    return Contents(type_.dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None
+
+
+Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
+"""Says what the outputs of a node hold."""
+Array: TypeAlias = np.ndarray[Any, Any]
+# ---------------------------------------------------------------------- computed
+
+
+def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, gives: DType | None = None) -> Rule:
+    """Return the rule of an elementwise operator.
+
+    ``compute`` is of arrays of numbers, in their own type; ``rule`` of two elements of which one is no number.
+    """
+
+    def apply(case: PropagationCase) -> Sequence[Contents | None]:
+        known = case.spread()
+        if known is None:
+            return [None]
+        dtype = known[0].dtype
+        if all(one.is_known for one in known):
+            found = _compute(compute, [one.elements.astype(one.dtype.numpy) for one in known])
+            return [None if found is None else Contents(gives or dtype, found.astype(object))]
+        result = np.empty(np.broadcast_shapes(*(one.elements.shape for one in known)), object)
+        if result.size > MOST_ELEMENTS:
+            return [None]
+        spread = [np.broadcast_to(one.elements, result.shape) for one in known]
+        for index in np.ndindex(result.shape):
+            elements = [one[index] for one in spread]
+            result[index] = _element(elements, dtype, compute, rule)
+        return [Contents(gives or dtype, result)]
+
+    return apply
+
+
+def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | None:
+    with np.errstate(all="ignore"):
+        found = compute(*arrays)
+    return None if found is None else np.asarray(found)
+
+
+def _element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
+    if all(not isinstance(element, str) and element is not None for element in elements):
+        found = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
+        return None if found is None else found.item()
+    return None if rule is None or len(elements) != 2 else rule(*elements)
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    if not np.issubdtype(a.dtype, np.integer):
+        return np.divide(a, b)
+    if not np.all(b):
+        return None
+    floor = np.floor_divide(a, b)
+    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX cuts off what is behind the point
+
+
+def _added(a: Any, b: Any) -> Any:
+    return _neutral(a, b, 0) if a == 0 or b == 0 else None
+
+
+def _subtracted(a: Any, b: Any) -> Any:
+    return a if b == 0 else None
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    return _neutral(a, b, 1)
+
+
+def _divided(a: Any, b: Any) -> Any:
+    return a if b == 1 else None
+
+
+def _neutral(a: Any, b: Any, neutral: int) -> Any:
+    return a if b == neutral else b if a == neutral else None
+
+
+def _larger(a: Any, b: Any) -> Any:
+    """No extent is negative."""
+    number, name = (b, a) if isinstance(a, str) else (a, b)
+    return name if isinstance(name, str) and _is_at_most(number, 0) else None
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    number, name = (b, a) if isinstance(a, str) else (a, b)
+    return number if isinstance(name, str) and _is_at_most(number, 0) else None
+
+
+def _is_at_most(number: Any, limit: int) -> bool:
+    return not isinstance(number, str) and number is not None and number <= limit
+
+
+def _equal(a: Any, b: Any) -> Any:
+    number, name = (b, a) if isinstance(a, str) else (a, b)
+    return False if isinstance(name, str) and _is_at_most(number, -1) else None
+
+
+def _less(a: Any, b: Any) -> Any:
+    if isinstance(a, str) and _is_at_most(b, 0):
+        return False
+    return True if isinstance(b, str) and _is_at_most(a, -1) else None
+
+
+def _less_or_equal(a: Any, b: Any) -> Any:
+    if isinstance(a, str) and _is_at_most(b, -1):
+        return False
+    return True if isinstance(b, str) and _is_at_most(a, 0) else None
+
+
+def _both(a: Any, b: Any) -> Any:
+    return False if a is False or b is False else None
+
+
+def _either(a: Any, b: Any) -> Any:
+    return True if a is True or b is True else None
+
+
+def _swapped(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: rule(b, a)
+
+
+def _mod(case: PropagationCase) -> Sequence[Contents | None]:
+    def compute(a: Any, b: Any) -> Any:
+        if not np.all(b):
+            return None
+        return np.fmod(a, b) if case.node.attr("fmod", 0) else np.mod(a, b)
+
+    rule: Rule = _computed(compute)
+    return rule(case)
+
+
+def _cast(case: PropagationCase) -> Sequence[Contents | None]:
+    given, dtype = case.known(0), DType.from_onnx(case.node.attr("to"))
+    if given is None or dtype not in FOLLOWED:
+        return [None]
+    if given.dtype is DType.INT64 and dtype is DType.INT64:
+        return [given]
+    with np.errstate(all="ignore"):
+        return [Contents(dtype, _objects_like(given.elements, lambda e: _cast_element(e, given.dtype, dtype)))]
+
+
+def _objects_like(elements: Elements, change: Callable[[Any], Any]) -> Elements:
+    result = np.empty(elements.shape, object)
+    for index in np.ndindex(elements.shape):
+        result[index] = change(elements[index])
+    return result
+
+
+def _cast_element(element: Any, given: DType, dtype: DType) -> Any:
+    if isinstance(element, str) or element is None:
+        # An extent may not fit 32 bits; as an extent of a type it does.
+        return element if isinstance(element, str) and dtype in (DType.INT64, DType.INT32) else None
+    if isinstance(element, float) and not (math.isfinite(element) and abs(element) < 2**31):
+        return None
+    return np.array(element, given.numpy).astype(dtype.numpy).item()
+
+
+def _where(case: PropagationCase) -> Sequence[Contents | None]:
+    given = case.spread()
+    if given is None:
+        return [None]
+    condition, a, b = given
+    shape = np.broadcast_shapes(condition.elements.shape, a.elements.shape, b.elements.shape)
+    result = np.empty(shape, object)
+    spread = [np.broadcast_to(one.elements, shape) for one in (condition, a, b)]
+    for index in np.ndindex(shape):
+        flag, x, y = (one[index] for one in spread)
+        result[index] = (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
+    return [Contents(a.dtype, result)]
+
+
+def _reduced(compute: Callable[..., Any]) -> Rule:
+    def rule(case: PropagationCase) -> Sequence[Contents | None]:
+        given, constant = case.known(0), None
+        given_axes = case.has(1) or case.node.attr("axes") is not None
+        axes = case.integers(1, "axes")
+        if given is None or (constant := given.constant()) is None or (given_axes and axes is None):
+            return [None]
+        if not axes and case.node.attr("noop_with_empty_axes", 0):
+            return [given]
+        keep = bool(case.node.attr("keepdims", 1))
+        found = compute(constant.array, axis=tuple(axes) if axes else None, keepdims=keep)
+        return [Contents.of(Constant(np.asarray(found, given.dtype.numpy)))]
+
+    return rule
+
+
+ARITHMETIC: Mapping[str, Rule] = {
+    "Cast": _cast,
+    "Where": _where,
+    "Add": _computed(np.add, _added),
+    "Sub": _computed(np.subtract, _subtracted),
+    "Mul": _computed(np.multiply, _multiplied),
+    "Div": _computed(_quotient, _divided),
+    "Mod": _mod,
+    "Min": _computed(lambda *given: reduce(np.minimum, given), _smaller),
+    "Max": _computed(lambda *given: reduce(np.maximum, given), _larger),
+    "Neg": _computed(np.negative),
+    "Abs": _computed(np.abs),
+    "Not": _computed(np.logical_not),
+    "Floor": _computed(np.floor),
+    "Ceil": _computed(np.ceil),
+    "And": _computed(np.logical_and, _both),
+    "Or": _computed(np.logical_or, _either),
+    "Equal": _computed(np.equal, _equal, DType.BOOL),
+    "Less": _computed(np.less, _less, DType.BOOL),
+    "Greater": _computed(np.greater, _swapped(_less), DType.BOOL),
+    "LessOrEqual": _computed(np.less_equal, _less_or_equal, DType.BOOL),
+    "GreaterOrEqual": _computed(np.greater_equal, _swapped(_less_or_equal), DType.BOOL),
+    "ReduceProd": _reduced(np.prod),
+    "ReduceSum": _reduced(np.sum),
+    "ReduceMax": _reduced(np.max),
+    "ReduceMin": _reduced(np.min),
+}
+# ---------------------------------------------------------------------- from types
+
+
+def _shape(case: PropagationCase) -> Sequence[Contents | None]:
+    (type_,) = case.types
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return [None]
+    extents = type_.shape[case.node.attr("start", 0) : case.node.attr("end")]
+    return [Contents(DType.INT64, _objects(extents))]
+
+
+def _size(case: PropagationCase) -> Sequence[Contents | None]:
+    (type_,) = case.types
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return [None]
+    return [Contents(DType.INT64, _objects(math.prod(d for d in type_.shape or () if isinstance(d, int))))]
+
+
+def _objects(values: Any) -> Elements:
+    found = np.empty(len(values) if isinstance(values, tuple) else (), object)
+    found[...] = values
+    return found
+
+
+# ---------------------------------------------------------------------- moved
+
+
+def _same(case: PropagationCase) -> Sequence[Contents | None]:
+    return [case.known(0)]
+
+
+def _moved(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
+    """Return the rule of an operator that takes elements of its first input to other places."""
+
+    def rule(case: PropagationCase) -> Sequence[Contents | None]:
+        given = case.known(0)
+        elements = None if given is None else change(case, given.elements)
+        return [None if given is None or elements is None else Contents(given.dtype, np.asarray(elements, object))]
+
+    return rule
+
+
+def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
+    indices = case.known(1)
+    if indices is None or not indices.is_known:
+        return None
+    return np.asarray(np.take(elements, indices.elements.astype(np.int64), case.node.attr("axis", 0)), object)
+
+
+def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
+    starts, ends = case.integers(1, "starts"), case.integers(2, "ends")
+    axes = case.integers(3, "axes") if case.has(3) or case.node.attr("axes") is not None else None
+    steps = case.integers(4) if case.has(4) else None
+    if starts is None or ends is None or (case.has(3) and axes is None) or (case.has(4) and steps is None):
+        return None
+    found = elements
+    for k, axis in enumerate(range(len(starts)) if axes is None else axes):
+        step = 1 if steps is None else steps[k]
+        extent = elements.shape[axis]
+        first, last = (n + extent if n < 0 else n for n in (starts[k], ends[k]))
+        first = min(max(first, 0), extent if step > 0 else extent - 1)
+        last = min(max(last, 0 if step > 0 else -1), extent)
+        chosen = range(first, last, step)
+        found = np.take(found, list(chosen), axis) if chosen else np.delete(found, range(extent), axis)
+    return found
+
+
+def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:
+    given = case.has(1) or case.node.attr("axes") is not None
+    axes = case.integers(1, "axes")
+    if given and axes is None:
+        return None
+    return elements.squeeze(tuple(axes)) if axes is not None else elements.squeeze()
+
+
+def _unsqueeze(case: PropagationCase, elements: Elements) -> Elements | None:
+    axes = case.integers(1, "axes")
+    return None if axes is None else np.expand_dims(elements, tuple(axes))
+
+
+def _reshape(case: PropagationCase, elements: Elements) -> Elements | None:
+    shape = case.integers(1, "shape")
+    if shape is None:
+        return None
+    if not case.node.attr("allowzero", 0):
+        shape = [elements.shape[k] if extent == 0 else extent for k, extent in enumerate(shape)]
+    return elements.reshape(shape)
+
+
+def _expand(case: PropagationCase, elements: Elements) -> Elements | None:
+    shape = case.integers(1)
+    if shape is None or math.prod(shape) > MOST_ELEMENTS:
+        return None
+    return np.broadcast_to(elements, np.broadcast_shapes(elements.shape, tuple(shape)))
+
+
+def _transpose(case: PropagationCase, elements: Elements) -> Elements:
+    return elements.transpose(case.node.attr("perm"))
+
+
+def _tile(case: PropagationCase, elements: Elements) -> Elements | None:
+    repeats = case.integers(1)
+    if repeats is None or len(repeats) != elements.ndim or elements.size * math.prod(repeats) > MOST_ELEMENTS:
+        return None
+    return np.tile(elements, repeats)
+
+
+def _concat(case: PropagationCase) -> Sequence[Contents | None]:
+    parts = case.spread()
+    if parts is None:
+        return [None]
+    return [Contents(parts[0].dtype, np.concatenate([one.elements for one in parts], case.node.attr("axis", 0)))]
+
+
+def _split(case: PropagationCase) -> Sequence[Contents | None]:
+    given, count = case.known(0), len(case.node.outputs)
+    sizes = case.integers(1, "split")
+    if given is None or (sizes is None and case.has(1)):
+        return [None] * count
+    axis = case.node.attr("axis", 0)
+    if sizes is None:
+        each = -(-given.elements.shape[axis] // count)
+        sizes = [each] * count
+    ends = np.cumsum(sizes)[:-1].tolist()
+    return [Contents(given.dtype, part) for part in np.split(given.elements, ends, axis)]
+
+
+MOVES: Mapping[str, Rule] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Identity": _same,
+    "Gather": _moved(_gather),
+    "Slice": _moved(_slice),
+    "Squeeze": _moved(_squeeze),
+    "Unsqueeze": _moved(_unsqueeze),
+    "Reshape": _moved(_reshape),
+    "Expand": _moved(_expand),
+    "Transpose": _moved(_transpose),
+    "Tile": _moved(_tile),
+    "Concat": _concat,
+    "Split": _split,
+}
+_RULES: Mapping[str, Rule] = {**MOVES, **ARITHMETIC}
+PROPAGATED = frozenset(_RULES)
+"""Operators of ai.onnx whose contents are followed."""
+
+
+def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None]) -> Sequence[Contents | None] | None:
+    """Return what the outputs of one of the `PROPAGATED` hold, given what its inputs hold and their types; None for nothing."""
+    rule = _RULES[node.op_type]
+    try:
+        found = rule(PropagationCase(node, inputs, types))
+    except (IndexError, ValueError, TypeError, OverflowError):
+        return None  # inputs that do not fit the operator: the engine that runs the node will say so
+    return [one if one is None or one.elements.size <= MOST_ELEMENTS else None for one in found]

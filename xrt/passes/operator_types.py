@@ -1,0 +1,460 @@
+"""What a rule is given of a node, and the words that most rules are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from xrt.errors import ModelError
+from xrt.formats.onnx.inference import node_types
+from xrt.graph import Constant, Dim, DType, MapType, Node, SequenceType, Shape, TensorType, Type, read_attributes
+
+__all__ = ["MICROSOFT", "ML", "OPERATOR_TYPES", "Operands", "Rule", "as_first", "like", "make_type", "of_dtype"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """A node, and what is known of its inputs."""
+
+    node: Node
+    types: Sequence[Type | None]
+    constants: Mapping[str, Constant]
+    """Those of the inputs that are constants, by value name."""
+    opset: int
+    """The version of ai.onnx."""
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return self.node.attr(name, default)
+
+    def has(self, index: int) -> bool:
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
+
+    def tensor(self, index: int) -> TensorType | None:
+        type_ = self.types[index] if index < len(self.types) else None
+        return type_ if isinstance(type_, TensorType) else None
+
+    def dtype(self, index: int) -> DType | None:
+        type_ = self.tensor(index)
+        return None if type_ is None else type_.dtype
+
+    def shape(self, index: int) -> Shape | None:
+        type_ = self.tensor(index)
+        return None if type_ is None else type_.shape
+
+    def dim(self, index: int, axis: int) -> Dim:
+        shape = self.shape(index)
+        return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
+
+    def like(self, op: str, inputs: Sequence[int], *attributes: str, **given: Any) -> Shape | None:
+        """Return the shape that an operator of ai.onnx gives for some of the inputs, taken for float32, and some attributes."""
+        types = [self.tensor(index) for index in inputs]
+        if None in types:
+            return None
+        names = [f"i{index}" for index in inputs]
+        kept = {name: value for name in attributes if (value := self.attr(name)) is not None} | given
+        floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
+        try:
+            (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(kept)), floats, {}, {"": self.opset})
+        except ModelError:
+            return None  # the inputs contradict each other: the engine that runs the node will say so
+        return type_.shape if isinstance(type_, TensorType) else None
+
+
+Rule: TypeAlias = Callable[[Operands], Sequence[Type | None]]
+"""Says the types of the node's outputs; there may be fewer of them than outputs."""
+
+
+def make_type(dtype: DType | None, shape: Shape | None) -> Type | None:
+    """Return the tensor type, None where the element type is not known."""
+    return None if dtype is None else TensorType(dtype, shape)
+
+
+def as_first(*, also: int = 1, dtype: int = 0) -> Rule:
+    """Return the rule of operators whose first outputs are of the first input's shape, and of the element type of an input."""
+    return lambda o: [make_type(o.dtype(dtype), o.shape(0))] * also
+
+
+def of_dtype(dtype: int | DType) -> Rule:
+    """Return the rule of operators of which only the element type is known: an input's, or always the same."""
+    return lambda o: [make_type(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
+
+
+def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **given: Any) -> Rule:
+    """Return the rule of operators that are one of ai.onnx with another element type or an activation behind."""
+    return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **given))]
+
+
+_STRINGS = ("classlabels_strings", "classes_strings")
+_INTEGERS = ("classlabels_int64s", "classlabels_ints")
+
+
+def _rows(o: Operands) -> Dim:
+    """Return how many rows the first input has: one where it is a row itself."""
+    shape = o.shape(0)
+    return None if not shape else 1 if len(shape) == 1 else shape[0]
+
+
+def _labels(o: Operands) -> tuple[DType | None, Dim]:
+    """Return the type of the labels, and how many there are."""
+    for names, dtype in ((_STRINGS, DType.STRING), (_INTEGERS, DType.INT64)):
+        for name in names:
+            if given := o.attr(name):
+                return dtype, len(given)
+    return None, None
+
+
+def _classified(o: Operands, scores: Dim) -> Sequence[Type | None]:
+    dtype, _ = _labels(o)
+    return [make_type(dtype or DType.INT64, (_rows(o),)), TensorType(DType.FLOAT32, (_rows(o), scores))]
+
+
+def _classifier(o: Operands) -> Sequence[Type | None]:
+    _, count = _labels(o)
+    return _classified(o, count if isinstance(count, int) and count > 1 else None)
+
+
+def _support_vectors(o: Operands) -> Sequence[Type | None]:
+    _, count = _labels(o)
+    return _classified(o, count if o.attr("prob_a") else None)
+
+
+def _regressor(o: Operands) -> Sequence[Type | None]:
+    name = "n_targets" if o.node.op_type.startswith("Tree") else "targets"
+    return [TensorType(DType.FLOAT32, (_rows(o), o.attr(name, 1 if name == "targets" else None)))]
+
+
+def _tree_ensemble(o: Operands) -> Sequence[Type | None]:
+    return [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))]
+
+
+def _floats(o: Operands) -> Sequence[Type | None]:
+    return [TensorType(DType.FLOAT32, o.shape(0))]
+
+
+def _extracted(o: Operands) -> Sequence[Type | None]:
+    shape, chosen = o.shape(0), o.shape(1)
+    many = [extent for extent in chosen or () if extent != 1]
+    count = _product(many) if chosen is not None and len(many) != 1 else many[0] if many else None
+    if not shape:
+        return [make_type(o.dtype(0), None)]
+    return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
+
+
+def _product(extents: Sequence[Dim]) -> Dim:
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(known) if len(known) == len(extents) else None
+
+
+def _joined(o: Operands) -> Sequence[Type | None]:
+    sizes = o.attr("inputdimensions")
+    return [TensorType(DType.FLOAT32, (_rows(o), sum(sizes) if sizes else None))]
+
+
+def _encoded(o: Operands) -> Sequence[Type | None]:
+    categories, shape = o.attr("cats_int64s") or o.attr("cats_strings"), o.shape(0)
+    known: Shape | None = None if shape is None or not categories else (*shape, len(categories))
+    return [TensorType(DType.FLOAT32, known)]
+
+
+def _mapped(o: Operands) -> Sequence[Type | None]:
+    dtype = {DType.STRING: DType.INT64, DType.INT64: DType.STRING}.get(o.dtype(0) or DType.FLOAT32)
+    return [make_type(dtype, o.shape(0))]
+
+
+_VALUES = {
+    **dict.fromkeys(("values_strings", "classes_strings"), DType.STRING),
+    "values_int64s": DType.INT64,
+    "values_floats": DType.FLOAT32,
+}
+
+
+def _relabeled(o: Operands) -> Sequence[Type | None]:
+    if (tensor := o.attr("values_tensor")) is not None:
+        return [make_type(tensor.dtype, o.shape(0))]
+    dtype = next((dtype for name, dtype in _VALUES.items() if o.attr(name)), None)
+    if o.attr("classes_strings") and o.dtype(0) is DType.STRING:
+        dtype = DType.INT64  # the first version maps either way
+    return [make_type(dtype, o.shape(0))]
+
+
+def _cast_map(o: Operands) -> Sequence[Type | None]:
+    dtype = {"TO_FLOAT": DType.FLOAT32, "TO_INT64": DType.INT64, "TO_STRING": DType.STRING}.get(o.attr("cast_to", "TO_FLOAT"))
+    return [make_type(dtype, (1, None))]
+
+
+def _vectorized(o: Operands) -> Sequence[Type | None]:
+    words = o.attr("string_vocabulary") or o.attr("int64_vocabulary")
+    type_ = o.types[0] if o.types else None
+    inner = type_.value if isinstance(type_, MapType) else None
+    return [TensorType(inner.dtype, (1, len(words) if words else None)) if isinstance(inner, TensorType) else None]
+
+
+def _zipped(o: Operands) -> Sequence[Type | None]:
+    dtype, _ = _labels(o)
+    return [None if dtype is None else SequenceType(MapType(dtype, TensorType(DType.FLOAT32, ())))]
+
+
+ML: Mapping[str, Rule] = {
+    "ArrayFeatureExtractor": _extracted,
+    "Binarizer": as_first(),
+    "CastMap": _cast_map,
+    "CategoryMapper": _mapped,
+    "DictVectorizer": _vectorized,
+    "FeatureVectorizer": _joined,
+    "Imputer": as_first(),
+    "LabelEncoder": _relabeled,
+    "LinearClassifier": _classifier,
+    "LinearRegressor": _regressor,
+    "Normalizer": _floats,
+    "OneHotEncoder": _encoded,
+    "SVMClassifier": _support_vectors,
+    "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_rows(o), 1))],
+    "Scaler": _floats,
+    "TreeEnsemble": _tree_ensemble,
+    "TreeEnsembleClassifier": _classifier,
+    "TreeEnsembleRegressor": _regressor,
+    "ZipMap": _zipped,
+}
+"""What the definition of each operator says of its outputs."""
+_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+
+
+def _over(extent: Dim, divisor: int) -> Dim:
+    return extent // divisor if isinstance(extent, int) and divisor > 0 and extent % divisor == 0 else None
+
+
+def _product_microsoft(a: Dim, b: Dim) -> Dim:
+    return a * b if isinstance(a, int) and isinstance(b, int) else None
+
+
+def _rows_by(o: Operands, columns: Dim) -> list[Type | None]:
+    """Return the first input's type with another last extent."""
+    shape = o.shape(0)
+    return [make_type(o.dtype(0), (*shape[:-1], columns) if shape else None)]
+
+
+def _packed_product(o: Operands) -> Sequence[Type | None]:
+    return _rows_by(o, o.attr("N"))
+
+
+def _fused_product(o: Operands) -> Sequence[Type | None]:
+    shape: Shape | None = None
+    a, b = o.shape(0), o.shape(1)
+    if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
+        a, b = _turned(a, o.attr("transA", 0)), _turned(b, o.attr("transB", 0))
+        types = [make_type(o.dtype(0), a), make_type(o.dtype(1), b)]
+        shape = Operands(o.node, types, {}, o.opset).like("MatMul", (0, 1))
+    return [make_type(o.dtype(0), shape)]
+
+
+def _turned(shape: Shape, turns: int) -> Shape:
+    return (*shape[:-2], shape[-1], shape[-2]) if turns and len(shape) > 1 else shape
+
+
+def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
+    shape = o.like("Gemm", (0, 3), "transA", "transB")
+    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
+
+
+def _quantized_conv(o: Operands) -> Sequence[Type | None]:
+    last = o.attr("channels_last", 0)
+    return [make_type(o.dtype(7), None if last else o.like("Conv", (0, 3), *_WINDOW))]
+
+
+def _quantized_pool(o: Operands) -> Sequence[Type | None]:
+    return [make_type(o.dtype(0), None if o.attr("channels_last", 0) else o.like("AveragePool", (0,), *_POOL))]
+
+
+def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
+    shape = o.shape(0)
+    if shape is None or len(shape) < 2:
+        return [make_type(o.dtype(0), None)]
+    ones = (1,) * (len(shape) - 2)
+    return [make_type(o.dtype(0), (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones))]
+
+
+def _quantized_concat(o: Operands) -> Sequence[Type | None]:
+    return [make_type(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))]
+
+
+def _quantized_mean(o: Operands) -> Sequence[Type | None]:
+    axes = o.attr("axes")
+    keep, shape = o.attr("keepdims", 1), o.shape(0)
+    if shape is None:
+        return [make_type(o.dtype(0), None)]
+    chosen = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
+    reduced = tuple(1 if axis in chosen else extent for axis, extent in enumerate(shape) if keep or axis not in chosen)
+    return [make_type(o.dtype(0), reduced)]
+
+
+def _quantize(o: Operands) -> Sequence[Type | None]:
+    return [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))]
+
+
+def _skip_norm(o: Operands) -> Sequence[Type | None]:
+    first, shape = o.tensor(0), o.shape(0)
+    mean = make_type(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
+    return [first, mean, mean, first]
+
+
+def _embed(o: Operands) -> Sequence[Type | None]:
+    ids = o.shape(0)
+    shape = (*ids, o.dim(2, 1)) if ids is not None else None
+    embedded = make_type(o.dtype(2), shape)
+    return [embedded, make_type(DType.INT32, None), embedded]
+
+
+def _quantized_embed(o: Operands) -> Sequence[Type | None]:
+    ids = o.shape(0)
+    return [make_type(o.dtype(8), (*ids, o.dim(2, 1)) if ids is not None else None), make_type(DType.INT32, None)]
+
+
+def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
+    """Input and weights are packed: the weights give queries, keys and values, concatenated."""
+    sizes = list(o.attr("qkv_hidden_sizes") or ())
+    hidden: Dim = sizes[2] if len(sizes) == 3 else _over(o.dim(1, 1), 3)
+    batch, length = o.dim(0, 0), o.dim(0, 1)
+    heads = o.attr("num_heads")
+    total = None if o.has(past) else length
+    result = make_type(o.dtype(dtype), (batch, length, hidden))
+    return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _over(hidden, heads or 0)))]
+
+
+def _quantized_attention(o: Operands) -> Sequence[Type | None]:
+    return _attention(o, dtype=3, past=8)
+
+
+def _multi_head(o: Operands) -> Sequence[Type | None]:
+    query, value = o.shape(0), o.shape(2)
+    heads, hidden = o.attr("num_heads"), None
+    if query is not None and len(query) == 5:
+        hidden = _product_microsoft(query[2], query[4])
+    elif query is not None and len(query) == 3 and value is not None:
+        hidden = _product_microsoft(value[1], value[3]) if len(value) == 4 else value[-1]
+    cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+
+
+def _grouped(o: Operands) -> Sequence[Type | None]:
+    heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
+    width = o.dim(0, 2)
+    size = _over(width, heads if o.has(1) else heads + 2 * shared)
+    hidden = width if o.has(1) else _product_microsoft(heads, size)
+    cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+
+
+def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
+    directions = 2 if o.attr("direction", "forward") == "bidirectional" else 1
+    hidden, dtype = o.attr("hidden_size"), o.dtype(0)
+    steps, batch = o.dim(0, 0), o.dim(0, 1)
+    last = make_type(dtype, (directions, batch, hidden))
+    return [make_type(dtype, (steps, directions, batch, hidden)), last, last]
+
+
+def _split_gelu(o: Operands) -> Sequence[Type | None]:
+    return _rows_by(o, _over(o.dim(0, -1), 2))
+
+
+def _hash(o: Operands) -> Sequence[Type | None]:
+    return [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))]
+
+
+def _tokens(o: Operands) -> Sequence[Type | None]:
+    shape = o.shape(0)
+    return [make_type(DType.STRING, None if shape is None else (*shape, None))]
+
+
+def _block_gather(o: Operands) -> Sequence[Type | None]:
+    data, indices, axis = o.shape(0), o.shape(1), o.attr("gather_axis", 0)
+    packed = o.dtype(0) is DType.UINT8  # several elements in one of the last axis
+    if data is None or indices is None or packed:
+        return [make_type(o.dtype(2), None)]
+    place = axis % len(data)
+    return [make_type(o.dtype(2), (*data[:place], *indices, *data[place + 1 :]))]
+
+
+def _distances(o: Operands) -> Sequence[Type | None]:
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))]
+
+
+def _qkv_product(o: Operands) -> Sequence[Type | None]:
+    wide, narrow = _rows_by(o, o.attr("Nq")), _rows_by(o, o.attr("Nkv"))
+    return [*wide, *narrow, *narrow, o.tensor(0)]
+
+
+MICROSOFT: Mapping[str, Rule] = {
+    # elementwise, and normalizations
+    **dict.fromkeys(("BiasAdd", "BiasGelu", "BiasSoftmax", "ComplexMulConj", "FastGelu", "Gelu", "QuickGelu"), as_first()),
+    **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
+    **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), as_first()),
+    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
+    "BiasSplitGelu": _split_gelu,
+    "SkipGroupNorm": as_first(also=2),
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "EmbedLayerNormalization": _embed,
+    "QEmbedLayerNormalization": _quantized_embed,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": as_first(dtype=1),
+    "QLinearAdd": like("Add", (0, 3)),
+    "QLinearMul": like("Mul", (0, 3)),
+    "QLinearWhere": of_dtype(1),
+    "MulInteger": lambda o: [make_type(DType.INT32, o.like("Mul", (0, 2)))],
+    # products
+    "MatMulNBits": _packed_product,
+    "MatMulBnb4": lambda o: _packed_product(o) if o.attr("transB", 1) else [make_type(o.dtype(0), None)],
+    "MatMulFpQ4": of_dtype(0),
+    "MatMulNBitsMlp": lambda o: [*_packed_product(o), o.tensor(0)],
+    "MatMulNBitsQkv": _qkv_product,
+    "FusedMatMul": _fused_product,
+    "FusedMatMulActivation": _fused_product,
+    "TransposeMatMul": _fused_product,
+    "FusedGemm": like("Gemm", (0, 1), "transA", "transB"),
+    "GemmFastGelu": like("MatMul", (0, 1)),
+    "QGemm": _quantized_gemm,
+    "DynamicQuantizeMatMul": like("MatMul", (0, 1)),
+    "MatMulIntegerToFloat": like("MatMul", (0, 1), dtype=2),
+    "MatMulInteger16": lambda o: [make_type(DType.INT32, o.like("MatMul", (0, 1)))],
+    "GatherBlockQuantized": _block_gather,
+    # windows
+    "FusedConv": like("Conv", (0, 1), *_WINDOW),
+    "NhwcConv": of_dtype(0),
+    "NhwcFusedConv": of_dtype(0),
+    "NhwcMaxPool": of_dtype(0),
+    "QLinearConv": _quantized_conv,
+    "QLinearAveragePool": _quantized_pool,
+    "QLinearGlobalAveragePool": _quantized_global_pool,
+    "QLinearConcat": _quantized_concat,
+    "QLinearReduceMean": _quantized_mean,
+    "ConvTransposeWithDynamicPads": of_dtype(0),
+    "CropAndResize": of_dtype(0),
+    "GridSample": of_dtype(0),
+    "MaxpoolWithMask": of_dtype(0),
+    # sequences and attention
+    "Attention": _attention,
+    "QAttention": _quantized_attention,
+    "MultiHeadAttention": _multi_head,
+    "GroupQueryAttention": _grouped,
+    "LongformerAttention": as_first(),
+    "GatedRelativePositionBias": of_dtype(0),
+    "RelativePositionBias": of_dtype(0),
+    "DynamicQuantizeLSTM": _quantized_lstm,
+    "NGramRepeatBlock": as_first(dtype=1),
+    # the rest
+    "CDist": _distances,
+    "GatherND": of_dtype(0),
+    "Irfft": of_dtype(0),
+    "IsAllFinite": lambda o: [make_type(DType.BOOL, ())],
+    "MurmurHash3": _hash,
+    "Pad": of_dtype(0),
+    "ReduceSumInteger": of_dtype(DType.INT32),
+    "Rfft": of_dtype(0),
+    "Tokenizer": _tokens,
+}
+"""What the published definition of each operator says of its outputs."""
+OPERATOR_TYPES: Mapping[str, Mapping[str, Rule]] = {"com.microsoft": MICROSOFT, "ai.onnx.ml": ML}
+"""By domain and operator."""

@@ -1,1 +1,0 @@
-"""Profiling: regions are compiled, checked against the reference and timed, in worker processes or in this one."""

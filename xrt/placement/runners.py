@@ -1,0 +1,701 @@
+"""Engines measured behind a wall: each compiles and runs in a worker of its own, where a hang or a crash costs its limit once."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import ctypes
+import logging
+import statistics
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import permutations
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from xrt.cache import CompileCache
+from xrt.engines.contract.proxy import RecordedSupportEngine, load_engine
+from xrt.errors import EngineError, OptionError, OutOfDeviceMemory, PlanError, RunFailed
+from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
+from xrt.measure.statistics import take_turns
+from xrt.measure.timing import (
+    Clock,
+    choose_calls_per_turn,
+    median_interval,
+    sample_call_times,
+    seconds_per_call,
+    seconds_per_turn,
+)
+from xrt.partition.options import DeviceMap
+from xrt.partition.partitioner import plan_from_assignment
+from xrt.partition.support_matrix import QuestionKeys, SupportMatrix, ask_engine, number_questions, with_names, without_names
+from xrt.placement.decision_store import make_questions_key
+from xrt.placement.result import NOT_MEASURED
+from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call
+from xrt.verify.execution import copy_values
+from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
+
+if TYPE_CHECKING:
+    from xrt.cache import Signature
+    from xrt.cache.disk.cost_store import CostStore
+    from xrt.engines import CompileContext, Executable, GraphCompiler
+    from xrt.partition.cost_table import CostTable
+
+__all__ = [
+    "Calibration",
+    "Inquiry",
+    "LocalRunner",
+    "NotStarted",
+    "OutOfTime",
+    "Runner",
+    "TrialLimits",
+    "TrialResult",
+    "WorkerRunner",
+    "begin",
+    "choose_runner",
+    "find_light_operator",
+    "measure_launch_overhead",
+    "measure_transfer",
+    "within",
+    "within_or_stopped",
+]
+
+AT_EXIT = 1.0
+"""Seconds for which the end of the process waits for abandoned work."""
+LONGEST = 60.0
+"""The same for each thread where the process could not end without it."""
+T = TypeVar("T")
+_threads: WeakSet[threading.Thread] = WeakSet()
+
+
+class OutOfTime(Exception):
+    """Work was abandoned."""
+
+
+def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:
+    """Begin the work in a thread that does not keep the process alive; return its outcome-to-be."""
+    outcome: Future[T] = Future()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: context.run(_do, work, outcome), name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return outcome
+
+
+def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object] | None = None) -> T:
+    """Return the result of ``work``, or raise its exception; raises OutOfTime if it takes longer than ``seconds``.
+
+    Abandoned work continues to its end without a waiting caller. ``late`` then gets its result, to release it.
+    """
+    outcome = begin(work)
+    try:
+        return outcome.result(max(seconds, 0.0))
+    except BaseException as error:
+        if outcome.done() and not isinstance(error, KeyboardInterrupt):
+            return outcome.result()  # its own error, or it ended just now
+        if late is not None:
+            outcome.add_done_callback(lambda ended: None if ended.exception() else late(ended.result()))
+        if isinstance(error, TimeoutError):
+            raise OutOfTime(f"it took longer than {seconds:.3g} s") from None
+        raise
+
+
+def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
+    """Do what `within` does. The work takes a function that says whether its result is no longer awaited, and then ends early."""
+    stop = threading.Event()
+    try:
+        return within(seconds, partial(work, stop.is_set), late=late)
+    finally:
+        stop.set()
+
+
+def _do(work: Callable[[], Any], outcome: Future[Any]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:  # noqa: BLE001  # raised where the outcome is read
+        outcome.set_exception(error)
+
+
+def _leave_abandoned() -> None:
+    """Wait a moment for abandoned work, then let the process end without it.
+
+    A library that comes back to an interpreter which is no more, or computes while its own data are freed, ends the process by a
+    crash. So the C library's `exit` ends it as soon as the interpreter is finalized, before libraries are, with its status.
+    """
+    until = time.monotonic() + AT_EXIT
+    for thread in list(_threads):
+        thread.join(max(until - time.monotonic(), 0.0))
+    if not any(thread.is_alive() for thread in _threads):
+        return
+    _spare_finalizers()
+    library = ctypes.CDLL(None)
+    try:
+        on_exit, leave, pause = library.on_exit, library._exit, library.pause
+    except AttributeError:  # not the GNU C library
+        for thread in list(_threads):
+            thread.join(LONGEST)
+        return
+    library.fflush(None)
+    on_exit(leave, None)
+    with suppress(OSError, AttributeError):  # a thread that comes back is ended by the interpreter, from inside of C++ code
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(pause)
+
+
+def _spare_finalizers() -> None:
+    """Leave out the finalizers of packages whose import goes on in abandoned work: they would fail on what is not there yet."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        found = finalizer.peek()
+        package = sys.modules.get(getattr(found[1], "__module__", "").partition(".")[0]) if found else None
+        if getattr(getattr(package, "__spec__", None), "_initializing", False):
+            finalizer.atexit = False
+
+
+weakref.finalize(OutOfTime, int)  # registers the function that runs finalizers, so that the next one comes before it
+atexit.register(_leave_abandoned)
+MOMENT = 0.02
+"""Seconds that a request is given at least."""
+KEPT = 0.25
+"""Seconds of a compile from which on the worker keeps what it compiled, for the contest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What came of a Function on an engine."""
+
+    results: Sequence[Any]
+    samples: Sequence[float]
+    """Seconds per call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """How long a trial may take, and what is timed."""
+
+    seconds: float
+    """For how long samples are taken."""
+    compiling: float | None = None
+    """Seconds that the compile may take; None is no limit."""
+    running: float | None = None
+    """Seconds that the runs may take, all together."""
+    total: float | None = None
+    """Seconds that compile and runs may take together."""
+    inner: bool = False
+    """Whether it is timed as what other regions read: its results lie in memory that is there."""
+
+
+class NotStarted(EngineError):
+    """A worker that had been killed was not there again in time."""
+
+
+def _at_most(limit: float | None, left: float) -> float | None:
+    """Return the lesser of a limit and what is left; a request is given a moment in any case."""
+    return limit if left == float("inf") else max(left if limit is None else min(limit, left), MOMENT)
+
+
+class Runner(Protocol):
+    """How an engine is tried."""
+
+    @property
+    def compiler(self) -> GraphCompiler:
+        """What the contest compiles with, in this process."""
+
+    def start(self) -> None:
+        """Start and import what a trial needs; raises EngineError."""
+
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
+        """Compile, run and take samples; raises EngineError."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class WorkerRunner(IsolatedEngine):
+    """An engine that compiles and is measured in a worker; what it compiled there is loaded here, or compiled once more."""
+
+    def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
+        """Raises OptionError where no other process can import the engine's class."""
+        super().__init__(engine, limits, runs=False)
+        self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
+        self.devices = engine.devices  # type: ignore[misc]  # there it runs on a device of its own process
+        self._kept: dict[str, RemoteExecutable] = {}
+
+    @property
+    def compiler(self) -> GraphCompiler:
+        return self
+
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
+        end = perf_counter() + (float("inf") if terms.total is None else terms.total)
+        if not self._home.is_at_work:  # it was killed for what it did before
+            self._restart(terms.compiling)
+        began = perf_counter()
+        self.bound(_at_most(terms.compiling, end - began))
+        remote = RemoteExecutable(self._home, function, context)
+        took = perf_counter() - began
+        self.bound(_at_most(terms.running, end - perf_counter()))
+        try:
+            results, samples = remote.measure(inputs, terms.seconds, inner=terms.inner)
+        except BaseException:
+            remote.close()
+            raise
+        if took > KEPT and function.fingerprint not in self._kept:
+            self._kept[function.fingerprint] = remote
+        else:
+            remote.close()
+        return TrialResult(results, samples)
+
+    def _restart(self, seconds: float | None) -> None:
+        """Start a worker, within so many seconds; raises NotStarted."""
+        self.bound(seconds)
+        try:
+            within(threading.TIMEOUT_MAX if seconds is None else seconds, self.start)
+        except OutOfTime as error:
+            raise NotStarted(f"engine {self.spec!r} was not started again within {seconds:.3g} s") from error
+
+    def bound(self, limit: float | None) -> None:
+        """Let each request from now on take at most so many seconds."""
+        self._home.seconds = limit
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        kept = self._kept.pop(function.fingerprint, None)
+        if kept is not None and kept.is_held:
+            return self._loaded(kept, function, context)
+        return super().compile(function, context)
+
+
+class LocalRunner:
+    """An engine that can, or is to, be in no other process; a crash of it is one of this process, and a hang is abandoned."""
+
+    def __init__(self, engine: GraphCompiler) -> None:
+        self.compiler = engine
+
+    @classmethod
+    def of(cls, engine: GraphCompiler) -> LocalRunner:
+        """Return the way of an engine without the worker that it may stand in front of."""
+        return cls(_inner(engine))
+
+    def start(self) -> None:
+        """The engine is here."""
+
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
+        limits = [seconds for seconds in (terms.compiling, terms.running) if seconds is not None]
+        if not limits:
+            return self._tried(function, context, inputs, terms)
+        try:
+            return within(sum(limits), partial(self._tried, function, context, inputs, terms))
+        except OutOfTime as error:
+            said = f"engine {self.compiler.spec!r} gave no answer within {sum(limits):.3g} s"
+            raise RunFailed(said) from TimeoutError(str(error))
+
+    def _tried(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
+        given = [copy_values(value) for value in inputs]
+        try:
+            executable = adapt_to_host(self.compiler.compile(function, context), context)
+            try:
+                executable.prepare()
+                results = [copy_values(value) for value in executable.run(given)]
+                call = make_timed_call(executable, given, results if terms.inner else None, function)
+                return TrialResult(results, sample_call_times(call, terms.seconds))
+            finally:
+                executable.close()
+        except (EngineError, OutOfDeviceMemory):
+            raise
+        except Exception as error:
+            raise RunFailed(f"engine {self.compiler.spec!r} failed: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
+    """Return how an engine is tried: behind a wall, where there can be one."""
+    try:
+        return WorkerRunner(_inner(engine), limits)
+    except OptionError:
+        return LocalRunner.of(engine)
+
+
+def _inner(engine: GraphCompiler) -> GraphCompiler:
+    return load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
+
+
+OPERATORS = ("Neg", "Abs", "Relu", "Sqrt", "Exp", "Identity")
+"""Operators for an almost empty region: the first that an engine supports is used."""
+SIZES = (16, 1 << 20)
+"""Elements of float32: a value that costs its launch alone, and one that leaves the nearer caches."""
+ROUNDS = 9
+TURN = 0.003
+OPSET = 20
+LEAST = 0.1
+"""Seconds of the samples of one launch."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measures launches and boundaries of engines that are ready."""
+
+    engines: Mapping[str, GraphCompiler]
+    ways: Mapping[str, Runner]
+    contexts: Mapping[str, CompileContext]
+    """By spec."""
+    context: CompileContext
+    """Where values come in and go out."""
+    homes: DeviceMap
+    limit: float
+    """Seconds that each may take."""
+    clock: Clock
+    report: Callable[[str], object]
+    """Hears of each before it is begun."""
+
+    def of(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
+        """Return the table with what is not known yet of those engines, as far as time allows."""
+        for spec in specs:
+            if spec not in table.launches and self.clock() < until:
+                self.report(f"measuring what a launch costs on {spec}")
+                given = self.engines[spec], self.ways[spec], self.contexts[spec], LEAST, self.limit
+                with suppress(EngineError, OutOfDeviceMemory):
+                    if (seconds := measure_launch_overhead(*given)) is not None:
+                        table = table.with_launch(spec, seconds)
+        for source, target in permutations([spec for spec in specs if spec in table.launches], 2):
+            if (source, target) not in table.boundaries and self.clock() < until:
+                self.report(f"measuring what a boundary costs from {source} to {target}")
+                if (found := self._crossing(source, target)) is not None:
+                    table = table.with_boundary(source, target, *found)
+        return table
+
+    def _crossing(self, source: str, target: str) -> tuple[float, float] | None:
+        fronts = self.ways[source].compiler, self.ways[target].compiler
+        try:
+            return within(self.limit, partial(measure_transfer, *fronts, self.context, self.clock, self.homes.by_engine))
+        except OutOfTime:
+            return None
+
+
+def find_light_operator(engine: GraphCompiler, device: str = "cpu") -> str | None:
+    """Return an operator that costs next to nothing and that the engine takes there; None where it takes none of these."""
+    chains = ((op, _chain([op], 16)) for op in OPERATORS)
+    return next((op for op, chain in chains if SupportMatrix.of(chain, [engine], device).reason(0, 0) is None), None)
+
+
+def measure_launch_overhead(
+    engine: GraphCompiler, way: Runner, context: CompileContext, seconds: float, limit: float | None
+) -> float | None:
+    """Return the seconds of one launch with next to nothing in it; None where the engine takes nothing so light.
+
+    Raises EngineError.
+    """
+    op = find_light_operator(engine, context.device)
+    if op is None:
+        return None
+    trial = way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], TrialLimits(seconds, limit, limit))
+    return median_interval(trial.samples)[0]
+
+
+def measure_transfer(
+    source: GraphCompiler,
+    target: GraphCompiler,
+    context: CompileContext,
+    clock: Clock,
+    devices: Mapping[str, str] = FrozenDict(),
+) -> tuple[float, float] | None:
+    """Return the seconds, and the seconds per byte, by which two regions in a row cost more than each alone.
+
+    The three take turns, and what counts is the difference within a round. ``devices`` are as in `tune`: between two devices
+    a copy is part of it. None where an engine takes nothing so light, or fails.
+    """
+    homes = DeviceMap(context.device, devices)
+    ops = [find_light_operator(one, homes.of(one.spec)) for one in (source, target)]
+    try:
+        small, large = (
+            _excess(source, target, [op for op in ops if op is not None], size, context, clock, homes) for size in SIZES
+        )
+    except (EngineError, PlanError, ValueError):
+        return None
+    return small, max(0.0, large - small) / (4 * (SIZES[1] - SIZES[0]))
+
+
+def _excess(
+    source: GraphCompiler,
+    target: GraphCompiler,
+    ops: Sequence[str],
+    size: int,
+    context: CompileContext,
+    clock: Clock,
+    homes: DeviceMap,
+) -> float:
+    first, second = ops
+    engines = {engine.spec: engine for engine in (source, target)}
+    cache = CompileCache()
+    made = [
+        _program(_chain([first, second], size), [source, target], engines, context, cache, homes),
+        _program(_chain([first], size), [source], engines, context, cache, DeviceMap(homes.of(source.spec))),
+        _program(_chain([second], size), [target], engines, context, cache, DeviceMap(homes.of(target.spec))),
+    ]
+    try:
+        calls = [
+            made[0].make_timed_call([_values(size)]),
+            _before_another(made[1], size),
+            made[2].make_timed_call([_values(size)]),
+        ]
+        both, one, other = _interleaved(calls, clock)
+        excess = max(0.0, statistics.median(b - x - y for b, x, y in zip(both, one, other, strict=True)))
+        is_across = homes.of(source.spec) != homes.of(target.spec)
+        return excess / 2 if is_across else excess  # the way back, or the way there, was measured with it
+    finally:
+        for program in made:
+            program.close()
+
+
+def _program(
+    function: Function,
+    homes: Sequence[GraphCompiler],
+    engines: Mapping[str, GraphCompiler],
+    context: CompileContext,
+    cache: CompileCache,
+    where: DeviceMap,
+) -> Program:
+    placed = {node.name: engine.spec for node, engine in zip(function.nodes, homes, strict=True)}
+    groups = {node.name: number for number, node in enumerate(function.nodes)}
+    plan = plan_from_assignment(function, list(engines.values()), placed, groups=groups, device=where)
+    made = compile_plan(plan, engines, context, cache)
+    if not isinstance(made, Program):
+        raise made[0].error
+    return made
+
+
+def _before_another(program: Program, size: int) -> Callable[[], object]:
+    """Return the call of one launch as others read its result: in memory that is there, if the engine can compute into that."""
+    if type(program) is Program and all(executable.supports_io_binding() for executable in program.executables):
+        return program.bind([_values(size)], [np.empty(size, np.float32)])
+    return program.make_timed_call([_values(size)])
+
+
+def _interleaved(calls: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
+    repeats = [choose_calls_per_turn(min(seconds_per_call(call, 1, clock) for _ in range(3)), TURN) for call in calls]
+    pairs = zip(calls, repeats, strict=True)
+    turns = {str(number): partial(seconds_per_turn, *pair, clock, idle=0.0) for number, pair in enumerate(pairs)}
+    return list(take_turns(turns, ROUNDS).values())
+
+
+def _chain(ops: Sequence[str], size: int) -> Function:
+    """Return operators in a row on so many numbers."""
+    type_ = TensorType(DType.FLOAT32, (size,))
+    names = ["x", *(f"v{number}" for number in range(1, len(ops))), "y"]
+    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"n{i}") for i, op in enumerate(ops))
+    inner = dict.fromkeys(names[1:-1], type_)
+    return Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": OPSET}, types=inner, name="calibration")
+
+
+def _values(size: int) -> Any:
+    return np.full(size, 0.5, np.float32)
+
+
+_log = logging.getLogger(__name__)
+PATIENCE = 0.2
+"""Seconds for which the end of a search waits for a worker to end."""
+SUPPORT_QUERIES_LONGEST = 2000
+"""Characters of a reason that is remembered."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """One engine, and how far it is."""
+
+    engine: GraphCompiler
+    home: str
+    signature: Signature | None = None
+    known: Mapping[str, str | None] = field(default_factory=dict)
+    """What it has answered in earlier searches, by the keys of questions."""
+    way: Runner | None = None
+    answers: dict[int, str | None] = field(default_factory=dict)
+    """By the numbers of questions."""
+    has_answered: threading.Event = field(default_factory=threading.Event)
+    """Set when it has answered all, or failed."""
+    work: Future[None] | None = None
+    failure: str = ""
+    """Why it cannot take part."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.work is not None and self.work.done()
+
+
+class Inquiry:
+    """The engines of one search. Threads answer; who searches waits for them as long as it likes."""
+
+    def __init__(
+        self,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        contexts: Mapping[str, CompileContext],
+        way_of: Callable[[GraphCompiler], Runner],
+        store: CostStore | None = None,
+    ) -> None:
+        self.function = function
+        self._way_of = way_of
+        self._store = store
+        self._is_over = False
+        self._may_start = threading.Event()
+        self._may_ask = threading.Event()
+        self._may_ask.set()
+        self._numbers, self._firsts = number_questions(function)
+        self._keys = self._keyed(function)
+        self._asked = {one.spec: _Asked(one, contexts[one.spec].device) for one in engines}
+        for spec, asked in self._asked.items():
+            if store is not None and (signature := make_questions_key(asked.engine, contexts[spec])) is not None:
+                asked.signature, asked.known = signature, store.answers(signature)
+
+    def _keyed(self, function: Function) -> list[str | None]:
+        keys = QuestionKeys(function)
+        by_node = [keys.key(node) for node in function.nodes]
+        first = {number: place for place, number in reversed(list(enumerate(self._numbers)))}
+        return [by_node[first[number]] for number in range(len(self._firsts))]
+
+    # ------------------------------------------------------------------ waiting
+
+    @property
+    def pending(self) -> list[str]:
+        """The engines that are not ready yet, those of which the most is known first."""
+        left = [spec for spec, asked in self._asked.items() if not asked.is_ready]
+        return sorted(left, key=lambda spec: sum(key not in self._asked[spec].known for key in self._keys))
+
+    def wait(self, spec: str, seconds: float) -> bool:
+        """Begin with the engine, unless that was done before, and wait so long; return whether it is ready to be measured."""
+        self._may_start.set()
+        with suppress(TimeoutError):
+            self._begun(spec).result(max(seconds, 0.0))
+        return self._asked[spec].is_ready
+
+    def wait_for_answers(self, spec: str, seconds: float) -> bool:
+        """Begin with the engine, and wait so long; return whether it has answered all. Nothing is started before `wait`."""
+        self._begun(spec)
+        return self._asked[spec].has_answered.wait(max(seconds, 0.0))
+
+    def _begun(self, spec: str) -> Future[None]:
+        asked = self._asked[spec]
+        if asked.work is None:
+            asked.work = begin(lambda: self._make_ready(asked), f"xrt-ask-{asked.engine.name}")
+        return asked.work
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The engines that have answered all, or failed: what `engines` says of them stays."""
+        return tuple(spec for spec, asked in self._asked.items() if asked.has_answered.is_set())
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The engines that have not answered all."""
+        return [spec for spec in self.pending if not self._asked[spec].has_answered.is_set()]
+
+    def _make_ready(self, asked: _Asked) -> None:
+        """Import the engine, ask it, and have its worker import it as well; to be done in a thread."""
+        try:
+            asked.way = way = self._way_of(asked.engine)
+            self._ask(asked)
+            asked.has_answered.set()
+            self._may_start.wait()
+            if not self._is_over:
+                way.start()
+        except EngineError as error:
+            asked.failure = " ".join(str(error).split())
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises
+            asked.failure = f"{type(error).__name__}: {error}"
+        asked.has_answered.set()
+        if self._is_over and asked.way is not None:
+            asked.way.close()
+
+    def _ask(self, asked: _Asked) -> None:
+        for number, node in enumerate(self._firsts):
+            self._may_ask.wait()
+            if self._is_over:
+                return
+            key = self._keys[number]
+            if key is not None and key in asked.known:
+                reason = asked.known[key]
+                asked.answers[number] = None if reason is None else with_names(reason, node)
+            else:
+                asked.answers[number] = ask_engine(asked.engine, asked.home, node, self.function)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Ask nothing meanwhile: something is measured, or must be done soon. Questions that are under way go on."""
+        self._may_ask.clear()
+        try:
+            yield
+        finally:
+            self._may_ask.set()
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def ways(self) -> dict[str, Runner]:
+        """The ways of the engines that are ready."""
+        return {spec: one.way for spec, one in self._asked.items() if one.is_ready and one.way is not None and not one.failure}
+
+    def engines(self, *, started: bool = False) -> list[GraphCompiler]:
+        """Return all engines by what they have answered; one that has not takes nothing, nor where it must be ``started``."""
+        return [self._by_answers(asked, started=started) for asked in self._asked.values()]
+
+    def _by_answers(self, asked: _Asked, *, started: bool) -> GraphCompiler:
+        if (reason := self._why_not(asked, started=started)) is not None:
+            return RecordedSupportEngine(
+                asked.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
+            )
+        pairs = zip(self.function.nodes, self._numbers, strict=True)
+        found = {node.name: reason for node, number in pairs if (reason := asked.answers[number]) is not None}
+        return RecordedSupportEngine(asked.engine, found)
+
+    def why_not_ready(self, spec: str) -> str | None:
+        """Return why the engine could not be measured; None where it could."""
+        return self._why_not(self._asked[spec], started=True)
+
+    def _why_not(self, asked: _Asked, *, started: bool) -> str | None:
+        if asked.failure:
+            return asked.failure
+        if len(asked.answers) == len(self._firsts) and (asked.is_ready or (asked.has_answered.is_set() and not started)):
+            return None
+        if asked.work is None:
+            return "it was not asked before the budget ended"
+        if asked.way is None:
+            return "it was not imported before the budget ended"
+        if len(asked.answers) == len(self._firsts):
+            return "it had not started before the budget ended"
+        return "the budget ended while it was asked which nodes it supports"
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Keep what was answered, and let go of the ways; who is not ready lets go as soon as it is."""
+        self._is_over = True
+        self._may_start.set()
+        self._may_ask.set()
+        for asked in self._asked.values():
+            self._keep(asked)
+            if asked.is_ready and asked.way is not None:
+                with suppress(OutOfTime):  # a worker that is being started is ended as soon as it is there
+                    within(PATIENCE, asked.way.close)
+
+    def _keep(self, asked: _Asked) -> None:
+        """Write down what is new."""
+        if self._store is None or asked.signature is None:
+            return
+        answered: dict[str, Any] = {}
+        for number, reason in list(asked.answers.items()):
+            key, node = self._keys[number], self._firsts[number]
+            if key is not None and key not in asked.known and (reason is None or len(reason) <= SUPPORT_QUERIES_LONGEST):
+                answered[key] = _kept(reason, node)
+        if answered:
+            self._store.keep_answers(asked.signature, answered)
+
+
+def _kept(reason: str | None, node: Node) -> str | None:
+    return None if reason is None else without_names(reason, node)
