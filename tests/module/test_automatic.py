@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.module.small_models import relu
 from tests.module.test_faults import T, X, chain
 from tests.placement.uneven import Uneven
 from tests.verify.wrong import Wrong
@@ -23,6 +24,7 @@ from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.partition.partitioner import map_nodes_to_engines
+from xrt.placement.reference import evaluate
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [
@@ -59,6 +61,59 @@ def test_a_wrong_engine_is_not_served_although_there_was_no_time_to_compare(
         assert not m.tuned.is_checked
         assert "no result was compared with the reference by the search; the first call is" in str(m.explain())
         np.testing.assert_allclose(m(X), np.arctan(X), rtol=1e-5)
+
+
+def wait_in_vain(has_ended: threading.Event, *_: Any, **__: Any) -> Any:
+    has_ended.wait(60)
+    raise RuntimeError("too late")
+
+
+def test_a_reference_that_is_too_slow_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_ended, calls = threading.Event(), []
+
+    def wait(function: Function, *_: Any, **__: Any) -> Any:
+        calls.append(function)
+        return wait_in_vain(has_ended)
+
+    monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
+    monkeypatch.setattr("xrt.placement.reference.evaluate", wait)
+    monkeypatch.setattr("xrt.module.fallback.PATIENCE", 0.1)
+    with automatic(tmp_path, "ort", function=relu(("N", 3)), budget=1) as m:
+        for rows in (2, 3, 4):
+            np.testing.assert_array_equal(m(np.ones((rows, 3), "float32")), np.ones((rows, 3)))
+        has_ended.set()
+        assert len(calls) == 1
+        assert m.tuned is not None
+        assert not m.tuned.is_checked
+
+
+def test_one_comparison_serves_all_sizes_and_later_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends before the reference has computed anything; the first call does the comparison."""
+    has_ended, compared = threading.Event(), []
+
+    def compare(function: Function, inputs: Any, **named: Any) -> Any:
+        compared.append(function)
+        return evaluate(function, inputs, **named)
+
+    monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
+    monkeypatch.setattr("xrt.placement.reference.evaluate", compare)
+    function = relu(("N", 3))
+    x = np.ones((2, 3), "float32")
+    with automatic(tmp_path, "ort", function=function, budget=1) as m:
+        m(x)
+        has_ended.set()
+        assert m.tuned is not None
+        assert not m.tuned.is_checked
+        calls = len(compared)
+        assert calls > 0
+        for rows in (3, 4, 5):
+            m(np.ones((rows, 3), "float32"))
+        assert len(compared) == calls
+    with automatic(tmp_path, "ort", function=function, budget=1) as m:
+        m(x)
+        assert m.tuned is not None
+        assert m.tuned.is_checked
+        assert len(compared) == calls
 
 
 # ---------------------------------------------------------------------- when it measures, and what it tells
@@ -320,6 +375,7 @@ def test_mistakes_are_reported(options: Any, error: type[Exception], text: str) 
 SECOND = """
 import sys
 import xrt
+from tests.module.small_models import relu
 from tests.module.test_faults import chain
 with xrt.XRTModule(chain("Exp", "Cos"), engine=["ort", "toy", "auto"], cache=sys.argv[1], budget=600) as m:
     plan = m.plan

@@ -227,6 +227,8 @@ class OutputChecks:
     """Calls that have been checked, and served."""
     unchecked: dict[str, str] = field(default_factory=dict)
     """Why a Function was not checked, by fingerprint."""
+    is_too_slow: bool = False
+    """Whether the reference took longer than `PATIENCE`. It is not asked again: other sizes would wait as long."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -238,17 +240,24 @@ class OutputChecks:
 
     def instrument(self, call: Call, build: Specialization) -> Call:
         """Return the call with what is to be looked at: types always, results where it is due."""
-        is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked
+        is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
         if not self._is_due(first=not build.checked) and not is_unproved:
             return replace(call, inspection=OutputInspector(self._wrong_type))
         looks = partial(self._wrong, build.engines)
         return replace(call, inspection=OutputInspector(looks, needs_inputs=True)).keep_inputs(build.function)
 
-    def record(self, call: Call, build: Specialization) -> None:
-        """Count a call that has been checked, and is right."""
-        if call.inspection is not None and call.inspection.needs_inputs:
-            build.checked = True
-            self.count += 1
+    def record(self, call: Call, build: Specialization) -> bool:
+        """Count a call that has been checked, and is right.
+
+        Return whether it is the first one that compares the plan of a search that had no time to.
+        """
+        if call.inspection is None or not call.inspection.needs_inputs or (self.asked is None and self.is_too_slow):
+            return False
+        is_first, build.checked = not build.checked, True
+        self.count += 1
+        if not is_first or build.tuned is None or build.tuned.is_checked or build.refused or self.asked == "nan":
+            return False
+        return not self.remarks({launch.name: launch.function for launch in build.plan.launches})
 
     def _is_due(self, *, first: bool) -> bool:
         """Whether a call is to be checked; ``first`` says that none of its plan has been."""
@@ -314,6 +323,7 @@ class OutputChecks:
         try:
             return within(PATIENCE, partial(self._run, function, given))
         except OutOfTime as error:
+            self.is_too_slow = True
             raise TimeoutError(str(error)) from error
 
     def _run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:

@@ -280,7 +280,8 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
             if is_new:
                 self._count_wait(build, call.inputs)
         results = build.run(call, program)
-        self._checks.record(call, build)
+        if self._checks.record(call, build):
+            self._automatic.mark_checked(build.function)
         if not build.is_served_by(program):
             self._forget_calls()
         return results

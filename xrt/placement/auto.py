@@ -197,6 +197,17 @@ class AutoPlacement:
             if key is not None:
                 store.store_decision(key, PlacementFile(sizes=dict(sizes)))
 
+    def mark_checked(self, function: Function) -> None:
+        """Record that a call of the chosen plan agreed with the reference, for other sizes and later processes."""
+        if self.placed is not None and self.model is not None:
+            self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
+            function = self.model.specialize(self.placed.sizes)
+        store = CostStore.for_cache(self.cache)
+        key = None if store is None else make_decision_key(self.make_request(function))
+        document = None if store is None or key is None else store.decision(key)
+        if store is not None and key is not None and document is not None and document.search is not None:
+            store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
+
     def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Return the stored decision of these sizes, else that of the latest search; None where there is none."""
         if (store := CostStore.for_cache(self.cache)) is None:
