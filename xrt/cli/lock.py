@@ -291,7 +291,7 @@ def _confirmed(found: Sequence[Any], asked: Mapping[str, Any], patience: float) 
     steady within each.
     """
     budget = asked["budget"]
-    worker = WorkerProcess("xrt.cli.check:serve_confirmation")
+    worker = WorkerProcess("xrt.cli.lock:serve_confirmation")
     try:
         answer = worker.ask(asked, seconds=budget * len(found) + patience)[0]
     except WorkerTimedOut:

@@ -1,4 +1,4 @@
-"""Start a program, or an entry point of XRT in another Python; see `lifeline` for how it ends."""
+"""Start a program, or an entry point of XRT in another Python, which ends with this process."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def start_python(
     options = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
     def command(reads: int | None) -> list[str]:
-        hold = "" if reads is None else f"from xrt.processes.lifeline import hold; hold({reads}); "
+        hold = "" if reads is None else f"from xrt.processes.spawn import hold; hold({reads}); "
         return [sys.executable, *options, "-c", hold + call, *arguments]
 
     return _start(command, _python_environment(environment), inherited, streams)

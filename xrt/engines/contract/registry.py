@@ -150,7 +150,7 @@ def list_registered(name: str) -> EngineStatus:
 def probe(name: str) -> EngineStatus:
     """Return what is the case with a registered engine; imports it, and raises nothing but UnknownEngine.
 
-    An import may crash the process; `xrt.engines.contract.discovery.probe_all` probes each engine in a process of its own.
+    An import may crash the process; `xrt.engines.contract.registry.probe_all` probes each engine in a process of its own.
     """
     status = list_registered(name)
     kind = None
@@ -395,7 +395,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     interrupted = threading.Event()
 
     def probe_one(status: EngineStatus) -> EngineStatus:
-        worker = WorkerProcess("xrt.engines.contract.discovery:main")
+        worker = WorkerProcess("xrt.engines.contract.registry:main")
         running.append(worker)
         if interrupted.is_set():
             worker.end()
