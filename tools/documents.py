@@ -31,8 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
-from xrt.cli import main as run_command
-from xrt.cli import screen
+from xrt.cli import main as run_command, screen
 
 WIDTH = 96
 """Columns of the terminal on which commands are shown."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tools import performance_auto as auto_told
-from tools import performance_precision as precision
-from tools import performance_pytorch as pytorch
-from tools import performance_sections as told
+from tools import (
+    performance_auto as auto_told,
+    performance_precision as precision,
+    performance_pytorch as pytorch,
+    performance_sections as told,
+)
 from tools.performance_sections import Section
 
 ACCURACY = """\

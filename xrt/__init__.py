@@ -19,34 +19,30 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xrt import errors as errors
-    from xrt import serve as serve
-    from xrt import training as training
+    from xrt import errors as errors, serve as serve, training as training
     from xrt.builder import ops as ops
     from xrt.builder.tracing import Graph as Graph
-    from xrt.engines import CompileContext as CompileContext
-    from xrt.engines import Executable as Executable
-    from xrt.engines import ExecutionOptions as ExecutionOptions
-    from xrt.engines import GraphCompiler as GraphCompiler
-    from xrt.engines import OpTable as OpTable
-    from xrt.engines import RunOptions as RunOptions
-    from xrt.errors import XRTError as XRTError
-    from xrt.errors import XRTWarning as XRTWarning
+    from xrt.engines import (
+        CompileContext as CompileContext,
+        Executable as Executable,
+        ExecutionOptions as ExecutionOptions,
+        GraphCompiler as GraphCompiler,
+        OpTable as OpTable,
+        RunOptions as RunOptions,
+    )
+    from xrt.errors import XRTError as XRTError, XRTWarning as XRTWarning
     from xrt.formats.calibration_table import CalibrationTable as CalibrationTable
     from xrt.formats.onnx import load as load_onnx
-    from xrt.frontends.torch import from_torch as from_torch
-    from xrt.frontends.torch import to_torch as to_torch
-    from xrt.graph import DType as DType
-    from xrt.graph import Function as Function
-    from xrt.graph import Node as Node
-    from xrt.graph import Value as Value
-    from xrt.module import XRTModule as XRTModule
-    from xrt.module import calibrate as calibrate
-    from xrt.module import configure as configure
-    from xrt.module import load as load
-    from xrt.module import stateful as stateful
-    from xrt.partition import ClusteringOptions as ClusteringOptions
-    from xrt.partition import Plan as Plan
+    from xrt.frontends.torch import from_torch as from_torch, to_torch as to_torch
+    from xrt.graph import DType as DType, Function as Function, Node as Node, Value as Value
+    from xrt.module import (
+        XRTModule as XRTModule,
+        calibrate as calibrate,
+        configure as configure,
+        load as load,
+        stateful as stateful,
+    )
+    from xrt.partition import ClusteringOptions as ClusteringOptions, Plan as Plan
     from xrt.passes.gradient import gradient as gradient
     from xrt.precision import ErrorBudget as ErrorBudget
     from xrt.training import TrainModule as TrainModule

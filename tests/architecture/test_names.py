@@ -85,7 +85,7 @@ NOUN_PHRASES = frozenset(
         "supporting_engines",
         "supported_form",
         "shared_pool_size",
-         # a lock that is made again in a child: it wraps its argument
+        # a lock that is made again in a child: it wraps its argument
     }
 )
 """Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.measure.statistics import (
     RatioInterval,
@@ -22,8 +21,7 @@ from xrt.measure.statistics import (
     rotate,
     take_turns,
 )
-from xrt.measure.timing import WARMUP_CALLS as MOST_CALLS
-from xrt.measure.timing import WINDOW, choose_calls, is_steady, seconds_per_turn, time_call, warm_up
+from xrt.measure.timing import WARMUP_CALLS as MOST_CALLS, WINDOW, choose_calls, is_steady, seconds_per_turn, time_call, warm_up
 
 SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)

@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
 from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.cli import app, main
-from xrt.cli import run as run_command
+from xrt.cli import app, main, run as run_command
 from xrt.comparison import Comparison
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value

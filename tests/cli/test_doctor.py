@@ -13,8 +13,7 @@ import pytest
 
 from xrt import DType, Function, Node, Value, XRTModule
 from xrt.cache import CompileCache
-from xrt.cli import app
-from xrt.cli import engines as engines_module
+from xrt.cli import app, engines as engines_module
 from xrt.engines import EngineStatus
 from xrt.errors import XRTWarning
 from xrt.graph import TensorType

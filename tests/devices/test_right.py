@@ -11,8 +11,7 @@ import pytest
 import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
 from tests.devices.worlds import TOY, World, traffic, world
-from tests.module.test_faults import FAULTS, OPS, RIGHT, chain
-from tests.module.test_faults import X as HALVES
+from tests.module.test_faults import FAULTS, OPS, RIGHT, X as HALVES, chain
 from tests.verify.wrong import Wrong, long_model
 from xrt.errors import EngineError, FallbackWarning, OutOfDeviceMemory
 from xrt.testing.fault_injection import FaultyEngine

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready, tape_of
 from tests.engines.toy_running import function, node, typed

@@ -12,8 +12,7 @@ import pytest
 import xrt
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext
-from xrt.engines.ort import Ort
-from xrt.engines.ort import engine as ort_engine
+from xrt.engines.ort import Ort, engine as ort_engine
 from xrt.engines.ort.engine import WORTH_LAYING_OUT, WORTH_SAVING
 from xrt.engines.ort.executable import OrtExecutable
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value

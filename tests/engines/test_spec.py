@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, build, format_spec, parse_spec, split_specs
 from xrt.errors import OptionError

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.engines.toy_running import Array, bits, f32, function, i64, node, one, ready, run, same
 from xrt.engines.toy import Toy

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.engines.native import multiply as multiply_natively
-from xrt.engines.native import why_not_shipped
+from xrt.engines.native import multiply as multiply_natively, why_not_shipped
 from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import products
 from xrt.engines.toy.products import ProductThreads, multiply, product_threads

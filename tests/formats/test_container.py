@@ -11,8 +11,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.errors import BundleError
 from xrt.formats.container import ALIGNMENT, MAGIC, MAPPED_FROM, Container, ContainerWriter, CorruptFile

@@ -10,8 +10,7 @@ import pytest
 
 from tests.graph.tracing import F32, compute, trace
 from xrt import ops
-from xrt.builder import Builder, Tensor, after, device, inline, scope
-from xrt.builder import trace as builder_trace
+from xrt.builder import Builder, Tensor, after, device, inline, scope, trace as builder_trace
 from xrt.builder.symbol import current
 from xrt.builder.tracing import Graph
 from xrt.errors import ModelError

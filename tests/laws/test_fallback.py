@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.laws.laws import bounded, outputs_of, same_bits
 from xrt.errors import FallbackWarning, RunFailed

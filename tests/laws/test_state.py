@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from tests.laws.laws import bounded, doubles, living, on_toy, pins
 from xrt.comparison import BIT_EQUAL, compare_all, tolerance_for

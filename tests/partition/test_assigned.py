@@ -8,8 +8,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.partition.drawn import chain, engine, function, graphs, node, palette, quotient, regions, run
 from xrt.errors import OptionError, PlanError

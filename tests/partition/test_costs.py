@@ -6,8 +6,7 @@ import pickle
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.errors import OptionError, PlacementFileError
 from xrt.formats.placement_file import PlacementFile, dumps, loads

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.partition.drawn import graphs, options, palette, quotient, regions, run
 from xrt.graph import Function, Value

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import networkx as nx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.partition.drawn import function, node
 from xrt.partition.clustering import Cluster

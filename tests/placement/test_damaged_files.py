@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.damaging import WHOLE, mutants
 from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, mixed, single

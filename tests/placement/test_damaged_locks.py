@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.damaging import mutants
 from tests.placement.test_damaged_files import OBSTACLES, SETTINGS, TUNED

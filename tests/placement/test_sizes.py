@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.graph import DType, TensorType, Value
 from xrt.placement.sizes import format_sizes, list_open_axes, read_sizes, resize_values

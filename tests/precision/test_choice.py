@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.measure.statistics import FLOOR
 from xrt.precision.integer_search import FAR, LAYERS, choose_fastest, list_contenders, list_targets

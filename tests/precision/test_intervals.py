@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.errors import CalibrationError
 from xrt.precision.budget import ErrorBudget, bound_mean, bound_metric, bound_share, find_t

@@ -18,8 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 import xrt
 from tests.serve.serving import HANGS, TOP, double, identity, run
 from xrt.graph import DType
-from xrt.serve import app, start_grpc
-from xrt.serve import open_inference_pb2 as messages
+from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 from xrt.serve.grpc_service import SERVICE
 from xrt.serve.metrics import ACCESS
 from xrt.serve.protocol import DATATYPES

@@ -16,8 +16,7 @@ from tests.malformed_inputs.messages import alter_field
 from tests.malformed_inputs.mutators import BLIND, TEXTUAL, mutate
 from tests.serve.serving import HANGS, ask, identity, run, tensor, total
 from xrt.graph import DType
-from xrt.serve import app, start_grpc
-from xrt.serve import open_inference_pb2 as messages
+from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 
 COUNT = 1000
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from xrt.serve.protocol import DATATYPES, RequestRefusal, decode_binary, decode_json, encode_binary, encode_document, encode_json

@@ -9,8 +9,7 @@ from tests.module.test_faults import X, chain
 from xrt.engines.contract import registry
 from xrt.errors import OptionError, UnknownEngine
 from xrt.testing import ConformanceReport, KnownFailure, Outcome, ResultWord, conform
-from xrt.testing.conformance import _turned as turned
-from xrt.testing.conformance import engines_for, make_auto_program
+from xrt.testing.conformance import _turned as turned, engines_for, make_auto_program
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")

@@ -9,40 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.cache.disk import CompileRequest as CompileRequest
-    from xrt.cache.disk import DiskStatistics as DiskStatistics
-    from xrt.cache.disk import DiskTier as DiskTier
-    from xrt.cache.disk import Store as Store
-    from xrt.cache.disk import open_disk_tier as open_disk_tier
-    from xrt.cache.memory import CacheStatistics as CacheStatistics
-    from xrt.cache.memory import CompileCache as CompileCache
-    from xrt.cache.memory import Lease as Lease
-    from xrt.cache.memory import Tier as Tier
-    from xrt.cache.memory import default_cache as default_cache
-    from xrt.cache.memory import open_cache as open_cache
-    from xrt.cache.signature import FORMAT_VERSION as FORMAT_VERSION
-    from xrt.cache.signature import Signature as Signature
-    from xrt.cache.signature import make_signature as make_signature
+    from xrt.cache.disk import (
+        CompileRequest as CompileRequest,
+        DiskStatistics as DiskStatistics,
+        DiskTier as DiskTier,
+        Store as Store,
+        open_disk_tier as open_disk_tier,
+    )
+    from xrt.cache.memory import (
+        CacheStatistics as CacheStatistics,
+        CompileCache as CompileCache,
+        Lease as Lease,
+        Tier as Tier,
+        default_cache as default_cache,
+        open_cache as open_cache,
+    )
+    from xrt.cache.signature import FORMAT_VERSION as FORMAT_VERSION, Signature as Signature, make_signature as make_signature
 
 _MODULES = {
-    "CacheStatistics": "xrt.cache.memory",
-    "CompileCache": "xrt.cache.memory",
-    "CompileRequest": "xrt.cache.disk",
-    "DiskStatistics": "xrt.cache.disk",
-    "DiskTier": "xrt.cache.disk",
-    "FORMAT_VERSION": "xrt.cache.signature",
-    "Lease": "xrt.cache.memory",
-    "Signature": "xrt.cache.signature",
-    "Store": "xrt.cache.disk",
-    "Tier": "xrt.cache.memory",
-    "default_cache": "xrt.cache.memory",
-    "make_signature": "xrt.cache.signature",
-    "open_cache": "xrt.cache.memory",
-    "open_disk_tier": "xrt.cache.disk",
+    "xrt.cache.disk": ("CompileRequest", "DiskStatistics", "DiskTier", "Store", "open_disk_tier"),
+    "xrt.cache.memory": ("CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"),
+    "xrt.cache.signature": ("FORMAT_VERSION", "Signature", "make_signature"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

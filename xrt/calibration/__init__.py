@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.calibration.collectors import METHODS as METHODS
-    from xrt.calibration.collectors import Observer as Observer
-    from xrt.calibration.collectors import make_collector as make_collector
-    from xrt.calibration.error_search import QuantizationResult as QuantizationResult
-    from xrt.calibration.error_search import quantize_within as quantize_within
+    from xrt.calibration.collectors import METHODS as METHODS, Observer as Observer, make_collector as make_collector
+    from xrt.calibration.error_search import QuantizationResult as QuantizationResult, quantize_within as quantize_within
 
 _MODULES = {
-    "METHODS": "xrt.calibration.collectors",
-    "Observer": "xrt.calibration.collectors",
-    "QuantizationResult": "xrt.calibration.error_search",
-    "make_collector": "xrt.calibration.collectors",
-    "quantize_within": "xrt.calibration.error_search",
+    "xrt.calibration.collectors": ("METHODS", "Observer", "make_collector"),
+    "xrt.calibration.error_search": ("QuantizationResult", "quantize_within"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

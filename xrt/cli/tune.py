@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress as Bar, SpinnerColumn, TextColumn
 
 from xrt.bench.targets import DIGITS
 from xrt.cache import DiskTier, default_cache

@@ -26,8 +26,7 @@ import numpy as np
 from xrt.errors import BundleError, InputError, ModelError
 from xrt.formats.output import map_file, replace_file
 from xrt.graph import DType
-from xrt.graph.constants import FileIdentity, release
-from xrt.graph.constants import Mapping as FileMapping
+from xrt.graph.constants import FileIdentity, Mapping as FileMapping, release
 
 __all__ = [
     "ALIGNMENT",

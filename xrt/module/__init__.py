@@ -8,40 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
     from xrt.module.bundle import load as load
     from xrt.module.dispatch import IOBinding as IOBinding
-    from xrt.module.explain import Explanation as Explanation
-    from xrt.module.explain import RegionReport as RegionReport
-    from xrt.module.html import Memory as Memory
-    from xrt.module.html import RegionMemory as RegionMemory
+    from xrt.module.explain import Explanation as Explanation, RegionReport as RegionReport
+    from xrt.module.html import Memory as Memory, RegionMemory as RegionMemory
     from xrt.module.module import XRTModule as XRTModule
-    from xrt.module.options import ModuleOptions as ModuleOptions
-    from xrt.module.options import configure as configure
-    from xrt.module.options import validate_budget as validate_budget
-    from xrt.module.state import Session as Session
-    from xrt.module.state import stateful as stateful
-    from xrt.module.verification import ModuleCalibration as ModuleCalibration
-    from xrt.module.verification import calibrate as calibrate
+    from xrt.module.options import ModuleOptions as ModuleOptions, configure as configure, validate_budget as validate_budget
+    from xrt.module.state import Session as Session, stateful as stateful
+    from xrt.module.verification import ModuleCalibration as ModuleCalibration, calibrate as calibrate
 
 _MODULES = {
-    "ModuleCalibration": "xrt.module.verification",
-    "Explanation": "xrt.module.explain",
-    "IOBinding": "xrt.module.dispatch",
-    "Memory": "xrt.module.html",
-    "ModuleOptions": "xrt.module.options",
-    "RegionMemory": "xrt.module.html",
-    "RegionReport": "xrt.module.explain",
-    "Session": "xrt.module.state",
-    "XRTModule": "xrt.module.module",
-    "calibrate": "xrt.module.verification",
-    "configure": "xrt.module.options",
-    "load": "xrt.module.bundle",
-    "stateful": "xrt.module.state",
-    "validate_budget": "xrt.module.options",
+    "xrt.module.bundle": ("load",),
+    "xrt.module.dispatch": ("IOBinding",),
+    "xrt.module.explain": ("Explanation", "RegionReport"),
+    "xrt.module.html": ("Memory", "RegionMemory"),
+    "xrt.module.module": ("XRTModule",),
+    "xrt.module.options": ("ModuleOptions", "configure", "validate_budget"),
+    "xrt.module.state": ("Session", "stateful"),
+    "xrt.module.verification": ("ModuleCalibration", "calibrate"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -27,8 +27,7 @@ from xrt.graph.sample_inputs import sample_inputs
 from xrt.module.bundle_index import BUCKETS, SECTION, SERVING, make_index
 from xrt.module.fallback import shorten_tracebacks
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
-from xrt.module.variants import SECTION as VARIANTS
-from xrt.module.variants import Extension, Variant, dump_variants, extend_bundle
+from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
 from xrt.partition.plan import to_message
 
 if TYPE_CHECKING:

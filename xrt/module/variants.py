@@ -104,8 +104,7 @@ def _serves_threads(spec: str, saved: int, threads: int) -> bool:
 
 def _without_others(file: BundleFile, others: Sequence[Variant]) -> BundleFile:
     """Return the file, whose unused sections are those of the other variants alone."""
-    from xrt.module.bundle_index import BUCKETS, SERVING, read_index
-    from xrt.module.bundle_index import SECTION as INDEX
+    from xrt.module.bundle_index import BUCKETS, SECTION as INDEX, SERVING, read_index
 
     mine = _list_sections(read_index(file) or file.manifest)
     own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, BUCKETS, SERVING)}
@@ -159,8 +158,7 @@ def _guess(file: BundleFile) -> Iterator[Variant]:
 
 def _list_kept(file: BundleFile) -> Iterator[str]:
     """Yield the sections of a variant, and the weights of its models."""
-    from xrt.module.bundle_index import BUCKETS, SERVING
-    from xrt.module.bundle_index import SECTION as INDEX
+    from xrt.module.bundle_index import BUCKETS, SECTION as INDEX, SERVING
 
     manifest = file.manifest
     named = _list_sections(manifest)

@@ -8,70 +8,60 @@ none of it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
     from xrt.cache.disk.cost_store import CostStore as CostStore
     from xrt.placement.autotune import tune as tune
     from xrt.placement.budget import TuningBudget as TuningBudget
-    from xrt.placement.prediction import BoundaryCost as BoundaryCost
-    from xrt.placement.prediction import Prediction as Prediction
-    from xrt.placement.prediction import RegionPrediction as RegionPrediction
-    from xrt.placement.prediction import predict_cost as predict_cost
+    from xrt.placement.prediction import (
+        BoundaryCost as BoundaryCost,
+        Prediction as Prediction,
+        RegionPrediction as RegionPrediction,
+        predict_cost as predict_cost,
+    )
     from xrt.placement.report import CostReport as CostReport
-    from xrt.placement.result import CandidateComparison as CandidateComparison
-    from xrt.placement.result import CandidateResult as CandidateResult
-    from xrt.placement.result import Progress as Progress
-    from xrt.placement.result import TuningResult as TuningResult
-    from xrt.placement.search import MissingSupport as MissingSupport
-    from xrt.placement.search import ProfilingRequest as ProfilingRequest
-    from xrt.placement.search import SearchOptions as SearchOptions
-    from xrt.placement.search import choose_requests as choose_requests
-    from xrt.placement.search import propose_plans as propose_plans
-    from xrt.placement.search import rank_missing_support as rank_missing_support
+    from xrt.placement.result import (
+        CandidateComparison as CandidateComparison,
+        CandidateResult as CandidateResult,
+        Progress as Progress,
+        TuningResult as TuningResult,
+    )
+    from xrt.placement.search import (
+        MissingSupport as MissingSupport,
+        ProfilingRequest as ProfilingRequest,
+        SearchOptions as SearchOptions,
+        choose_requests as choose_requests,
+        propose_plans as propose_plans,
+        rank_missing_support as rank_missing_support,
+    )
     from xrt.placement.session import ProgressCallback as ProgressCallback
-    from xrt.placement.throughput.result import ServingCandidate as ServingCandidate
-    from xrt.placement.throughput.result import ServingConfiguration as ServingConfiguration
-    from xrt.placement.throughput.result import ThroughputResult as ThroughputResult
+    from xrt.placement.throughput.result import (
+        ServingCandidate as ServingCandidate,
+        ServingConfiguration as ServingConfiguration,
+        ThroughputResult as ThroughputResult,
+    )
 
 _MODULES = {
-    "BoundaryCost": "prediction",
-    "CandidateComparison": "result",
-    "CandidateResult": "result",
-    "CostReport": "report",
-    "MissingSupport": "search",
-    "Prediction": "prediction",
-    "ProfilingRequest": "search",
-    "Progress": "result",
-    "ProgressCallback": "session",
-    "RegionPrediction": "prediction",
-    "SearchOptions": "search",
-    "ServingCandidate": "throughput.result",
-    "ServingConfiguration": "throughput.result",
-    "ThroughputResult": "throughput.result",
-    "TuningBudget": "budget",
-    "TuningResult": "result",
-    "choose_requests": "search",
-    "predict_cost": "prediction",
-    "propose_plans": "search",
-    "rank_missing_support": "search",
-    "tune": "autotune",
+    "xrt.cache.disk.cost_store": ("CostStore",),
+    "xrt.placement.autotune": ("tune",),
+    "xrt.placement.budget": ("TuningBudget",),
+    "xrt.placement.prediction": ("BoundaryCost", "Prediction", "RegionPrediction", "predict_cost"),
+    "xrt.placement.report": ("CostReport",),
+    "xrt.placement.result": ("CandidateComparison", "CandidateResult", "Progress", "TuningResult"),
+    "xrt.placement.search": (
+        "MissingSupport",
+        "ProfilingRequest",
+        "SearchOptions",
+        "choose_requests",
+        "propose_plans",
+        "rank_missing_support",
+    ),
+    "xrt.placement.session": ("ProgressCallback",),
+    "xrt.placement.throughput.result": ("ServingCandidate", "ServingConfiguration", "ThroughputResult"),
 }
 
-__all__ = [*_MODULES, "CostStore"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "CostStore":
-        value = importlib.import_module("xrt.cache.disk.cost_store").CostStore
-    elif name in _MODULES:
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*list_names(_MODULES)]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

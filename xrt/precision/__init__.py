@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
     from xrt.precision.budget import ErrorBudget as ErrorBudget
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from xrt.precision.tuning import lower_within_budget as lower_within_budget
 
 _MODULES = {
-    "ErrorBudget": "xrt.precision.budget",
-    "PrecisionTerms": "xrt.precision.terms",
-    "lower_within_budget": "xrt.precision.tuning",
+    "xrt.precision.budget": ("ErrorBudget",),
+    "xrt.precision.terms": ("PrecisionTerms",),
+    "xrt.precision.tuning": ("lower_within_budget",),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

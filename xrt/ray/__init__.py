@@ -13,22 +13,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xrt.integrations.ray.predictor import count_granted_threads
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 from xrt.runtime import set_budget_source
 
 if TYPE_CHECKING:
     from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
     from xrt.integrations.ray.deployments import deployment as deployment
-    from xrt.integrations.ray.predictor import Predictor as Predictor
-    from xrt.integrations.ray.predictor import predict as predict
+    from xrt.integrations.ray.predictor import Predictor as Predictor, predict as predict
 
 _MODULES = {
-    "Predictor": "xrt.integrations.ray.predictor",
-    "deployment": "xrt.integrations.ray.deployments",
-    "predict": "xrt.integrations.ray.predictor",
-    "run_cluster_job": "xrt.integrations.ray.cluster_job",
+    "xrt.integrations.ray.cluster_job": ("run_cluster_job",),
+    "xrt.integrations.ray.deployments": ("deployment",),
+    "xrt.integrations.ray.predictor": ("Predictor", "predict"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)
 set_budget_source(count_granted_threads)

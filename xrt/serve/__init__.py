@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.serve.application import Application as Application
-    from xrt.serve.application import app as app
+    from xrt.serve.application import Application as Application, app as app
     from xrt.serve.grpc_service import start_grpc as start_grpc
     from xrt.serve.served_model import ServingOptions as ServingOptions
     from xrt.serve.server import run_server as run_server
     from xrt.serve.triton_repository import export_triton as export_triton
 
 _MODULES = {
-    "Application": "xrt.serve.application",
-    "ServingOptions": "xrt.serve.served_model",
-    "app": "xrt.serve.application",
-    "export_triton": "xrt.serve.triton_repository",
-    "run_server": "xrt.serve.server",
-    "start_grpc": "xrt.serve.grpc_service",
+    "xrt.serve.application": ("Application", "app"),
+    "xrt.serve.grpc_service": ("start_grpc",),
+    "xrt.serve.served_model": ("ServingOptions",),
+    "xrt.serve.server": ("run_server",),
+    "xrt.serve.triton_repository": ("export_triton",),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from xrt.cache import make_signature
 from xrt.comparison import Comparison, Tolerance, compare_all, tolerance_for

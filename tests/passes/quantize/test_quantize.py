@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.passes.quantize.models import count_ops, draw, make_function, make_table
 from xrt.engines.toolkit.reference_evaluator import evaluate

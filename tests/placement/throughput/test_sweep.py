@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
 from xrt.errors import OptionError, RunFailed

@@ -9,40 +9,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.cache.disk.config import DEFAULT_LIMIT as DEFAULT_LIMIT
-    from xrt.cache.disk.config import DIRECTORY as DIRECTORY
-    from xrt.cache.disk.config import LIMIT as LIMIT
-    from xrt.cache.disk.config import SWITCH as SWITCH
-    from xrt.cache.disk.config import find_cache_directory as find_cache_directory
-    from xrt.cache.disk.config import open_disk_tier as open_disk_tier
-    from xrt.cache.disk.store import CacheEntry as CacheEntry
-    from xrt.cache.disk.store import Item as Item
-    from xrt.cache.disk.store import Store as Store
-    from xrt.cache.disk.store import StoredFailure as StoredFailure
-    from xrt.cache.disk.tier import CompileRequest as CompileRequest
-    from xrt.cache.disk.tier import DiskStatistics as DiskStatistics
-    from xrt.cache.disk.tier import DiskTier as DiskTier
+    from xrt.cache.disk.config import (
+        DEFAULT_LIMIT as DEFAULT_LIMIT,
+        DIRECTORY as DIRECTORY,
+        LIMIT as LIMIT,
+        SWITCH as SWITCH,
+        find_cache_directory as find_cache_directory,
+        open_disk_tier as open_disk_tier,
+    )
+    from xrt.cache.disk.store import CacheEntry as CacheEntry, Item as Item, Store as Store, StoredFailure as StoredFailure
+    from xrt.cache.disk.tier import CompileRequest as CompileRequest, DiskStatistics as DiskStatistics, DiskTier as DiskTier
     from xrt.cache.disk.weight_hashes import WeightHashStore as WeightHashStore
 
 _MODULES = {
-    "CacheEntry": "xrt.cache.disk.store",
-    "CompileRequest": "xrt.cache.disk.tier",
-    "DEFAULT_LIMIT": "xrt.cache.disk.config",
-    "DIRECTORY": "xrt.cache.disk.config",
-    "DiskStatistics": "xrt.cache.disk.tier",
-    "DiskTier": "xrt.cache.disk.tier",
-    "Item": "xrt.cache.disk.store",
-    "LIMIT": "xrt.cache.disk.config",
-    "SWITCH": "xrt.cache.disk.config",
-    "Store": "xrt.cache.disk.store",
-    "StoredFailure": "xrt.cache.disk.store",
-    "WeightHashStore": "xrt.cache.disk.weight_hashes",
-    "find_cache_directory": "xrt.cache.disk.config",
-    "open_disk_tier": "xrt.cache.disk.config",
+    "xrt.cache.disk.config": ("DEFAULT_LIMIT", "DIRECTORY", "LIMIT", "SWITCH", "find_cache_directory", "open_disk_tier"),
+    "xrt.cache.disk.store": ("CacheEntry", "Item", "Store", "StoredFailure"),
+    "xrt.cache.disk.tier": ("CompileRequest", "DiskStatistics", "DiskTier"),
+    "xrt.cache.disk.weight_hashes": ("WeightHashStore",),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

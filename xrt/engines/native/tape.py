@@ -13,8 +13,7 @@ import numpy as np
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.native import abi
-from xrt.engines.native import bindings as c
+from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import align, tensor_c
 from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets

@@ -10,11 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from xrt.engines.contract.registry import EngineDeclaration
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.engines.ort.engine import Ort as Ort
-    from xrt.engines.ort.engine import TensorRT as TensorRT
+    from xrt.engines.ort.engine import Ort as Ort, TensorRT as TensorRT
 
 DECLARATION = EngineDeclaration(
     "ort",
@@ -34,7 +33,9 @@ TENSORRT = EngineDeclaration(
 # The library reports to its makers unless this is set before it is imported; `disable_telemetry_events()` comes too late.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_MODULES = {"Ort": "xrt.engines.ort.engine", "TensorRT": "xrt.engines.ort.engine"}
+_MODULES = {
+    "xrt.engines.ort.engine": ("Ort", "TensorRT"),
+}
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -28,8 +28,7 @@ from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOption
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files, open_session
 from xrt.graph import Function, Node, Value
-from xrt.graph.constants import Mapping as FileMapping
-from xrt.graph.constants import find_file_offset, release
+from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
 
 __all__ = ["MarkedModel", "PlacedModel", "SavedSession", "optimize_model", "pack_weights", "place_model"]
 

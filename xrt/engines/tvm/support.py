@@ -8,8 +8,7 @@ from functools import lru_cache
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import ELEMENTWISE, NodeQuery, has_symbolic_dims, why_not_at_every_size
-from xrt.engines.tvm.cuda.codegen import OLDEST, build
-from xrt.engines.tvm.cuda.codegen import make_target as device_target
+from xrt.engines.tvm.cuda.codegen import OLDEST, build, make_target as device_target
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import INLINE, compiler_lock, import_function, make_constant
 from xrt.engines.tvm.pipeline import legalize

@@ -39,8 +39,7 @@ from xrt.module.options import parse_options
 from xrt.passes import drop_dead_nodes
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
-    from torch.fx import Node as Call
+    from torch.fx import GraphModule, Node as Call
 
     from xrt.graph import Function
     from xrt.module.options import ModuleOptions

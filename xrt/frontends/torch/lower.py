@@ -25,8 +25,7 @@ from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 from xrt.graph.schemas import may_equal
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule
-    from torch.fx import Node as Call
+    from torch.fx import Graph, GraphModule, Node as Call
 
     from xrt.graph import Type
 

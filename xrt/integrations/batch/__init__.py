@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.integrations.batch.job import BatchJob as BatchJob
-    from xrt.integrations.batch.job import JobReport as JobReport
-    from xrt.integrations.batch.job import run_job as run_job
-    from xrt.integrations.batch.model import RowModel as RowModel
-    from xrt.integrations.batch.model import open_model as open_model
+    from xrt.integrations.batch.job import BatchJob as BatchJob, JobReport as JobReport, run_job as run_job
+    from xrt.integrations.batch.model import RowModel as RowModel, open_model as open_model
 
 _MODULES = {
-    "BatchJob": "xrt.integrations.batch.job",
-    "JobReport": "xrt.integrations.batch.job",
-    "RowModel": "xrt.integrations.batch.model",
-    "open_model": "xrt.integrations.batch.model",
-    "run_job": "xrt.integrations.batch.job",
+    "xrt.integrations.batch.job": ("BatchJob", "JobReport", "run_job"),
+    "xrt.integrations.batch.model": ("RowModel", "open_model"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.passes.gradient.differentiation import Gradient as Gradient
-    from xrt.passes.gradient.differentiation import expand_gradient_nodes as expand_gradient_nodes
-    from xrt.passes.gradient.differentiation import gradient as gradient
+    from xrt.passes.gradient.differentiation import (
+        Gradient as Gradient,
+        expand_gradient_nodes as expand_gradient_nodes,
+        gradient as gradient,
+    )
 
 _MODULES = {
-    "Gradient": "xrt.passes.gradient.differentiation",
-    "expand_gradient_nodes": "xrt.passes.gradient.differentiation",
-    "gradient": "xrt.passes.gradient.differentiation",
+    "xrt.passes.gradient.differentiation": ("Gradient", "expand_gradient_nodes", "gradient"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import load_lazily
+from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.runtime.multi_device.host_adapter import adapt_to_host as adapt_to_host
-    from xrt.runtime.multi_device.host_adapter import make_timed_call as make_timed_call
-    from xrt.runtime.multi_device.host_adapter import on_device as on_device
+    from xrt.runtime.multi_device.host_adapter import (
+        adapt_to_host as adapt_to_host,
+        make_timed_call as make_timed_call,
+        on_device as on_device,
+    )
     from xrt.runtime.multi_device.program import MultiDeviceProgram as MultiDeviceProgram
 
 _MODULES = {
-    "MultiDeviceProgram": "xrt.runtime.multi_device.program",
-    "adapt_to_host": "xrt.runtime.multi_device.host_adapter",
-    "make_timed_call": "xrt.runtime.multi_device.host_adapter",
-    "on_device": "xrt.runtime.multi_device.host_adapter",
+    "xrt.runtime.multi_device.host_adapter": ("adapt_to_host", "make_timed_call", "on_device"),
+    "xrt.runtime.multi_device.program": ("MultiDeviceProgram",),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*list_names(_MODULES)]
 __getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType, MapType, SequenceType, TensorType
-from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64
-from xrt.testing.corpus.entry import node as any_node
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node as any_node
 
 __all__ = ["ENTRIES"]
 
