@@ -44,6 +44,22 @@ def test_sums_that_saturate_are_found() -> None:
     assert byte_sums.sums_bytes_exactly(FaultyEngine(where="compile", how="refuse"))
 
 
+@dataclass(frozen=True)
+class WithoutConvolutions(Saturating):
+    name: ClassVar[str] = "without_convolutions"
+
+    def why_not(self, node: Node, function: xrt.Function) -> str | None:
+        return "it has none" if node.op == "Conv" else super().why_not(node, function)
+
+
+def test_an_engine_that_declines_one_operator_is_tried_on_the_other() -> None:
+    assert not byte_sums.sums_bytes_exactly(WithoutConvolutions(native="off"))
+
+
+def test_an_engine_that_fails_is_not_trusted() -> None:
+    assert not byte_sums.sums_bytes_exactly(FaultyEngine(where="run", how="raise"))
+
+
 def test_only_engines_that_compute_in_integers_count() -> None:
     assert byte_sums.needs_reduced_range([registry.create("toy"), Saturating(native="off")])
     assert not byte_sums.needs_reduced_range([registry.create("toy"), registry.create("ort")])
