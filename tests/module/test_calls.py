@@ -93,8 +93,8 @@ def test_a_mixture_keeps_what_crosses_in_its_arena() -> None:
     m, (x, y) = module(["ort", "toy"], blocks(512)), random(512)
     m(x, y)
     program = m._last.program()  # type: ignore[union-attr]  # there was a call
-    assert {placed.value.name for placed in program.arena_values} >= {"v0", "v3"}
-    unshared = sum(-(-placed.value.nbytes // 64) * 64 for placed in program.arena_values)
+    assert {placed.value.name for placed in program.arena.values} >= {"v0", "v3"}
+    unshared = sum(-(-placed.value.nbytes // 64) * 64 for placed in program.arena.values)
     assert program.arena_bytes % 64 == 0 and 0 < program.arena_bytes <= unshared
 
 

@@ -6,11 +6,10 @@ import random
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from xrt.partition.clustering import (
     CutCounter,
-    cluster_without_delay,
     find_earliest_slots,
     find_engine_sequence,
     merge_greedily,
@@ -137,43 +136,3 @@ def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:
         elsewhere = {place[later] for later in after[unit]} - {at}
         total += len(elsewhere) + bool(elsewhere or unit in ends)
     return total
-
-
-# ------------------------------------------------------------------ regions that wait no longer than their first nodes
-
-
-@pytest.mark.slow
-@given(units(most=12))
-def test_prompt_groups_wait_for_no_more_than_each_of_their_first_units(units: QuotientGraph) -> None:
-    group = cluster_without_delay(units)
-    assert is_grouping(units, group)
-    waits = [set(before) for before in units.graph.make_quotient(group).predecessors]
-    for unit, before in enumerate(units.graph.predecessors):
-        needed = {group[earlier] for earlier in before}
-        if group[unit] not in needed:
-            assert closed(needed, waits) == closed(waits[group[unit]], waits), "a first unit of the group"
-
-
-def closed(groups: set[int], waits: list[set[int]]) -> set[int]:
-    """Return the groups and all that they wait for."""
-    return groups.union(*(closed(waits[g], waits) for g in groups))
-
-
-@settings(max_examples=50)
-@given(units(most=7, devices=1))
-def test_no_two_prompt_groups_can_be_merged_without_delay(units: QuotientGraph) -> None:
-    once = units.merge(cluster_without_delay(units))
-    assert len(set(cluster_without_delay(once))) == len(once)
-
-
-def test_a_region_that_would_wait_is_kept_apart() -> None:
-    """a(0) -> b(1) -> c(0) and a -> d(0), c and d -> e(0): with c in d's region, d would wait for b."""
-    units = QuotientGraph.of(DependencyGraph([(), (0,), (1,), (0,), (2, 3)]), [0, 1, 0, 0, 0], [""] * 5)
-    assert cluster_without_delay(units) == [0, 1, 2, 0, 2]
-
-
-def test_a_unit_of_any_device_joins_one_of_a_device_and_not_the_other_way() -> None:
-    units = QuotientGraph.of(DependencyGraph([(), (0,), (1,)]), [0, 0, 0], ["cuda:0", "", "cuda:1"])
-    assert cluster_without_delay(units) == [0, 0, 1]
-    units = QuotientGraph.of(DependencyGraph([(), (0,)]), [0, 0], ["", "cuda:0"])
-    assert cluster_without_delay(units) == [0, 1]

@@ -294,14 +294,14 @@ def chained(size: int, *engines: GraphCompiler) -> Program:
 def test_values_that_cross_lie_in_the_arena_and_take_over_from_each_other() -> None:
     a, b = Filling("a"), Filling("b")
     program = chained(100_000, a, b, a, b)
-    assert [placed.value.name for placed in program.arena_values] == ["v1", "v2", "v3"]
+    assert [placed.value.name for placed in program.arena.values] == ["v1", "v2", "v3"]
     assert program.arena_bytes == 400_000, "each computes over the memory of the one before"
     assert [launch.engine for launch in program.plan.launches] == [a.spec, b.spec, a.spec, b.spec]
 
 
 def test_an_engine_that_fills_nothing_leaves_no_arena() -> None:
     program = chained(100_000, Filling("a", fills=10**9), Filling("b", fills=10**9))
-    assert (program.arena_bytes, program.arena_values) == (0, ())
+    assert (program.arena_bytes, program.arena.values) == (0, ())
 
 
 def test_frames_are_kept_for_the_next_call_and_hold_no_values_of_the_last() -> None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_CHOICE",
     "PrecisionChoice",
-    "PrecisionOption",
     "apply_constraints",
     "keep_nodes_exact",
     "lower_engines",
@@ -172,7 +171,6 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
         return module.calibrate(settings.calibrate)
 
 
-PrecisionOption: TypeAlias = Precision | str | Sequence[str]
 ModulePrecision: TypeAlias = Precision | Literal["int4"]
 """Within an error budget, weights alone may have 4 bits."""
 WITHIN_BUDGET: tuple[ModulePrecision, ...] = (*LOWER_PRECISIONS, "int4")

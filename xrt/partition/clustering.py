@@ -19,7 +19,6 @@ __all__ = [
     "Cluster",
     "Clustering",
     "cluster",
-    "cluster_without_delay",
     "find_earliest_slots",
     "find_engine_sequence",
     "find_next_slots",
@@ -427,52 +426,3 @@ def _parts(nodes: list[int], most: int | None) -> list[list[int]]:
     """
     count = 1 if most is None else -(-len(nodes) // most)
     return [nodes[len(nodes) * i // count : len(nodes) * (i + 1) // count] for i in range(count)]
-
-
-STEPS = 32
-"""Groups looked at, at most, to find that waiting for one group implies waiting for another; missing it only merges less."""
-
-
-def cluster_without_delay(units: QuotientGraph) -> list[int]:
-    """Return for each unit its group, such that no group waits for more than each of its first units waits for.
-
-    A unit joins the group that it waits for when that one, directly or through others, waits for all else that the unit
-    waits for; or else a group of its kind that waits for exactly the same. Both leave what the group waits for as it is,
-    so no merge delays a start or closes a cycle (a path out of the group and back would have to enter through something
-    that the group itself waits for), and one pass in topological order finds them. No edge leads to a lower group.
-    Linear.
-    """
-    joins = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
-    group: list[int] = []
-    kind: list[int] = []
-    waits: list[frozenset[int]] = []
-    alike: dict[tuple[int, frozenset[int]], int] = {}
-    for own, before in zip(units.kind, units.graph.predecessors, strict=True):
-        needed = frozenset([group[unit] for unit in before])
-        if len(needed) > 1:
-            needed -= _implied(needed, waits)
-        if len(needed) == 1:
-            (only,) = needed
-            if own in joins[kind[only]]:
-                group.append(only)
-                continue
-        mine = alike.setdefault((own, needed), len(waits))
-        if mine == len(waits):
-            kind.append(own)
-            waits.append(needed)
-        group.append(mine)
-    return group
-
-
-def _implied(needed: frozenset[int], waits: Sequence[frozenset[int]]) -> set[int]:
-    """Return those of the groups that others of them wait for, directly or not."""
-    first = min(needed)
-    found: set[int] = set()
-    stack = list(needed)
-    for _ in range(STEPS):
-        if not stack:
-            break
-        fresh = {earlier for earlier in waits[stack.pop()] if earlier >= first} - found
-        found |= fresh
-        stack += fresh
-    return found & needed

@@ -232,11 +232,6 @@ class Plan:
     device: str = "cpu"
     """Where values come in and go out, and where launches run that name no device."""
 
-    @property
-    def regions(self) -> tuple[Launch, ...]:
-        """Another name of `launches`: there is one for each region."""
-        return self.launches
-
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """The regions, in an order in which they can run."""

@@ -69,11 +69,6 @@ class Prediction:
     """In the order of the Plan's launches."""
     boundaries: tuple[BoundaryCost, ...]
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether every region was measured, so that nothing but the boundaries is a guess."""
-        return all(region.source == "measured" for region in self.regions)
-
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 

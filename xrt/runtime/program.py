@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xrt.graph import Type
     from xrt.partition import Plan
     from xrt.runtime.call_frame import ValueCounter
-    from xrt.runtime.memory_plan import Arena, ArenaPlan, Update
+    from xrt.runtime.memory_plan import Arena, Update
     from xrt.runtime.profile import Profile
 
 __all__ = ["Program"]
@@ -62,11 +62,6 @@ class Program:
     def arena_bytes(self) -> int:
         """Bytes of one block of the arena; calls that run at the same time have a block each."""
         return self.arena.nbytes
-
-    @property
-    def arena_values(self) -> tuple[ArenaPlan, ...]:
-        """The values in the arena, in the order in which they are written, with offset, size and lifetime."""
-        return self.arena.values
 
     @property
     def updates(self) -> tuple[Update, ...]:

@@ -33,10 +33,6 @@ class TorchKernelContext(NodeInfo):
         """Return the element type of the input in that place; None where it is left out or not known."""
         return _dtype(self.function, self.node.inputs[index]) if index < len(self.node.inputs) else None
 
-    def result_dtype(self, index: int = 0) -> DType | None:
-        """Return the element type of the output in that place, where it is known."""
-        return _dtype(self.function, self.node.outputs[index])
-
     def attribute_dtype(self, name: str) -> DType | None:
         """Return the element type that an attribute tells by ONNX's number; None where it tells none."""
         number = self.attr(name) or 0

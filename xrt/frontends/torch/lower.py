@@ -281,11 +281,6 @@ class Lowering:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
 
-    def get_number(self, value: Any) -> Any:
-        """Return a number, or what gives it, as a 0-d tensor for an output."""
-        known = self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
-        return known.scalar if not isinstance(known, bool | int | float) else known
-
     # ------------------------------------------------------------------ the walk
 
     def run(self, graph: Graph, owner: GraphModule) -> Any:

@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from xrt.errors import DeviceError, InputError
 from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, MemoryInfo, PendingCopy, Stream
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CudaDevice"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from xrt.runtime.devices.registry import override_devices
 from xrt.testing.simulated.array import SimulatedArray
 from xrt.testing.simulated.machine import POISON, Event, Order, SimulatedMachine, SimulatedMemoryError, SimulatedStream, WorkItem
 from xrt.testing.simulated.module import SimulatedModule
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["DeviceWorld", "SimulatedDevice", "simulate_devices"]
 
