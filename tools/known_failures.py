@@ -16,6 +16,23 @@ MIXTURES = "mixtures"
 
 _ENTRIES = {
     "openvino": (
+        *(
+            KnownFailure(
+                cases,
+                "not upstream",
+                "OpenVINO returns NaN for a row all of whose keys are masked, where ONNX has zeros",
+                "https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/activation/"
+                "softmax-8.html",
+                everywhere=False,
+            )
+            for cases in (
+                "test_attention_*fullymasked*_expanded",
+                "test_attention_*_nan_robustness_expanded",
+                "test_attention_24_qk_matmul_output_mode3_softmax_precision_expanded",
+                "test_attention_4d_causal_nonpad_negative_offset_structural_empty_expanded",
+                "test_attention_4d_causal_padded_kv_bf16_expanded",
+            )
+        ),
         KnownFailure(
             "test_dynamicquantizelinear_expanded",
             "never",

@@ -20,21 +20,5 @@ class TestOpenVino(EngineSuite):
             "https://github.com/openvinotoolkit/openvino/tree/master/src/common/transformations",
         ),
     )
-    conformance_gaps = (
-        KnownFailure(
-            "test_attention_*_expanded",
-            "not upstream",
-            "OpenVINO returns NaN for a row all of whose keys are masked, where ONNX has zeros",
-            "https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/activation/softmax-8.html",
-            everywhere=False,
-        ),
-        KnownFailure(
-            "test_*quantizelinear*",
-            "never",
-            "a quotient half-way between two integers rounds to either",
-            "https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html",
-            everywhere=False,
-        ),
-    )
     test_conformance = None  # run in tests/conformance
     test_node_tests_with_symbolic_dims = None

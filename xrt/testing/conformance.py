@@ -22,7 +22,6 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
 from xrt.module.options import ModuleOptions
@@ -35,6 +34,7 @@ from xrt.placement.result import PlacementRequest
 from xrt.runtime import Program, available_cores
 from xrt.testing.alternating import make_alternating_program
 from xrt.testing.cases import ConformanceCase, is_random, is_unchanged
+from xrt.testing.excuses import name_cause, overlook_deviations
 from xrt.testing.onnx_models import group_cases
 from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
 from xrt.testing.remote import conform_remotely
@@ -242,7 +242,7 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
             try:
                 results = executable.run(values)  # first: a run that refuses a size may leave a library that fails
                 for sized in () if is_random(function) else list_other_sizes(opened, values):
-                    if not (found := sized.compare(executable)):
+                    if not (found := sized.compare(executable, engine)):
                         raise AssertionError(found.message)
                 return results
             finally:
@@ -357,22 +357,26 @@ def _ran(case: ConformanceCase, ready: PreparedCase, make: Maker) -> Outcome:
 
     try:
         results = ready.run(given)
-        verdict = case.judge(results, admit_ties=admit_ties, rerun=rerun) and is_unchanged(case.inputs, given)
+        verdict = is_unchanged(case.inputs, given) and case.judge(results, admit_ties=admit_ties, rerun=rerun)
+        if not verdict and (cause := _find_cause(case, ready, given, results, admit_ties)):
+            return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
-    if verdict:
-        return Outcome(case.name, ResultWord.PASSED)
-    cause = _find_likely_cause(case, ready, results)
-    return Outcome(
-        case.name, ResultWord.GAP if cause else ResultWord.FAILED, f"{cause}: {verdict.message}" if cause else verdict.message
-    )
+    return Outcome(case.name, ResultWord.PASSED if verdict else ResultWord.FAILED, verdict.message)
 
 
-def _find_likely_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any]) -> str:
-    """Name the declared deviation of an engine that ran the case which explains a difference; empty if there is none."""
-    kinds = [engine.implementation for engine in ready.engines]
-    values = [*case.inputs, *case.expected, *results]
-    return next((cause for kind in kinds if (cause := name_likely_cause(kind, case.function, values))), "")
+def _find_cause(
+    case: ConformanceCase, ready: PreparedCase, given: Sequence[Any], results: Sequence[Any], admit_ties: bool
+) -> str:
+    """Name the declared deviation, of an engine that ran nodes of the case, that explains all differences; empty if none does."""
+    names = {engine for _, engine in ready.placed}
+    engines = [engine for engine in ready.engines if engine.name in names]
+    if not engines or case.is_random or not is_unchanged(case.inputs, given):
+        return ""
+    explained = overlook_deviations(results, case.function, case.inputs, case.truth, engines)
+    if not case.judge(explained, admit_ties=admit_ties):
+        return ""
+    return name_cause(engines, case.function, [*case.inputs, *case.truth])
 
 
 def _described(error: BaseException) -> str:

@@ -18,14 +18,15 @@ import numpy as np
 from xrt import passes
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.partition import Pin
-from xrt.passes import drop_dead_nodes
+from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.runtime import adapt_to_host, available_cores
 from xrt.testing.alternating import make_alternating_program
+from xrt.testing.cases import is_unchanged
+from xrt.testing.excuses import name_cause, overlook_deviations
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function, rename_values
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
 from xrt.testing.running import as_planned, make_module
@@ -544,13 +545,19 @@ class Fuzzer:
 
     def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample that way and hold the results against the expected ones."""
+        given = _copies(sample.inputs)
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
-                results = way.run(sample.function, _copies(sample.inputs))
+                results = way.run(sample.function, given)
         except CompileRefused as reason:
             return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is the finding
             return CheckVerdict(Verdict.DISAGREES, _summarize(error))
+        aliased = {before for before, _ in sample.function.aliases}
+        kept = [index for index, value in enumerate(sample.function.inputs) if value.name not in aliased]
+        unchanged = is_unchanged([sample.inputs[index] for index in kept], [given[index] for index in kept])
+        if not unchanged:
+            return CheckVerdict(Verdict.DISAGREES, unchanged.message)
         return self.judge_results(way, sample, results, expected)
 
     def judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
@@ -559,10 +566,14 @@ class Fuzzer:
             judged = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if judged.verdict is not Verdict.DISAGREES:
                 return judged
-            values = [*results, *self.truth(expose_all_values(sample.function.replace(aliases=())), sample.inputs)]
-        causes = (name_likely_cause(engine.implementation, sample.function, values) for engine in way.engines)
-        cause = next(filter(None, causes), "")
-        return CheckVerdict(Verdict.DECLINED, cause) if cause else judged
+            whole = expose_all_values(sample.function)
+            inner = {value.name: array for value, array in zip(whole.outputs, self.truth(whole, sample.inputs), strict=True)}
+            engines = [engine for engine in way.engines if _has_a_node(engine, sample.function)]
+            explained = overlook_deviations(results, sample.function, sample.inputs, expected, engines, inner)
+            if judge_outputs(sample.function, sample.inputs, explained, expected, self.truth).verdict is Verdict.DISAGREES:
+                return judged
+        cause = name_cause(engines, sample.function, [*sample.inputs, *inner.values(), *expected])
+        return CheckVerdict(Verdict.DECLINED, cause)
 
     def _shrunk(self, seed: int, way: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
         raised = _kind(judged.message)
@@ -587,6 +598,12 @@ def make_sample(seed: int) -> Sample:
     """Make the graph of a seed and its inputs; every other graph is of common types only."""
     function = make_seeded_function(seed, COMMON if seed % 2 else WIDE)
     return Sample(function, tuple(make_random_inputs(function, seed)))
+
+
+def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
+    """Whether the engine takes a node of the Function, so that nodes of it may have run there."""
+    whole = infer_shapes(function)
+    return any(engine.why_not(node, whole) is None for node in whole.nodes)
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:

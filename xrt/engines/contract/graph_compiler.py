@@ -8,7 +8,7 @@ constructor, the spec text ``"tvm{opt_level=3}"``, validation and a part of the 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +36,7 @@ __all__ = [
     "fill",
     "find_special_values",
     "list_deviations",
+    "mark_special_elements",
     "name_likely_cause",
     "peak_of_values",
 ]
@@ -461,29 +462,24 @@ def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
     for value in values:
         if isinstance(value, list):
             found |= find_special_values(value)
+        elif isinstance(value, np.ndarray) and not value.size:
+            found.add("empty")
         elif isinstance(value, np.ndarray):
-            found |= set(_kinds_of(value))
+            found |= {kind for kind, mask in mark_special_elements(value).items() if mask.any()}
     return found
 
 
-def _kinds_of(array: np.ndarray[Any, Any]) -> Iterator[DeviationKind]:
-    if not array.size:
-        yield "empty"
-    elif array.dtype.kind in "iu":
-        if array.dtype.itemsize >= 4 and not -EXACT_IN_FLOAT32 <= int(array.min()) <= int(array.max()) <= EXACT_IN_FLOAT32:
-            yield "integer"
-    elif array.dtype.kind in "fV" and DType.of(array).is_float:
-        smallest = float(_limits(array.dtype).smallest_normal)
-        wide = np.abs(array.astype(np.float64))
-        finite = np.isfinite(wide)
-        if np.isnan(wide).any():
-            yield "nan"
-        if np.isinf(wide).any():
-            yield "infinity"
-        if (finite & (wide > 0) & (wide < smallest)).any():
-            yield "denormal"
-        if array.dtype.itemsize == 2 and not finite.all():
-            yield "float16"
+def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
+    """Mark the elements of an array that are special values, for each kind that its type can hold."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
+        return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
+    if array.dtype.kind not in "fV" or not DType.of(array).is_float:
+        return {}
+    wide = np.abs(array.astype(np.float64))
+    nan, infinite = np.isnan(wide), np.isinf(wide)
+    denormal = (wide > 0) & (wide < float(_limits(array.dtype).smallest_normal))
+    marks: dict[DeviationKind, np.ndarray[Any, Any]] = {"nan": nan, "infinity": infinite, "denormal": denormal}
+    return marks | {"float16": nan | infinite} if array.dtype.itemsize == 2 else marks
 
 
 def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
