@@ -47,7 +47,7 @@ class Tvm(GraphCompiler):
     name: ClassVar[str] = "tvm"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     deviations: ClassVar[tuple[Deviation, ...]] = (
-        Deviation("nan", (*_COMPARING, "Add", "Div", "Elu", "Mod", "Mul", "Sign", "Sub")),
+        Deviation("nan", (*_COMPARING, "Add", "Div", "Elu", "HardSigmoid", "Mod", "Mul", "Selu", "Sign", "Sub")),
         Deviation("infinity", (*_COMPARING, "Div", "Mod", "Mul", "PRelu", "ReduceLogSumExp", "Sub", "ThresholdedRelu")),
     )
     supports_dynamic_shapes: ClassVar[bool] = True
