@@ -276,7 +276,7 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
     def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
         """Make the call, again where a region fails; what leads to a plan that is given up is forgotten."""
         if program is None:
-            is_new, program = not build.is_compiled, self._program(build)
+            is_new, program = not (build.is_compiled or build.is_stored), self._program(build)
             if is_new:
                 self._count_wait(build, call.inputs)
         results = build.run(call, program)

@@ -361,6 +361,11 @@ class Specialization:
         return self._program is not None
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the plan comes from a bundle or the cache, with its regions compiled."""
+        return self._saved is not None and self._saved.plan is not None
+
+    @property
     def concurrent_calls(self) -> int | None:
         """How many calls compute at the same time; None where nothing bounds them, or is compiled yet."""
         executables = () if self._program is None else self._program.executables

@@ -130,7 +130,7 @@ class CutCounter:
 def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
     """Return for each unit its group, after merging across every edge that allows it, in topological order.
 
-    What most partitioners do, and the measure for `xrt.partition.clustering.scheduling`: units that no edge joins meet in a group
+    What most partitioners do, and the measure for `find_engine_sequence`: units that no edge joins meet in a group
     only through others. No edge leads to a lower group. Quick where edges are short in the topological order, since
     each question about a cycle is answered within the part of the order between the two groups that it is about;
     merging ends early when these questions have looked at more than ``effort`` groups.
@@ -225,7 +225,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Return a short sequence of kinds in which all units can be run.
 
     It is the shortest with up to two kinds of region. It is no longer than what merging children into parents comes to
-    (`xrt.partition.clustering.greedy_merge`, within its effort). Linear.
+    (`merge_greedily`, within its effort). Linear.
     """
     phases = units.kinds.phases()
     if len(phases) < 3:

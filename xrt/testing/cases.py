@@ -232,7 +232,7 @@ class ConformanceCase:
         With ``admit_ties``, an output of a stepping operator (ArgMax, Round, a cast to integers) may be on the other side of a
         step if its input is at the edge: a mixture rounds between engines where one engine does not. ``rerun`` runs another form
         of the function as the results were made. With it, an output that rounding decides is compared only where it is defined,
-        and must read the right numbers (`xrt.testing.conditioning`).
+        and must read the right numbers (see `find_rounded_outputs`).
         """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
