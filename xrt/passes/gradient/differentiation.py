@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph import Function, Node, TensorType, is_deterministic
+from xrt.graph import Function, Node, TensorType
 from xrt.graph.function import pause_gc
 from xrt.graph.node import Names
+from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
 from xrt.passes.gradient.preparation import (
-    WITHOUT_GRADIENT,
     continue_function,
-    describe_missing,
     list_names,
     prepare,
     record_function,
 )
-from xrt.passes.gradient.table import RuleContext, add_up, fill_like, find_rule, may_have_gradient, refuse, zeros_like
+from xrt.passes.gradient.sweep import Sweep, find_active
+from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.pipeline import Pass
 
@@ -26,67 +26,7 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["Gradient", "Sweep", "check_repeatable", "expand_gradient_nodes", "find_active", "gradient", "read_before_expansion"]
-
-
-def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
-    """Return the values through which a gradient can come to the starts, these included. The nodes are in order."""
-    active = set(starts)
-    for node in nodes:
-        if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
-            active.update(name for name in node.defines if may_have_gradient(tensors[name].type))
-    return frozenset(active)
-
-
-def check_repeatable(node: Node, body: Function) -> None:
-    """Refuse a node whose body is computed again for its gradient, and would draw other random numbers then."""
-    for inner in body.nodes:
-        if not is_deterministic(inner, body):
-            refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")
-
-
-class Sweep:
-    """Gradients that have arrived, by value; `run` passes them on from the outputs of nodes to their inputs."""
-
-    def __init__(self, builder: Builder, tensors: MutableMapping[str, Tensor], active: frozenset[str]) -> None:
-        self.builder = builder
-        self.tensors = tensors
-        self.active = active
-        self._parts: dict[str, list[Tensor]] = {}
-
-    def add(self, name: str, gradient: Tensor) -> None:
-        """Add a gradient that arrives at a value."""
-        self._parts.setdefault(name, []).append(gradient)
-
-    def sum(self, name: str) -> Tensor | None:
-        """Return the sum of what has arrived at a value, None for nothing."""
-        parts = self._parts.get(name)
-        if not parts:
-            return None
-        if len(parts) > 1:
-            with self.builder.scope(f"{name}/gradient"):
-                parts[:] = [add_up(parts)]
-        return parts[0]
-
-    def run(self, nodes: Sequence[Node]) -> None:
-        """Visit the nodes, which are in order, from the last to the first; raises ModelError for one without a gradient."""
-        for node in reversed(nodes):
-            if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
-                self._visit(node)
-
-    def _visit(self, node: Node) -> None:
-        if node.op in WITHOUT_GRADIENT:
-            return
-        found = find_rule(node)
-        if found is None:
-            refuse(node, describe_missing(node))
-        gradients = [self.sum(name) if name else None for name in node.outputs]
-        at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
-        with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
-            results = found(at)
-        for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
-            if result is not None and name in self.active:
-                self.add(name, result)
+__all__ = ["Gradient", "expand_gradient_nodes", "gradient", "read_before_expansion"]
 
 
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub", "Sum"})
