@@ -1,7 +1,7 @@
-"""The graph: Function, Node, Value and what they are made of.
+"""The graph IR: Function, Node, Value, and their types, attributes, constants, schemas and hashes.
 
-A model comes in as nodes over named values; what goes out is a frozen Function that knows its producers, users, order
-and fingerprint. Nothing here reads a file, runs an operator or knows an engine.
+A model is read into nodes over named values, and becomes a frozen Function that knows its producers, users, order and
+fingerprint. This package reads no files, runs no operators and does not depend on any engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attributes of a node: a name, one of ONNX's kinds, and an immutable value."""
+"""Node attributes: a name, an ONNX attribute kind and an immutable value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AttrKind", "Attribute", "FrozenDict"]
 
 
 class AttrKind(enum.Enum):
-    """The kinds of ``AttributeProto``, numbered as there. Sparse tensors are made dense when a model is read."""
+    """The kinds of ``AttributeProto``, with ONNX's numbers. Sparse tensors become dense when a model is read."""
 
     FLOAT = 1
     INT = 2
@@ -36,7 +36,7 @@ class AttrKind(enum.Enum):
     TYPE = 13
     TYPES = 14
 
-    __hash__ = object.__hash__  # the enum's own looks up a name and hashes that
+    __hash__ = object.__hash__  # Enum's default hashes the member name, which is slower
 
     @property
     def is_list(self) -> bool:
@@ -44,7 +44,7 @@ class AttrKind(enum.Enum):
 
     @property
     def element(self) -> AttrKind:
-        """The kind of one element of a list kind; itself for a scalar kind."""
+        """The kind of one list element; a scalar kind is returned unchanged."""
         return _LISTS.get(self, self)
 
 
@@ -61,9 +61,9 @@ _AS_LIST = {element: kind for kind, element in _LISTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: ``value`` is int, float, str (bytes if not UTF-8), Constant, Function, a Type, or a tuple of one of these.
+    """A named attribute. ``value`` is an int, float, str (bytes if not UTF-8), Constant, Function, Type, or a tuple of these.
 
-    Make one with `Attribute.of`, which normalises the value and checks it against the kind.
+    Create it with `Attribute.of`, which normalizes the value and checks it against the kind.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Attribute:
 
     @classmethod
     def of(cls, name: str, value: Any, kind: AttrKind | None = None) -> Attribute:
-        """Return an attribute; without a kind, it is read from the value's own type.
+        """Create an attribute; ``kind`` defaults to the one implied by the value's Python type.
 
-        Raises ModelError when the value does not fit the kind, or is an empty list whose kind was not given.
+        Raises ModelError if the value does not match the kind, or if it is an empty list and no kind is passed.
         """
         kind = kind or _kind_of(name, value)
         if not kind.is_list:
@@ -88,14 +88,14 @@ class Attribute:
         return cls(name, kind, tuple(_normal(name, item, kind.element) for item in value))
 
     def bodies(self) -> Iterator[Function]:
-        """Yield the Functions that the attribute holds."""
+        """Yield the Functions in this attribute."""
         if self.kind is AttrKind.GRAPH:
             yield self.value
         elif self.kind is AttrKind.GRAPHS:
             yield from self.value
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Attribute:
-        """Return the attribute with each Function changed; the attribute itself where none changes."""
+        """Apply ``change`` to each Function; return this attribute if all of them are unchanged."""
         old = tuple(self.bodies())
         new = tuple(map(change, old))
         if all(a is b for a, b in zip(new, old, strict=True)):
@@ -108,6 +108,7 @@ def _kind_of(name: str, value: Any) -> AttrKind:
         if not value:
             raise ModelError(f"attribute {name!r} is an empty list, whose kind cannot be read from it; give the kind")
         kinds = {_kind_of(name, item) for item in value}
+        # [1, 2.5] is a list of floats, as in Python arithmetic.
         if kinds == {AttrKind.INT, AttrKind.FLOAT}:
             kinds = {AttrKind.FLOAT}
         if len(kinds) == 1 and (only := kinds.pop()) in _AS_LIST:
@@ -123,17 +124,18 @@ def _kind_of(name: str, value: Any) -> AttrKind:
         return AttrKind.TENSOR
     if isinstance(value, TensorType | SequenceType | OptionalType | MapType):
         return AttrKind.TYPE
+    # A Function, recognized by its fields: function.py imports this module.
     if hasattr(value, "nodes") and hasattr(value, "captures"):
         return AttrKind.GRAPH
     raise ModelError(f"attribute {name!r} has a value that ONNX has no kind for: {type(value).__name__} {value!r}")
 
 
 def _normal(name: str, value: Any, kind: AttrKind) -> Any:
-    """Return the value as the kind stores it; floats are rounded to float32, as ONNX stores them."""
+    """Convert the value to the representation of its kind; floats are rounded to float32, as ONNX stores them."""
     got = _kind_of(name, value)
     if kind is AttrKind.FLOAT and got in (AttrKind.FLOAT, AttrKind.INT):
         number = float(np.float32(value))
-        return math.nan if math.isnan(number) else number  # one object, so that attributes that hold NaN compare equal
+        return math.nan if math.isnan(number) else number  # always the same object, so that NaN attributes compare equal
     if got is not kind:
         raise ModelError(f"attribute {name!r} must be {kind.name.lower()}; got {got.name.lower()} {value!r}")
     if kind is AttrKind.INT:
@@ -157,7 +159,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(dict[K, V]):
-    """A ``dict`` whose mutators raise TypeError.
+    """A ``dict`` whose mutating methods raise TypeError.
 
     >>> FrozenDict(a=1)["b"] = 2
     Traceback (most recent call last):
@@ -172,9 +174,11 @@ class FrozenDict(dict[K, V]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    def __hash__(self) -> int:  # type: ignore[override]  # it cannot change, so it can be hashed; over the keys, which are cheap
+    # Only the keys are hashed: values such as large constants are expensive to hash.
+    def __hash__(self) -> int:  # type: ignore[override]  # immutable, unlike dict
         return hash(frozenset(self))
 
+    # The default for dict subclasses unpickles through __setitem__, which raises.
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (dict(self),))
 

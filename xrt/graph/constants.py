@@ -1,4 +1,4 @@
-"""A constant tensor: a read-only array, hashed at most once."""
+"""Constant tensors: read-only arrays with a cached digest, the files they are mapped from, and aligned allocation."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ __all__ = [
 ]
 
 Stamp = tuple[int, ...]
-"""A file as it is: device, inode, size and the times at which its content and its inode changed, in nanoseconds."""
+"""Identifies one state of a file: device, inode, size, and modification and status change times in nanoseconds."""
 
 
 def make_stamp(status: os.stat_result) -> Stamp:
-    """Return what tells a file from another, and from itself after a change, unless that is within the clock's grain."""
+    """Build the Stamp of a file; two writes within one tick of the file system's clock have the same stamp."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from another, and from itself after a change."""
+    """Identifies one state of a file: a different file, or a modified one, has a different identity."""
 
     device: int
     inode: int
     size: int
     changed: int
-    """The later one of the times at which its content and its inode changed, in nanoseconds."""
+    """The later of the modification and status change times, in nanoseconds."""
 
 
 class Mapping(mmap.mmap):
-    """The content of a whole file, mapped read-only by XRT itself.
+    """A whole file mapped read-only by XRT.
 
-    So its pages are never written to, and dropping them loses nothing.
+    The pages are never written to, so they can be dropped and read again from the file.
     """
 
     stamp: FileIdentity | None = None
-    """The file at the time when it was mapped; None where it had changed too recently for its times to tell a change."""
+    """The file's identity when it was mapped; None if it was modified too recently for its times to detect another change."""
     path: Path | None = None
-    """The file, where who mapped it said so."""
+    """Path of the file, if known."""
     inode: tuple[int, int] | None = None
-    """Device and number of the file."""
+    """Device and inode number."""
 
     def is_at_path(self) -> bool:
-        """Whether the mapped file is the one that is at its path now, so that another library may open it there."""
+        """Whether `path` still refers to the mapped file, so that another library may open it by path."""
         try:
             status = None if self.path is None else self.path.stat()
         except OSError:
@@ -77,7 +77,7 @@ class Mapping(mmap.mmap):
 
 
 def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
-    """Return the mapping of a C-contiguous array and its byte offset there; None for an array in other memory."""
+    """Locate a C-contiguous array in its `Mapping`: the mapping and the byte offset, or None if it is in other memory."""
     mapping = _origin(array)
     if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
         return None
@@ -85,49 +85,50 @@ def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
 
 
 def is_mapped(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the array is in a file, mapped by XRT or by the caller (``np.memmap``), rather than in memory of its own."""
+    """Whether the array is backed by a memory-mapped file, mapped by XRT or by the caller (``np.memmap``)."""
     return isinstance(_origin(array), mmap.mmap)
 
 
 def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the array is in memory of an object of another library, which may write to it: a tensor, a capsule of DLPack."""
+    """Whether another library owns the memory and may write to it, for example a tensor or a DLPack capsule."""
     return not isinstance(_origin(array), bytes | mmap.mmap | None)
 
 
 def release(array: np.ndarray[Any, Any]) -> None:
-    """Let the system drop the array's pages if it is in a `Mapping`; the next reader gets them from the file.
+    """Drop the resident pages of an array in a `Mapping`; they are read from the file again on the next access.
 
-    Nothing changes but how much memory the process is seen to use. An array in other memory stays as it is.
+    This lowers the resident size of the process and has no other effect. Arrays in other memory are not changed.
     """
     place = find_file_offset(array)
     if place is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
     mapping, offset = place
-    start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that lie wholly inside, so that a neighbour keeps its own
+    # Round inwards to whole pages, so that pages shared with a neighboring array stay resident.
+    start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
     if length > 0:
         mapping.madvise(mmap.MADV_DONTNEED, start, length)
 
 
 def _origin(array: np.ndarray[Any, Any]) -> object:
-    """Return what the array is a view of, in the end."""
+    """Follow the chain of views to the object that owns the memory."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     return base
 
 
+# Digests of file-backed constants are cached per process, so that loading a file again does not hash it again.
 REMEMBERED = 1 << 16
-"""Digests of constants in files that the process keeps, for the next time that the same file is loaded."""
 _digests: OrderedDict[object, bytes] = OrderedDict()
 _lock = renew_after_fork(Lock())
 
 
 class Constant:
-    """A read-only tensor, shared by reference between every Function that holds it.
+    """A read-only tensor, shared by reference between Functions.
 
-    ``array`` may be memory-mapped. The caller hands it over: it must not be written to afterwards through another
-    view. Equality is of type, shape and bytes, so ``-0.0 != 0.0`` and a NaN equals itself.
+    ``array`` may be memory-mapped. The Constant takes ownership: do not write to the array through another view.
+    Two constants are equal if type, shape and bytes are equal, so ``-0.0 != 0.0`` and NaN equals itself.
     """
 
     __slots__ = ("_digest", "array", "dtype")
@@ -159,17 +160,17 @@ class Constant:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory; strings count their UTF-8 text."""
+        """Size in memory in bytes; for strings, the size of the UTF-8 text."""
         if self.dtype is DType.STRING:
             return sum(len(s.encode("utf-8", "surrogateescape")) for s in self.array.flat)
         return self.array.nbytes
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over type, shape and content; linear in the size, computed once.
+        """SHA-256 over type, shape and content. Computed once, in linear time.
 
-        Of a constant in a mapped file it is computed once per process, as long as the file stays as it is; the file's
-        pages that come into memory for it are let go.
+        For a constant in a mapped file the digest is cached per process while the file is unchanged, and its pages are released
+        after hashing.
         """
         if self._digest is None:
             self._digest = _remembered(self)
@@ -177,11 +178,11 @@ class Constant:
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the digest costs nothing."""
+        """Whether `digest` is already computed."""
         return self._digest is not None
 
     def know_digest(self, digest: bytes) -> None:
-        """Set the digest to one computed elsewhere for the same type, shape and content, instead of computing it."""
+        """Set the digest to a value already computed for the same type, shape and content."""
         self._digest = digest
 
     def __eq__(self, other: object) -> bool:
@@ -202,7 +203,7 @@ class Constant:
 
 
 def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array as objects that are all ``str``; bytes are decoded as UTF-8."""
+    """Convert to an object array of ``str``; bytes are decoded as UTF-8."""
     out = np.empty(array.shape, dtype=object)
     for index in np.ndindex(array.shape):
         item = array[index]
@@ -215,13 +216,13 @@ def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _masked(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return a view of elements narrower than a byte, a copy where the other bits of a byte, which mean nothing, are set."""
+    """Clear the unused high bits of elements narrower than a byte; copies only if any are set."""
     raw, mask = array.view(np.uint8), 2**dtype.bits - 1
     return np.asarray(raw & mask if raw.size and raw.max() > mask else raw).view(dtype.numpy)
 
 
 def _remembered(constant: Constant) -> bytes:
-    """Return the digest, which may be known from the constant's place in a file."""
+    """Compute the digest, or look it up by the constant's location in its file."""
     place = find_file_offset(constant.array)
     if place is None:
         return _hashed(constant)
@@ -231,7 +232,9 @@ def _remembered(constant: Constant) -> bytes:
         known = _digests.get(key)
     if known is None:
         known = _hashed(constant)
+        # Hashing read every page; without this, all weights of the file stay resident.
         release(constant.array)
+        # Without a stamp a later change of the file could not be detected.
         if mapping.stamp is not None:
             _remember(key, known)
     return known
@@ -249,6 +252,7 @@ def _hashed(constant: Constant) -> bytes:
     if constant.dtype is DType.STRING:
         for text in constant.array.flat:
             raw = text.encode("utf-8", "surrogateescape")
+            # The length prefix keeps ["ab", "c"] and ["a", "bc"] distinct.
             hasher.update(len(raw).to_bytes(8, "little") + raw)
     else:
         contiguous = np.ascontiguousarray(constant.array)
@@ -256,19 +260,19 @@ def _hashed(constant: Constant) -> bytes:
     return hasher.digest()
 
 
+# A cache line and the widest vector. TVM and XLA accept a buffer without copying only at this alignment.
 ALIGNMENT = 64
-"""Bytes of a line of the cache, and of the widest vector; TVM and XLA take memory without a copy only at such addresses."""
 
 
 def make_aligned_block(nbytes: int) -> np.ndarray[Any, Any]:
-    """Return so many bytes of any content that begin at a multiple of `ALIGNMENT`."""
+    """Allocate ``nbytes`` uninitialized bytes aligned to `ALIGNMENT`."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -block.ctypes.data % ALIGNMENT
     return block[skip : skip + nbytes]
 
 
 def make_aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array of any content that begins at a multiple of `ALIGNMENT`; one of objects as NumPy makes it."""
+    """Allocate an uninitialized array aligned to `ALIGNMENT`; object arrays are not aligned."""
     if dtype.hasobject:
         return np.empty(shape, dtype)
     return make_aligned_block(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

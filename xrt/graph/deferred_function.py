@@ -1,4 +1,4 @@
-"""A Function whose nodes are not read before they are needed: for what is compiled already, its border and fingerprint do."""
+"""Functions whose nodes are loaded on first access: a compiled artifact needs only the signature and the fingerprint."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["DeferredFunction", "StaleFunction", "find_stale"]
 
 
 class StaleFunction(ModelError):
-    """What is known of a Function without its nodes is not of the Function that was read: it is to be compiled from the model."""
+    """The model behind a DeferredFunction changed or cannot be read, so the artifact must be compiled again."""
 
 
 def find_stale(error: BaseException | None) -> StaleFunction | None:
-    """Return the StaleFunction among an error and those that led to it: an engine may have raised one of its own after it."""
+    """Search an error and its causes for a StaleFunction, which an engine may have wrapped in its own error."""
     while error is not None and not isinstance(error, StaleFunction):
         error = error.__cause__ or error.__context__
     return error
 
 
 class _Deferred:
-    """A field that is read with the nodes. It is no data descriptor, so a field that is there already is found without it."""
+    """A field that loads the nodes on first access. A non-data descriptor: once the field is set, it is bypassed."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -41,7 +41,7 @@ class _Deferred:
 
 
 class DeferredFunction(Function):
-    """A closed Function without aliases that `read` gives in full; only then are its nodes and constants in memory."""
+    """A closed Function without aliases whose nodes and constants are loaded by ``read`` when first accessed."""
 
     if not TYPE_CHECKING:
         nodes = _Deferred()
@@ -63,7 +63,7 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """``computed`` names the outputs that nodes define. ``weights`` reads the bytes of constants, by their digests."""
+        """``computed``: outputs defined by nodes. ``weights``: readers of constant bytes by digest."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
@@ -71,11 +71,11 @@ class DeferredFunction(Function):
 
     @property
     def is_read(self) -> bool:
-        """Whether the nodes are in memory."""
+        """Whether the nodes are loaded."""
         return "nodes" in self.__dict__
 
     def read(self) -> Function:
-        """Return the whole Function; raises StaleFunction where it is not the one whose border is known, or cannot be read."""
+        """Load the whole Function; raises StaleFunction if its fingerprint differs from the expected one or it cannot be read."""
         facts = self.__dict__
         with facts["_lock"]:
             if "_whole" not in facts:
@@ -87,7 +87,7 @@ class DeferredFunction(Function):
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
                 facts.update({name: value for name, value in whole.__dict__.items() if name not in facts})
                 facts["_whole"] = whole
-        return facts["_whole"]  # type: ignore[no-any-return]  # set just now
+        return facts["_whole"]  # type: ignore[no-any-return]  # set above
 
     def computes(self, output: str) -> bool:
         return output in self.__dict__["_computed"]
@@ -106,9 +106,9 @@ class DeferredFunction(Function):
         return self.read().with_types(types, *rest, **more)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # Locks and readers cannot be pickled, so a copy is the complete Function.
         return _get_itself, (self.read(),)
 
 
 def _get_itself(function: Function) -> Function:
-    """Return the Function: what a copy, also one in another process, is made by."""
     return function

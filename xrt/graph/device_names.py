@@ -1,4 +1,4 @@
-"""Devices by name: ``cpu``, and ``cuda`` with or without a number."""
+"""Device names: ``cpu``, and ``cuda`` with an optional index."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 __all__ = ["KINDS", "is_device", "normalize_device", "parse_device_index", "parse_device_kind"]
 
 KINDS = ("cpu", "cuda")
-"""Kinds of device. The runtime defines what each kind is."""
+"""The kinds of device; the runtime implements them."""
 
 _FORM = re.compile(r"(cpu|cuda)(?::([0-9]+))?")
 
 
 def is_device(name: str) -> bool:
-    """Whether a device has such a name.
+    """Whether ``name`` is a valid device name.
 
     >>> is_device("cuda:1"), is_device("gpu")
     (True, False)
@@ -22,7 +22,7 @@ def is_device(name: str) -> bool:
 
 
 def parse_device_kind(device: str) -> str:
-    """Return ``cpu`` or ``cuda``.
+    """The kind of a device: ``cpu`` or ``cuda``.
 
     >>> parse_device_kind("cuda:1")
     'cuda'
@@ -31,7 +31,7 @@ def parse_device_kind(device: str) -> str:
 
 
 def parse_device_index(device: str) -> int:
-    """Return the number of a device among those of its kind; without one it is the first.
+    """The index of a device among those of its kind; 0 if the name has none.
 
     >>> parse_device_index("cuda"), parse_device_index("cuda:1")
     (0, 1)
@@ -40,7 +40,7 @@ def parse_device_index(device: str) -> int:
 
 
 def normalize_device(device: str) -> str:
-    """Return the one name of a device that has two, so that names are equal where devices are; nothing stays nothing.
+    """Normalize a device name, so that equal devices have equal names; the empty string is unchanged.
 
     >>> normalize_device("cuda"), normalize_device("cuda:01"), normalize_device("cpu:0")
     ('cuda:0', 'cuda:1', 'cpu')

@@ -1,4 +1,4 @@
-"""The Function: the only graph there is."""
+"""The Function: a frozen graph of nodes in a canonical topological order."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["LARGE", "Function", "Use", "canonical_order", "pause_gc"]
 
 
 def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
-    """Return the nodes' indices in depth-first post-order from the outputs.
+    """Sort node indices topologically: depth-first post-order from the outputs.
 
-    Each node is visited after the nodes that it reads from (inputs in order, then captures, then control predecessors),
-    so the order depends on how the graph hangs together and not on how it was listed or named. Nodes that no output
-    needs follow in the order of their listing. Raises ModelError that names a cycle, or a control predecessor that is
-    not there. Linear in nodes and edges.
+    A node comes after the nodes it reads from: inputs in order, then captures, then control predecessors. The order therefore
+    depends only on the structure of the graph, not on listing order or names. Nodes that no output needs come last, in listing
+    order. Raises ModelError for a cycle or a missing control predecessor. Linear in nodes and edges.
     """
     before = _predecessors(nodes, producer)
     order: list[int] = []
-    state = bytearray(len(nodes))  # 0 unseen, 1 on the path, 2 done
+    state = bytearray(len(nodes))  # 0 unvisited, 1 on the current path, 2 done
     roots = [producer[name] for name in outputs if name in producer]
     for root in (*roots, *range(len(nodes))):
         if state[root]:
             continue
         state[root] = 1
+        # An explicit stack: graphs are deeper than Python's recursion limit.
         path = [(root, iter(before[root]))]
         while path:
             node, rest = path[-1]
@@ -80,12 +80,12 @@ def _cycle(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
     return ModelError(f"the graph has a cycle of {len(loop)} node(s): {shown}; a function must be acyclic")
 
 
+# Building this many nodes takes long enough for garbage collection to show.
 LARGE = 50
-"""Nodes from which building takes long enough for the collector to matter."""
 
 
 class _Paused:
-    """Who has paused the collector; the last one puts it back."""
+    """Counts the threads that pause garbage collection; the last one restores it."""
 
     lock = renew_after_fork(threading.Lock())
     count = 0
@@ -94,7 +94,7 @@ class _Paused:
 
 @contextmanager
 def pause_gc(nodes: int) -> Iterator[None]:
-    """Keep the collector from running meanwhile, where so many nodes are a large graph; from any number of threads."""
+    """Disable garbage collection in the block if ``nodes`` is at least `LARGE`. Safe to use from several threads."""
     if nodes < LARGE:
         yield
         return
@@ -114,7 +114,7 @@ def _pause() -> None:
 
 
 def _forget() -> None:
-    """Put the collector back in a forked child, which has no other thread that builds."""
+    """Restore garbage collection in a forked child, where the threads that paused it do not exist."""
     if _Paused.count:
         _Paused.count = 0
         if _Paused.was_on:
@@ -134,7 +134,7 @@ def _resume() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One reading of a value: by which node, and in which place of `Node.uses`."""
+    """One read of a value: the node, and the index in its `Node.uses`."""
 
     node: Node
     slot: int
@@ -142,29 +142,28 @@ class Use:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Function:
-    """Inputs, outputs, nodes, constants and aliases; a whole model, a folded cluster, or the body of an If.
+    """A graph: a whole model, a folded cluster, or the body of an If.
 
-    Construction brings the nodes into a topological order that depends on the content alone (depth first from the
-    outputs; nodes that no output needs come last, as listed), gives every node a unique name, and checks what every
-    reader relies on: each value is defined once, no cycle, no control predecessor that is not there. It raises
-    ModelError otherwise. The rules about operators, types and opsets are `verify`'s. Cost: linear.
+    Construction sorts the nodes topologically by content (see `canonical_order`), gives every node a unique name and checks
+    the structure: each value is defined once, there is no cycle, and control predecessors exist. Raises ModelError otherwise.
+    Operators, types and opsets are checked by `verify`. Linear time.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     nodes: tuple[Node, ...] = ()
     constants: Mapping[str, Constant] = FrozenDict()
-    """Constant tensors by value name; none is also an input."""
+    """Constant tensors by value name; disjoint from the inputs."""
     opsets: Mapping[str, int] = FrozenDict()
     """Version of each operator domain; the empty string is ai.onnx."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """(input, output) pairs: after a call the input's buffer holds that output."""
+    """(input, output) pairs: after a call the input's buffer contains that output."""
     types: Mapping[str, Type] = FrozenDict()
-    """What is known of inner values; inputs, outputs and constants carry their own."""
+    """Types of inner values, where known. Inputs, outputs and constants carry theirs."""
     name: str = "main"
     doc: str = ""
     metadata: Mapping[str, str] = FrozenDict()
-    """Text carried along (ONNX ``metadata_props``); it does not enter the fingerprint."""
+    """ONNX ``metadata_props``; not part of the fingerprint."""
 
     def __post_init__(self) -> None:
         for field in ("constants", "opsets", "types", "metadata"):
@@ -174,7 +173,7 @@ class Function:
         for field in ("inputs", "outputs", "aliases"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
         nodes = tuple(self.nodes)
-        if len(nodes) < LARGE:  # a context costs more than ordering a few nodes
+        if len(nodes) < LARGE:  # entering the context costs more than sorting a few nodes
             self._order(nodes)
         else:
             with pause_gc(len(nodes)):
@@ -188,27 +187,27 @@ class Function:
         rank = {old: new for new, old in enumerate(order)}
         object.__setattr__(self, "_producer", {name: rank[i] for name, i in producer.items()})
 
-    # ------------------------------------------------------------------ who defines, who reads
+    # ------------------------------------------------------------------ producers and users
 
     def position(self, value: str) -> int | None:
-        """Return the index in `nodes` of the node that defines the value; None for inputs, constants and captures."""
+        """Index in `nodes` of the node that defines the value; None for inputs, constants and captures."""
         return self._producer.get(value)  # type: ignore[attr-defined, no-any-return]  # set in __post_init__
 
     def producer(self, value: str) -> Node | None:
-        """Return the node that defines the value; None for inputs, constants and captures."""
+        """The node that defines the value; None for inputs, constants and captures."""
         index = self.position(value)
         return None if index is None else self.nodes[index]
 
     def computes(self, output: str) -> bool:
-        """Whether a node defines the output; False for one that is an input or a constant."""
+        """Whether a node defines the output; False if it is an input or a constant."""
         return self.position(output) is not None
 
     def find_weight_bytes(self, digest: bytes) -> np.ndarray[Any, Any] | None:
-        """Return the bytes of the constant with that digest where they are found without reading nodes; None elsewhere."""
+        """The bytes of the constant with this digest if they can be read without loading nodes, else None."""
         return None
 
     def read_constants(self) -> tuple[Constant, ...]:
-        """Return the constants that are in memory, or mapped: all of them, unless the Function is not read yet."""
+        """The constants in memory or mapped: all of them, or none if the Function is deferred and not loaded."""
         return tuple(self.constants.values())
 
     @cached_property
@@ -220,7 +219,7 @@ class Function:
         return {name: tuple(uses) for name, uses in users.items()}
 
     def users(self, value: str) -> tuple[Use, ...]:
-        """Return every reading of the value by a node, in node order; a node that reads it twice is listed twice."""
+        """All reads of the value by nodes, in node order; a node that reads it twice is listed twice."""
         return self._users.get(value, ())
 
     @cached_property
@@ -228,7 +227,7 @@ class Function:
         return {node.name: node for node in self.nodes}
 
     def node(self, name: str) -> Node:
-        """Return the node of that name; raises ModelError naming the nearest one."""
+        """Look up a node by name; raises ModelError that suggests the closest name."""
         try:
             return self._by_name[name]
         except KeyError:
@@ -236,7 +235,7 @@ class Function:
 
     @cached_property
     def captures(self) -> tuple[str, ...]:
-        """Values that the Function reads but does not define: what a body takes from outside, in order of first use."""
+        """Values that are read but not defined here: a body captures them from the enclosing Function. Order of first use."""
         own = self._own
         read = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in own)
         read.update(dict.fromkeys(v.name for v in self.outputs if v.name not in own))
@@ -247,7 +246,7 @@ class Function:
         return frozenset([*(v.name for v in self.inputs), *self.constants, *self._producer])  # type: ignore[attr-defined]  # as above
 
     def defines(self, value: str) -> bool:
-        """Whether the Function itself defines the value; False for what a body captures."""
+        """Whether this Function defines the value; False for captures."""
         return value in self._own
 
     # ------------------------------------------------------------------ types
@@ -256,19 +255,19 @@ class Function:
     def _types(self) -> dict[str, Type]:
         known = dict(self.types)
         known.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
-        known.update((name, c.type) for name, c in self.constants.items())  # last: an output may declare less of a constant
+        known.update((name, c.type) for name, c in self.constants.items())  # last: these types are the most precise
         return known
 
     def get_type(self, value: str) -> Type | None:
-        """Return what is known of the value's type, None when nothing is."""
+        """The type of the value, or None if unknown."""
         return self._types.get(value)
 
     def value(self, name: str) -> Value:
-        """Return the name with its type."""
+        """The Value with this name and its type."""
         return Value(name, self.get_type(name))
 
     def opset(self, domain: str = "") -> int:
-        """Return the version of a domain; raises ModelError when the Function does not import it."""
+        """The imported version of a domain; raises ModelError if the domain is not imported."""
         try:
             return self.opsets[domain]
         except KeyError:
@@ -276,7 +275,7 @@ class Function:
             raise ModelError(f"function {self.name!r} imports no opset for domain {domain!r} (it imports: {known})") from None
 
     def value_names(self) -> Iterator[str]:
-        """Yield the name of every value that the Function itself defines: inputs, constants, then node outputs."""
+        """Yield the names of all values defined here: inputs, constants, then node outputs."""
         yield from (v.name for v in self.inputs)
         yield from self.constants
         for node in self.nodes:
@@ -284,29 +283,29 @@ class Function:
 
     @property
     def size(self) -> int:
-        """How many nodes there are, those in bodies included. Linear."""
+        """Number of nodes, including those in bodies. Linear."""
         return len(self.nodes) + sum(body.size for node in self.nodes if node.attributes for body in node.bodies)
 
     def walk(self) -> Iterator[tuple[Function, Node]]:
-        """Yield every node with the Function that holds it, bodies included, outer nodes first."""
+        """Yield every node with the Function that contains it, including bodies, outer nodes first."""
         for node in self.nodes:
             yield self, node
             for body in node.bodies:
                 yield from body.walk()
 
-    # ------------------------------------------------------------------ other Functions from this one
+    # ------------------------------------------------------------------ modified copies
 
     def replace(self, **changes: Any) -> Function:
-        """Return a Function with those fields changed, ordered and checked again."""
+        """Copy with some fields changed; sorts and checks the nodes again."""
         return replace(self, **changes)
 
     def with_types(
         self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None, nodes: Sequence[Node] | None = None
     ) -> Function:
-        """Return the same Function with other types of inner values and, if given, of the outputs, which keep their names.
+        """Copy with new types for inner values and optionally for the outputs, whose names must not change.
 
-        ``nodes`` are its own in their order, that differ in nothing but types inside of bodies. Far quicker than `replace`:
-        neither the order of the nodes nor a definition can change by it.
+        ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Much faster
+        than `replace`, because neither order nor definitions change.
         """
         other = object.__new__(Function)
         kept = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
@@ -322,14 +321,14 @@ class Function:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash over what the Function computes: see `xrt.graph.hashing`. Linear, computed once."""
+        """Hash of everything the Function computes; see `xrt.graph.hashing`. Linear, cached."""
         from xrt.graph.hashing import fingerprint
 
         return fingerprint(self)
 
     @cached_property
     def shape_key(self) -> str:
-        """The same without the constants' bytes: see `xrt.graph.shape_key`. Linear, computed once."""
+        """Like `fingerprint`, but without the bytes of constants; see `xrt.graph.shape_key`. Linear, cached."""
         from xrt.graph.hashing import shape_key
 
         return shape_key(self)
@@ -337,7 +336,7 @@ class Function:
     # ------------------------------------------------------------------ comparison and text
 
     def __eq__(self, other: object) -> bool:
-        """Compare content, names included. For equality up to renaming compare `fingerprint`."""
+        """Compare contents including names. To compare up to renaming, compare `fingerprint`."""
         if not isinstance(other, Function):
             return NotImplemented
         if self is other:
@@ -348,8 +347,8 @@ class Function:
         return hash((self.inputs, self.outputs, len(self.nodes)))
 
     def _repr_html_(self) -> str:
-        """Return the function as pictures and tables for a notebook."""
-        from xrt.graph.html import render_function  # for notebooks alone
+        """Render diagrams and tables for a notebook."""
+        from xrt.graph.html import render_function  # needed only in notebooks
 
         return render_function(self)
 
@@ -364,6 +363,7 @@ class Function:
         )
         return f"<Function {self.name!r}: {inside}>"
 
+    # Only the fields are pickled; caches are computed again.
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
@@ -373,13 +373,17 @@ class Function:
         self.__post_init__()
 
 
+# Cached properties that remain valid in `with_types`. New node objects invalidate the ones that refer to nodes.
 _FIELDS = frozenset(Function.__dataclass_fields__)
 _KEPT_WITH_BODIES = _FIELDS | {"_producer", "_own", "captures"}
 _KEPT_WITH_TYPES = _KEPT_WITH_BODIES | {"_users", "_by_name"}
 
 
 def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Fill in empty names from the first output; a name given twice is an error only where control edges need it."""
+    """Name unnamed nodes after their first output and number duplicates.
+
+    Raises ModelError for a duplicate name that a control edge refers to, because the edge would be ambiguous.
+    """
     taken = {node.name for node in nodes if node.name}
     blank = any(not node.name for node in nodes)
     if not blank and len(taken) == len(nodes):
@@ -405,7 +409,7 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _fresh(base: str, taken: set[str], counts: dict[str, int]) -> str:
-    """Return the base with the first number that is free; the counts tell up to where none is."""
+    """Append the first free number to ``base``; ``counts`` caches where to start searching."""
     if base not in taken:
         return base
     count = counts.get(base, 2)
@@ -416,7 +420,7 @@ def _fresh(base: str, taken: set[str], counts: dict[str, int]) -> str:
 
 
 def _producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:
-    """Map each value to the index of the node that defines it; raises ModelError for a value defined twice."""
+    """Map each value to the index of its defining node; raises ModelError for a value defined twice."""
     given = {}
     for value in function.inputs:
         if value.name in given:

@@ -1,8 +1,8 @@
-"""What a Function computes, as a hash: equal for equal computations whatever their inner values are called.
+"""Hashes of Functions: equal for equal computations, regardless of the names of inner values.
 
-The encoding is type-tagged, never ``==`` (on Python ``1 == True == 1.0``), and numbers values in the order in which the
-Function defines them, so names do not enter. Two uses: the full fingerprint (constants by content) is an ingredient
-of the signature; the shape key (constants by type only, small integers by value) names equal work in cost tables.
+The encoding is type-tagged instead of relying on ``==`` (in Python ``1 == True == 1.0``), and numbers values in definition
+order, so names do not matter. `fingerprint` includes constants by content and is part of the signature. `shape_key`
+includes constants by type, and small integers by value; cost tables use it to recognize equal work.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 __all__ = ["fingerprint", "hash_values", "shape_key"]
 
+# Integer constants up to this size are shapes, axes and indices, so the shape key includes their values.
 SMALL = 64
-"""Integer constants of at most this many elements are shapes, axes and indices: the shape key takes them by value."""
 
 
 def fingerprint(function: Function) -> str:
-    """Return the SHA-256 (hex) over operators, attributes, edges, types, opsets, aliases and the constants' content."""
+    """SHA-256 (hex) over operators, attributes, edges, types, opsets, aliases and the contents of constants."""
     return _digest(function, by_content=True)
 
 
 def shape_key(function: Function) -> str:
-    """Return the same without the constants' bytes: equal for blocks that differ only in their weights."""
+    """Like `fingerprint`, but without the bytes of constants: equal for blocks that differ only in weights."""
     return _digest(function, by_content=False)
 
 
 def hash_values(function: Function) -> dict[str, str]:
-    """Return for each value of the Function, bodies apart, a hash over all that computes it; 32 hex digits.
+    """Hash the computation behind each value, without descending into bodies; 32 hex digits per value.
 
-    It covers operators, attributes, weights by content and the places of the inputs with their element types. Names, extents and
-    versions of opsets do not enter, so it outlasts a renaming, other sizes and a conversion. Linear.
+    The hash covers operators, attributes, weights by content, and the position and element type of inputs. It excludes names,
+    extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.
     """
     encoder = _Encoder(by_content=True)
     keys = {value.name: _short(f"input {place} {_element_type(value.type)}") for place, value in enumerate(function.inputs)}
@@ -46,6 +46,7 @@ def hash_values(function: Function) -> dict[str, str]:
     for node in function.nodes:
         value = node.attr("value") if node.op == "Constant" else None
         read = [keys.get(name, name) for name in node.uses]
+        # `uses` skips omitted inputs, so their positions are hashed too: Clip(x, "", max) is not Clip(x, max).
         left_out = [place for place, name in enumerate(node.inputs) if not name]
         attributes = b"".join(part for attribute in node.attributes for part in encoder.attribute(attribute, {}))
         for place, name in enumerate(node.outputs):
@@ -69,13 +70,13 @@ def _digest(function: Function, *, by_content: bool) -> str:
 
 
 class _Encoder:
-    """Walks a Function and yields bytes, each prefixed with its tag and length."""
+    """Encodes a Function as a stream of bytes, each item prefixed with its tag and length."""
 
     def __init__(self, by_content: bool) -> None:
         self.by_content = by_content
         self.dims: dict[str, int] = {}
+        # Keyed by id(type). The type is stored too, so that its id is not reused while the entry exists.
         self._texts: dict[int, tuple[Type | None, str]] = {}
-        """Of types that have been met, by identity; each is kept, so that no other gets its identity."""
 
     def function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
         numbers = dict(outer)
@@ -89,6 +90,7 @@ class _Encoder:
             yield _tagged("I", self.type(value.type))
         nodes = {node.name: index for index, node in enumerate(function.nodes)}
         for node in function.nodes:
+            # A constant is encoded at its first use: the order of the dictionary must not matter.
             for name in node.uses:
                 if name in function.constants and name not in numbers:
                     number(name)
@@ -107,6 +109,7 @@ class _Encoder:
 
     @staticmethod
     def _opsets(function: Function) -> dict[str, int]:
+        # An imported domain without nodes does not change the computation.
         used = {node.domain for node in function.nodes}
         return {d: v for d, v in function.opsets.items() if d in used}
 
@@ -120,7 +123,7 @@ class _Encoder:
         yield _tagged("a", f"{attribute.name}|{attribute.kind.name}")
         values = attribute.value if attribute.kind.is_list else (attribute.value,)
         if len(values) > 1 and (spell := _SPELLED.get(type(values[0]))) and len(set(map(type, values))) == 1:
-            yield spell(values).encode()  # the trees of a forest have thousands
+            yield spell(values).encode()  # tree ensembles have thousands of numbers
             return
         for value in values:
             if isinstance(value, Function):
@@ -155,15 +158,16 @@ class _Encoder:
 
     def dim(self, dim: Any) -> str:
         if isinstance(dim, str):
+            # Symbolic extents are numbered like values, so their names do not matter.
             return f"s{self.dims.setdefault(dim, len(self.dims))}"
         return "?" if dim is None else str(dim)
 
 
+# Must produce the same bytes as `_tagged` for each number of the list.
 _SPELLED: dict[type, Callable[[Sequence[Any]], str]] = {
     int: lambda values: "".join([f"int{len(text)}:{text}" for text in map(str, values)]),
     float: lambda values: "".join([f"f{len(text)}:{text}" for text in map(float.hex, values)]),
 }
-"""What `_tagged` makes of each number of a list."""
 
 
 def _tagged(tag: str, text: str) -> bytes:

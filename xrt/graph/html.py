@@ -1,4 +1,4 @@
-"""A Function as a notebook shows it: what it takes and gives, its nodes as a drawing, its operators, and its text."""
+"""Notebook rendering of a Function: inputs and outputs, a diagram of the nodes, operator counts, and its text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from xrt.html.rendering import render_cell
 
 __all__ = ["render_function"]
 
+# The cell includes the text of Functions up to this many nodes.
 PRINTED = 200
-"""Nodes up to which the text is part of the cell."""
+# Rows of the operator table; further operators are summed up in one row.
 LISTED = 12
-"""Operators that the table has; the others are summed up."""
 
 
 def render_function(function: Function) -> str:
-    """Return the cell of a Function."""
+    """Render the notebook cell of a Function."""
     weights = sum(constant.nbytes for constant in function.constants.values())
     facts = {
         "nodes": str(len(function.nodes)),
@@ -63,7 +63,7 @@ def _make_box(function: Function, group: range) -> Box:
 
 
 def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
-    """Return the bytes that flow between boxes, each value once for each box that reads it; 0 for an unknown size."""
+    """Bytes that flow between boxes, counting each value once per box that reads it; unknown sizes count as 0."""
     box_of = {index: number for number, group in enumerate(groups, 1) for index in group}
     makers: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
         name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines

@@ -1,4 +1,4 @@
-"""How much memory the values of a Function take, by the order of its nodes."""
+"""Peak memory of the values of a Function, given the order of its nodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["estimate_peak"]
 
 
 def estimate_peak(function: Function, elsewhere: Collection[str] | None = None) -> int | None:
-    """Return the most bytes that computed values take at once, in the Function's order; None where a size is not known.
+    """Estimate the peak bytes of simultaneously live computed values; None if any size is unknown.
 
-    Each counts from the node that makes it to the last that reads it, an output to the end. Values that are ``elsewhere``, in
-    the memory of an input or of the caller, do not count; None means the outputs of the Function's aliases. What is inside of
-    bodies and launches does not count either. Linear.
+    A value is live from the node that defines it to its last reader; outputs are live to the end. Values in ``elsewhere`` are
+    stored in memory of an input or of the caller and are not counted; the default is the outputs of the Function's aliases.
+    Memory used inside bodies and launches is not counted either. Linear.
     """
     elsewhere = {after for _, after in function.aliases} if elsewhere is None else elsewhere
     end = len(function.nodes)
     last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
     last.update((value.name, end) for value in function.outputs)
+    # Difference array over the node index: add a size at its definition, subtract it after its last use.
     change = [0] * (end + 2)
     for i, node in enumerate(function.nodes):
         for name in node.defines:

@@ -1,4 +1,4 @@
-"""One operator of a Function."""
+"""Nodes, patterns that select nodes, calls of opaque PyTorch operators, and renaming."""
 
 from __future__ import annotations
 
@@ -35,32 +35,29 @@ _GRAPH, _GRAPHS = AttrKind.GRAPH, AttrKind.GRAPHS
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator: what it is, what it reads and what it defines.
-
-    An input or output that is left out is the empty string. Nodes are compared by content.
-    """
+    """One operator call. An omitted input or output is the empty string. Nodes compare by content."""
 
     op_type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[Attribute, ...] = ()
-    """Sorted by name; make them with `read_attributes`."""
+    """Sorted by name; create them with `read_attributes`."""
     domain: str = ""
     """The empty string is ai.onnx."""
     name: str = ""
-    """Unique in its Function, which fills it in from the first output where it is empty."""
+    """Unique within the Function; an empty name is replaced by that of the first output."""
     control: tuple[str, ...] = ()
-    """Names of the nodes that must have run before this one, without a value passing."""
+    """Names of nodes that must run before this one although it reads none of their outputs."""
     device: str = ""
-    """Where it must run (``"cpu"``, ``"cuda:1"``); empty where it does not matter."""
+    """Required device (``"cpu"``, ``"cuda:1"``); empty if any will do."""
 
     @property
     def op(self) -> str:
-        """The operator with its domain, unless that is ai.onnx: ``Conv``, ``com.microsoft.FusedConv``."""
+        """Operator qualified by its domain, unless that is ai.onnx: ``Conv``, ``com.microsoft.FusedConv``."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return the attribute's value, or the default where the node does not carry it."""
+        """The value of an attribute, or ``default`` if the node does not have it."""
         for attribute in self.attributes:
             if attribute.name == name:
                 return attribute.value
@@ -68,9 +65,9 @@ class Node:
 
     @property
     def bodies(self) -> tuple[Function, ...]:
-        """The Functions among the attributes: the branches of an If, the body of a Loop."""
+        """Functions among the attributes: the branches of an If, the body of a Loop."""
         if not self.attributes:
-            return ()  # most nodes: this is asked by every pass
+            return ()  # the common case, on the hot path of every pass
         found: list[Function] = []
         for attribute in self.attributes:
             if attribute.kind is _GRAPH:
@@ -80,7 +77,7 @@ class Node:
         return tuple(found)
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Node:
-        """Return the node with each body changed; the node itself where it has none, or where none changes."""
+        """Apply ``change`` to each body; return this node if all of them are unchanged."""
         if not self.bodies:
             return self
         attributes = tuple(attribute.map_bodies(change) for attribute in self.attributes)
@@ -90,7 +87,7 @@ class Node:
 
     @property
     def captures(self) -> tuple[str, ...]:
-        """The values that the bodies take from outside, each once, in order of first use."""
+        """Outer values that the bodies read, without duplicates, in order of first use."""
         bodies = self.bodies
         if not bodies:
             return ()
@@ -98,7 +95,7 @@ class Node:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Every value that the node reads: its inputs (a value used twice appears twice) and then its captures."""
+        """All values read: the inputs (a value used twice appears twice), then the captures."""
         read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         for attribute in self.attributes:
             if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
@@ -107,18 +104,18 @@ class Node:
 
     @property
     def defines(self) -> Iterator[str]:
-        """The values that the node defines, without the left-out ones."""
+        """Names of the outputs, without omitted ones."""
         return (name for name in self.outputs if name)
 
     def with_attributes(self, **changes: Any) -> Node:
-        """Return the node with those attributes set; None removes one."""
+        """Copy with these attributes set; None removes an attribute."""
         kept = {a.name: a for a in self.attributes if a.name not in changes}
         kept.update({name: Attribute.of(name, value) for name, value in changes.items() if value is not None})
         return replace(self, attributes=tuple(kept[name] for name in sorted(kept)))
 
 
 def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
-    """Return attributes, sorted by name, from plain values; those that are already Attributes are kept.
+    """Convert plain values to Attributes sorted by name; existing Attributes are not changed.
 
     >>> read_attributes({"axis": 1})
     (Attribute(name='axis', kind=<AttrKind.INT: 2>, value=1),)
@@ -129,20 +126,21 @@ def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
 
 
 OPERATOR = re.compile(r"[\w.*?-]+")
-"""The form of a pattern of operators."""
+"""The syntax of an operator pattern."""
 _HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 
 
 @lru_cache(maxsize=64)
 def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return an expression for texts that match one of the patterns wholly; ``*`` is any text and ``?`` one character."""
+    """Compile glob patterns to one regular expression, for ``fullmatch``; ``*`` matches any text, ``?`` one character."""
     return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
 
 
 def _expression(pattern: str) -> str:
-    """Return the pattern as a regular expression that takes at most the product of both lengths to match.
+    """Translate a glob pattern to a regular expression without exponential backtracking.
 
-    The text between two stars is sought from left to right without a retry: the first match is as good as any.
+    Matching takes at most the product of both lengths: the text between two stars is matched atomically, since the leftmost
+    match is as good as any later one.
     """
     first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
     if not others:
@@ -152,20 +150,20 @@ def _expression(pattern: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodePattern:
-    """Nodes by operator, or by name.
+    """Selects nodes by operator or by name.
 
     >>> NodePattern.parse("name:/layer1/*|/head")
     NodePattern(patterns=('/layer1/*', '/head'), by_name=True)
     """
 
     patterns: tuple[str, ...]
-    """A node matches if one of them matches wholly."""
+    """Glob patterns; a node matches if any of them matches its whole text."""
     by_name: bool = False
-    """Whether they are matched with `Node.name`; otherwise with `Node.op`."""
+    """Match `Node.name` instead of `Node.op`."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the pattern that the text spells, as in a pin; raises OptionError where it spells none."""
+        """Parse a pattern in the syntax of pins; raises OptionError if it is malformed."""
         before, prefix, names = text.partition("name:")
         by_name = bool(prefix) and not before.strip()
         patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
@@ -176,7 +174,6 @@ class NodePattern:
         return cls(patterns, by_name)
 
     def matches(self, node: Node) -> bool:
-        """Whether the pattern selects the node."""
         return compile_patterns(self.patterns).fullmatch(node.name if self.by_name else node.op) is not None
 
     def __str__(self) -> str:
@@ -184,18 +181,18 @@ class NodePattern:
 
 
 DOMAIN = "aten"
-"""The domain of these nodes, at version 1, whatever the namespace of the operator."""
+"""Domain of opaque PyTorch operators, at version 1, regardless of the operator's namespace."""
 KINDS = ("tensor", "number", "dtype", "device", "layout", "memory_format", "float", "complex")
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """An argument that JSON has no word for.
+    """An argument of an opaque call that JSON cannot represent directly.
 
-    ``kind`` says what ``value`` is. ``tensor``: the index of the input of the node that holds the tensor. ``number``: the index
-    of a 0-d input, of which the operator takes the element as a Python number (a symbolic size). ``dtype``, ``device``,
-    ``layout``, ``memory_format``: PyTorch's name without ``torch.`` (``float32``, ``cpu``, ``strided``, ``contiguous_format``).
-    ``float``: ``inf``, ``-inf`` or ``nan``. ``complex``: a list of the real and the imaginary part.
+    ``value`` depends on ``kind``. ``tensor``: index of the node input. ``number``: index of a 0-d input that is passed as a
+    Python number (a symbolic size). ``dtype``, ``device``, ``layout``, ``memory_format``: PyTorch's name without ``torch.``
+    (``float32``, ``cpu``, ``strided``, ``contiguous_format``). ``float``: ``inf``, ``-inf`` or ``nan``. ``complex``: a list of
+    the real and the imaginary part.
     """
 
     kind: str
@@ -204,13 +201,12 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueCall:
-    """An operator with its arguments. Each is None, a bool, int, float, text, a list of arguments, or `Tagged`.
+    """A call of a PyTorch operator without an ONNX equivalent. Arguments are None, bool, int, float, str, lists or `Tagged`.
 
-    The node has the domain `DOMAIN`, the attributes ``operator`` (``aten::fft_rfft.default``, also ``mylib::blur.default``),
+    The node has the domain `DOMAIN` and the attributes ``operator`` (``aten::fft_rfft.default``, also ``mylib::blur.default``),
     ``call`` (JSON of ``{"args": [...], "kwargs": {...}}``, where a Tagged is an object with its kind as the only key) and
-    ``reason`` (why there is no ONNX form). The operator modifies none of its inputs. Its outputs are the results in order:
-    those of a tuple or of a list one by one. A result that is None or that nothing reads is left out (an empty name). A result
-    that is a number is a 0-d tensor: int64, float64 or bool.
+    ``reason`` (why there is no ONNX equivalent). The operator must not modify its inputs. A tuple or list of results becomes one
+    output per element; a result that is None or unused is omitted. A number becomes a 0-d tensor of int64, float64 or bool.
     """
 
     operator: str
@@ -220,12 +216,12 @@ class OpaqueCall:
 
     @property
     def op_type(self) -> str:
-        """The operator type of the node: the operator's name as an identifier, ``aten_fft_rfft_default``."""
+        """Operator type of the node: the name as an identifier, ``aten_fft_rfft_default``."""
         return re.sub(r"\W+", "_", self.operator)
 
     @property
     def attributes(self) -> dict[str, str]:
-        """The attributes of the node."""
+        """Attributes of the node."""
         call = {
             "args": [_encode(item) for item in self.args],
             "kwargs": {k: _encode(self.kwargs[k]) for k in sorted(self.kwargs)},
@@ -234,7 +230,7 @@ class OpaqueCall:
 
     @classmethod
     def read(cls, node: Node) -> OpaqueCall:
-        """Return the call that a node describes; raises ModelError where its attributes do not describe one."""
+        """Decode the call from a node; raises ModelError if the attributes are malformed."""
         operator, text = node.attr("operator"), node.attr("call")
         try:
             call = json.loads(text)
@@ -246,7 +242,7 @@ class OpaqueCall:
         return cls(operator, args, kwargs, node.attr("reason", ""))
 
     def resolve(self, change: Callable[[Tagged], Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments with each `Tagged` changed, except ``float`` and ``complex``, which become Python's numbers."""
+        """Replace each `Tagged` argument by ``change(tagged)``; ``float`` and ``complex`` become Python numbers."""
 
         def one(item: Any) -> Any:
             if isinstance(item, list):
@@ -286,7 +282,7 @@ def _decode(item: Any) -> Any:
 
 
 class Names:
-    """The names that are taken. A trace and the traces of its bodies share one, so no body hides an outer value."""
+    """A set of used names. A trace and its bodies share one instance, so that a body never shadows an outer value."""
 
     def __init__(self) -> None:
         self._taken: dict[str, None] = {}
@@ -296,16 +292,16 @@ class Names:
         return name in self._taken
 
     def take(self, name: str) -> str:
-        """Take a name that the caller knows to be free."""
+        """Reserve a name that is known to be free."""
         self._taken[name] = None
         return name
 
     def plain(self, name: str) -> str:
-        """Take the name as it is, or numbered where it is taken."""
+        """Reserve ``name``, with a number appended if it is in use."""
         return self.make_numbered(name) if name in self._taken else self.take(name)
 
     def make_numbered(self, base: str) -> str:
-        """Take the first free one of ``base_1``, ``base_2``, ..."""
+        """Reserve the first free name of ``base_1``, ``base_2``, ..."""
         count = self._counts.get(base, 0) + 1
         while f"{base}_{count}" in self._taken:
             count += 1
@@ -313,18 +309,19 @@ class Names:
         return self.take(f"{base}_{count}")
 
     def mark(self) -> tuple[int, dict[str, int]]:
-        """Return a mark to `rewind` to."""
+        """Create a savepoint for `rewind`."""
         return len(self._taken), dict(self._counts)
 
     def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
-        """Free every name taken since the mark."""
+        """Free all names reserved since ``mark``."""
         size, self._counts = mark
+        # A dict keeps insertion order, so the newest names are removed.
         while len(self._taken) > size:
             self._taken.popitem()
 
 
 def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:
-    """Return the node with its values, its own name and its control predecessors renamed, inside its bodies too."""
+    """Rename the values of a node, the node, and its control predecessors, including those inside bodies."""
     return replace(
         node,
         inputs=tuple(values.get(n, n) for n in node.inputs),
@@ -344,9 +341,9 @@ def _renamed_attribute(attribute: Attribute, values: Mapping[str, str], nodes: M
 
 
 def rename_function(function: Function, values: Mapping[str, str], nodes: Mapping[str, str]) -> Function:
-    """Return the Function with those values and nodes renamed wherever they stand, inside bodies too.
+    """Rename values and nodes everywhere in a Function, including bodies.
 
-    The new names must be free everywhere in it. Linear.
+    The new names must not be in use. Linear.
     """
 
     def new(value: Value) -> Value:

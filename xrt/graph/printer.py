@@ -1,4 +1,4 @@
-"""A Function as text for people, which `xrt.formats.text.parse` reads back.
+"""Print a Function in XRT's text form, which `xrt.formats.text.parse` reads.
 
     function double(x: float32[N,3]) -> (y: float32[N,3]) {
       opset ai.onnx 26
@@ -7,9 +7,9 @@
       y = Mul(h, two) @times on "cpu" after h
     }
 
-A line per constant and node, in the Function's own order. A name that is no plain word is quoted; ``_`` is an input or output
-that is left out. The type after a value is what the Function declares of it. ``@`` gives a node's name if it is not its first
-output's.
+One line per constant and node, in the Function's order. Names that are not plain words are quoted; ``_`` is an omitted input
+or output. A type after a value is one that the Function declares. ``@`` precedes the name of a node if it differs from that of
+its first output.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ if TYPE_CHECKING:
 
 __all__ = ["RESERVED", "format_elements", "format_function", "format_type", "number_array"]
 
+# Constants up to this many elements are printed as numbers.
 LISTED = 16
-"""Constants of at most this many elements are written out as numbers."""
 RESERVED = frozenset(
     {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
 )
-"""Words with a meaning of their own: a name that is one of them is quoted."""
+"""Keywords of the text form; a name equal to one of them is quoted."""
 
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./]*")
 
 
 def format_function(function: Function, *, complete: bool = False) -> str:
-    """Return the Function as text.
+    """Print a Function.
 
-    Unless it is to be ``complete``, a constant of more than `LISTED` elements is given by its digest, and `parse` refuses
-    the text.
+    Constants of more than `LISTED` elements are printed as digests, which `parse` rejects, unless ``complete`` is set.
     """
     return "\n".join(_Printer(complete).function(function, "", ""))
 
 
 def format_type(type_: Type | None) -> str:
-    """Return the type as text: ``float32[N,3,?]``, ``seq(int64[...])``, ``?`` where nothing is known."""
+    """Print a type: ``float32[N,3,?]``, ``seq(int64[...])``, or ``?`` if unknown."""
     if isinstance(type_, TensorType):
         shape = "..." if type_.shape is None else ",".join(map(_dim, type_.shape))
         return f"{type_.dtype}[{shape}]"
@@ -74,7 +73,7 @@ def _name(name: str) -> str:
 
 
 def _domain(domain: str) -> str:
-    """Return a domain's name; that of ai.onnx is empty, so a domain of that very name is quoted."""
+    """Print a domain; the empty domain prints as ai.onnx, so a domain with that literal name is quoted."""
     return _quoted(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
 
 
@@ -91,13 +90,13 @@ def _names(names: Iterable[str]) -> str:
 
 
 class _Printer:
-    """Yields the lines of a Function."""
+    """Generates the lines of a Function."""
 
     def __init__(self, complete: bool) -> None:
         self.complete = complete
 
     def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
-        """Yield the lines; ``head`` precedes the first of them."""
+        """Yield the lines; ``head`` is prepended to the first one."""
         inputs, outputs = (", ".join(map(_declared, values)) for values in (function.inputs, function.outputs))
         yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
@@ -145,7 +144,7 @@ class _Printer:
             yield f" after {', '.join(map(_name, node.control))}"
 
     def _attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
-        """Yield one attribute of a node that has bodies, each ending with a comma."""
+        """Yield the lines of one attribute of a node with bodies, ending with a comma."""
         head = f"{_name(attribute.name)} = "
         if attribute.kind is AttrKind.GRAPH:
             *lines, last = self.function(attribute.value, indent, head)
@@ -208,17 +207,18 @@ _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
 
 
 def format_elements(constant: Constant) -> list[str] | None:
-    """Return the elements as text, None where they are many, or numbers in text would not give every bit back."""
+    """Print the elements as numbers; None if there are too many or parsing the text would not restore every bit."""
     if constant.dtype is DType.STRING:
         return [_quoted(text) for text in constant.array.flat]
     if constant.array.size > LISTED or constant.dtype.numpy.kind == "c":
         return None
     texts = [_number(element, constant.dtype) for element in constant.array.flat]
+    # Numbers lose the payload of a NaN; such constants are printed in base64.
     return texts if number_array(texts, constant.dtype).tobytes() == constant.array.tobytes() else None
 
 
 def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return the numbers that the texts stand for, as a row; raises ValueError or OverflowError for what is none of the type."""
+    """Parse numbers to a 1-d array; raises ValueError or OverflowError for text that is not a value of ``dtype``."""
     if dtype is DType.BOOL:
         return np.asarray([_TRUTH[text] for text in texts], dtype.numpy)
     if dtype.is_integer:
@@ -227,6 +227,7 @@ def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
         if not (narrow.astype(wide.dtype) == wide).all():
             raise OverflowError(f"a number is out of the range of {dtype}")
         return narrow
+    # Narrow types are rounded from float32, as they are printed.
     wide = np.asarray([float(text) for text in texts], np.float64)
     if dtype is not DType.FLOAT64:
         with np.errstate(over="ignore"):
@@ -254,6 +255,6 @@ def _number(element: Any, dtype: DType) -> str:
 
 
 def _float(number: np.float32) -> str:
-    """Return the shortest text that gives the float32 back; it always looks like a float."""
+    """The shortest text that restores the float32, always recognizable as a float."""
     text = str(number)
     return text if any(c in text for c in ".en") else f"{text}.0"

@@ -1,4 +1,4 @@
-"""Seeded random inputs for any Function."""
+"""Seeded random inputs for a Function."""
 
 from __future__ import annotations
 
@@ -16,33 +16,30 @@ from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, Sequen
 __all__ = ["sample_inputs"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+# NumPy generates 8-byte numbers, which are then cast to the input's type.
 DRAWN = 8
-"""Bytes of a number as it is drawn, before it becomes one of the input's type."""
-_LENGTH = 2
-"""Elements of a sequence."""
+_LENGTH = 2  # elements of a sequence
 
+# Operators whose results are elements of their first input.
 _HAND_ON = frozenset({"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators whose results are elements of their first input."""
 
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
-    """Return a random value for each input, by name; the same seed and Function give the same ones.
+    """Generate a random value for each input, keyed by name; deterministic for a given seed and Function.
 
-    Floating-point tensors are standard normal. Integers that look rows up in a constant table are any of its rows, bytes
-    are any, as those of a picture are; other integers are 0 or 1, which are also valid indices. An optional is there.
-    `sizes` gives extents by their symbolic names; every other extent that is not known is 1. Raises InputError for an
-    input whose rank or type is not known, and for one that memory cannot hold.
+    Floating-point tensors are standard normal. Integers that index a constant table cover all its rows, and uint8 values cover
+    the full range, like images; other integers are 0 or 1, which are also valid indices. Optionals are always present.
+    ``sizes`` sets symbolic extents by name; other unknown extents are 1. Raises InputError for an input of unknown rank or type,
+    and for one that does not fit in memory.
     """
     generator, rows = np.random.default_rng(seed), _rows_read(function)
     return {value.name: _value(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
 
 
 def _rows_read(function: Function) -> dict[str, int]:
-    """Map each value by which a constant table is read to the table's extent, the least of several.
-
-    Backwards, so that what hands indices on, or a part of them, has met those who read by them.
-    """
+    """Map each value that indexes a constant table to the smallest extent of these tables."""
     found: dict[str, int] = {}
+    # Readers first: an operator that forwards indices inherits the limit of its outputs.
     for node in reversed(function.nodes):
         if node.op_type == "Gather" and node.inputs[0] in function.constants:
             extent = function.constants[node.inputs[0]].shape[node.attr("axis", 0)]
@@ -64,7 +61,7 @@ def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator
 
 
 def _fitting(named: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
-    """Return a random array of the type; raises InputError, before any of it is made, where there is no memory for it."""
+    """Generate a random array; raises InputError before allocating if it cannot fit in memory."""
     shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
     needed = math.prod(shape) * DRAWN
     if needed > _memory():
@@ -78,7 +75,7 @@ def _fitting(named: Value, type_: TensorType, generator: np.random.Generator, ro
 
 
 def _memory() -> int:
-    """Return the bytes of memory that the machine has, where it tells."""
+    """Physical memory in bytes; unlimited if the platform does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -99,7 +96,7 @@ def _tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator
 def _numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
     if dtype.is_integer or dtype is DType.BOOL:
         return generator.integers(0, rows or (256 if dtype is DType.UINT8 else 2), shape)
-    if dtype is DType.FLOAT8E8M0:  # powers of two, without a sign
+    if dtype is DType.FLOAT8E8M0:  # the type has only positive powers of two
         return np.exp2(generator.integers(-2, 3, shape))
     if dtype.numpy.kind == "c":
         return generator.standard_normal(shape) + 1j * generator.standard_normal(shape)

@@ -1,4 +1,4 @@
-"""The operator schemas of the ``onnx`` package: the only part of it that the graph reads."""
+"""Operator schemas of the ``onnx`` package, type inference from schemas, and relations between types."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ __all__ = [
     "why_unknown",
 ]
 
+# `onnx` takes versions as 32-bit integers; a model may contain larger ones.
 _VERSIONS = 1 << 31
-"""Where the versions end that ``onnx`` can be asked about; models may say larger ones."""
 
 
 @lru_cache(maxsize=4096)
 def find_schema(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
-    """Return the operator's schema in force at an opset version, None where the domain or the operator is unknown."""
+    """The schema of an operator at an opset version; None if the domain or the operator is unknown."""
     if abs(version) >= _VERSIONS:
         return None
     try:
@@ -62,7 +62,7 @@ def find_schema(op_type: str, version: int, domain: str = "") -> defs.OpSchema |
 
 
 def since_version(node: Node, function: Function) -> int | None:
-    """Return the version at which the node's operator took its present meaning; None where it is unknown."""
+    """The version that introduced the current semantics of the node's operator; None if unknown."""
     version = function.opsets.get(node.domain)
     schema = None if version is None else find_schema(node.op_type, version, node.domain)
     return None if schema is None else schema.since_version
@@ -70,7 +70,7 @@ def since_version(node: Node, function: Function) -> int | None:
 
 @lru_cache(maxsize=1)
 def latest_opset() -> int:
-    """Return the newest version of ai.onnx that the installed ``onnx`` knows."""
+    """The newest ai.onnx version of the installed ``onnx``."""
     return int(defs.onnx_opset_version())
 
 
@@ -78,10 +78,10 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 
 
 def is_deterministic(node: Node, function: Function) -> bool:
-    """Whether the node gives the same outputs whenever it is given the same inputs.
+    """Whether the node always computes the same outputs from the same inputs.
 
-    It is false for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes
-    whose bodies contain such a node. These are never folded into constants, merged or shared.
+    False for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes whose
+    bodies contain such nodes. These must not be folded, merged or shared.
     """
     if since_version(node, function) is None or node.op_type in _RANDOM:
         return False
@@ -91,49 +91,51 @@ def is_deterministic(node: Node, function: Function) -> bool:
 
 
 def is_training(node: Node, function: Function) -> bool:
-    """Whether the node is the training form of its operator; a Dropout whose flag is not a constant counts as one."""
+    """Whether the node is in training mode. A Dropout whose flag is not constant is assumed to be."""
+    # Before opset 7 Dropout had an `is_test` attribute, which defaults to training.
     if node.op == "Dropout" and function.opsets.get("", 7) < 7:
         return not node.attr("is_test", 0)
+    # From opset 12 on training mode is an input.
     if node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2]:
         flag = function.constants.get(node.inputs[2])
         return flag is None or bool(flag.array)
     return node.op_type == "BatchNormalization" and node.attr("training_mode", 0) == 1
 
 
+# How schemas encode that the number of inputs or outputs is unlimited.
 UNBOUNDED = 2**31 - 1
-"""How a schema writes that there is no upper limit to inputs or outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormalParameter:
-    """One input or output as the operator declares it."""
+    """One declared input or output of an operator."""
 
     name: str
     types: frozenset[str]
-    """The types it may have, as ONNX spells them: ``tensor(float)``, ``seq(tensor(int64))``."""
+    """Allowed types in ONNX's spelling: ``tensor(float)``, ``seq(tensor(int64))``."""
     variable: str
-    """The type variable (``T``) that its type is bound to; a type where it is fixed."""
+    """The type variable (``T``), or a concrete type."""
     is_optional: bool
     is_variadic: bool
     is_homogeneous: bool
-    """For a variadic one: whether all its values share one type."""
+    """Whether all values of a variadic parameter have the same type."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormalAttribute:
-    """One attribute as the operator declares it."""
+    """One declared attribute of an operator."""
 
     name: str
     kind: AttrKind
-    """Sparse tensors are dense here, so their kind is TENSOR."""
+    """Sparse tensors become dense when read, so they are TENSOR here."""
     is_required: bool
     default: Any
-    """None where the operator gives none."""
+    """None if the schema has no default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator at one version of its meaning."""
+    """An operator at one version of its semantics."""
 
     name: str
     domain: str
@@ -143,10 +145,10 @@ class Operator:
     outputs: tuple[FormalParameter, ...]
     attributes: Mapping[str, FormalAttribute]
     required: frozenset[str]
-    """Names of the attributes that must be given."""
+    """Names of the required attributes."""
     min_inputs: int
     max_inputs: int | None
-    """None where there is no limit, as for Concat."""
+    """None if unlimited, as for Concat."""
     min_outputs: int
     max_outputs: int | None
 
@@ -155,7 +157,7 @@ class Operator:
         return f"{self.domain}.{self.name}" if self.domain else self.name
 
     def formal_input(self, index: int) -> FormalParameter:
-        """Return the formal input for the actual input at an index (a variadic one takes all the rest)."""
+        """The declared input for the actual input at ``index``; a variadic one covers all remaining inputs."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def formal_output(self, index: int) -> FormalParameter:
@@ -169,7 +171,7 @@ class Operator:
 
     @property
     def input_count(self) -> str:
-        """How many inputs it takes, in words: ``2``, ``1 to 3``, ``at least 1``."""
+        """The allowed number of inputs in words: ``2``, ``1 to 3``, ``at least 1``."""
         return _span(self.min_inputs, self.max_inputs)
 
     @property
@@ -185,13 +187,13 @@ def _span(low: int, high: int | None) -> str:
 
 @lru_cache(maxsize=4096)
 def find_operator(op_type: str, version: int, domain: str = "") -> Operator | None:
-    """Return the operator in force at an opset version, None where the domain or the operator is unknown."""
+    """The operator at an opset version; None if the domain or the operator is unknown."""
     schema = find_schema(op_type, version, domain)
     return None if schema is None else _read(schema)
 
 
 def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
-    """Return the operator in force at an opset version; raises ModelError that says why there is none."""
+    """The operator at an opset version; raises ModelError with the reason if it is unknown or deprecated."""
     operator = find_operator(op_type, version, domain)
     if operator is None:
         raise ModelError(why_unknown(op_type, version, domain))
@@ -201,7 +203,7 @@ def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
 
 
 def why_deprecated(operator: Operator, version: int) -> str:
-    """Return that the operator is deprecated at an opset version, and since when."""
+    """Error text for a deprecated operator."""
     return (
         f"{operator.title} is deprecated since opset {operator.since_version} of {domain_title(operator.domain)} and cannot "
         f"be used at opset {version}; use its successor, or an older opset"
@@ -209,7 +211,7 @@ def why_deprecated(operator: Operator, version: int) -> str:
 
 
 def why_unknown(op_type: str, version: int, domain: str) -> str:
-    """Return why a known domain has no such operator at an opset: too new, or not there at all, with the nearest name."""
+    """Error text for an unknown operator: introduced later, or misspelled, with the closest name."""
     title = domain_title(domain)
     if op_type in operator_names(domain):
         return f"{op_type} came with opset {first_version(op_type, domain)} of {title}; the graph is at opset {version}"
@@ -218,7 +220,7 @@ def why_unknown(op_type: str, version: int, domain: str) -> str:
 
 @lru_cache(maxsize=1)
 def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """Return the versions of every operator that ``onnx`` knows, by domain and name."""
+    """All versions of each operator in ``onnx``, by domain and name."""
     history: dict[str, dict[str, tuple[int, ...]]] = {}
     for schema in defs.get_all_schemas_with_history():
         versions = history.setdefault(schema.domain, {})
@@ -227,17 +229,17 @@ def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
 
 
 def operator_names(domain: str = "") -> tuple[str, ...]:
-    """Return the names of every operator that a domain has ever had, sorted."""
+    """Sorted names of all operators that ever existed in a domain."""
     return tuple(sorted(_history().get(domain, ())))
 
 
 def first_version(op_type: str, domain: str = "") -> int:
-    """Return the opset version with which the operator came; raises KeyError where there is none."""
+    """The opset version that introduced an operator; raises KeyError if there is none."""
     return min(_history()[domain][op_type])
 
 
 def latest_version(domain: str = "") -> int:
-    """Return the newest version of a domain that the installed ``onnx`` knows, 0 for a domain it does not know."""
+    """The newest version of a domain in the installed ``onnx``; 0 for an unknown domain."""
     if not domain:
         return latest_opset()
     return int(defs.onnx_ml_opset_version()) if domain == defs.ONNX_ML_DOMAIN else _latest_versions().get(domain, 0)
@@ -245,7 +247,7 @@ def latest_version(domain: str = "") -> int:
 
 @lru_cache(maxsize=1)
 def _latest_versions() -> Mapping[str, int]:
-    """Return the newest version of every domain; the history of all operators takes ten times as long to read."""
+    """The newest version of each domain. Ten times faster than reading `_history`."""
     newest: dict[str, int] = {}
     for schema in defs.get_all_schemas():
         newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
@@ -253,7 +255,7 @@ def _latest_versions() -> Mapping[str, int]:
 
 
 def domain_title(domain: str) -> str:
-    """Return the domain as a person calls it: the empty string is ai.onnx."""
+    """The display name of a domain: the empty string is ai.onnx."""
     return domain or "ai.onnx"
 
 
@@ -306,7 +308,7 @@ def _attribute(name: str, formal: defs.OpSchema.Attribute) -> FormalAttribute:
 
 
 def _default(formal: defs.OpSchema.Attribute) -> Any:
-    """Return the schema's default as a plain value; the schema itself holds it as ONNX's message."""
+    """Convert the default of a schema, an ONNX message, to a plain value."""
     if not formal.default_value.name:
         return None
     value = helper.get_attribute_value(formal.default_value)
@@ -316,18 +318,18 @@ def _default(formal: defs.OpSchema.Attribute) -> Any:
 
 
 Inference: TypeAlias = Callable[[Node, Mapping[str, Type], Mapping[str, Constant], Mapping[str, int]], Sequence[Type | None]]
-"""Says the types of a node's outputs, from the types of its inputs, those of them that are constants, and the opsets.
+"""Infers the output types of a node from its input types, constant inputs and the opsets.
 
-None where it cannot say; raises ModelError where the inputs contradict the operator.
+None for an unknown output; raises ModelError if the inputs contradict the operator.
 """
 DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
-"""The attributes that choose the element type of the output."""
+"""Attributes that select the element type of the output."""
 _ONNX = {d: {"float32": "float", "float64": "double"}.get(d.text, d.text) for d in DType}
 _FROM_ONNX = {text: d for d, text in _ONNX.items()}
 
 
 def onnx_spelling(type_: Type) -> str | None:
-    """Return the type as operator schemas spell it (``tensor(float)``); None for a map, which they spell in several ways."""
+    """The type in the spelling of operator schemas (``tensor(float)``); None for maps, which have several spellings."""
     if isinstance(type_, TensorType):
         return f"tensor({_ONNX[type_.dtype]})"
     if isinstance(type_, SequenceType | OptionalType):
@@ -337,7 +339,7 @@ def onnx_spelling(type_: Type) -> str | None:
 
 
 def parse_onnx_spelling(text: str) -> Type | None:
-    """Return the type, without extents, that a schema spells so; None for maps and sparse tensors."""
+    """Parse a schema's spelling to a type without extents; None for maps and sparse tensors."""
     head, _, rest = text.partition("(")
     inside = rest[:-1]
     if head == "tensor":
@@ -349,10 +351,10 @@ def parse_onnx_spelling(text: str) -> Type | None:
 
 
 def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
-    """Return what the actual input types bind the operator's type variables to.
+    """Bind the type variables of an operator to the actual input types.
 
-    Raises ModelError where an input's type is not admitted, or two inputs that must agree do not; with the names of the values,
-    where they are given.
+    Raises ModelError if an input type is not allowed, or if two inputs that share a type variable differ. The error mentions
+    ``names``, the names of the values, if passed.
     """
     bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
@@ -382,7 +384,7 @@ def _listed(types: frozenset[str]) -> str:
 
 
 def infer_output_types(operator: Operator, node: Node, bound: Mapping[str, str]) -> tuple[Type | None, ...]:
-    """Return the types of the node's outputs, without extents, as far as the schema alone tells them."""
+    """Output types without extents, where the schema alone determines them."""
     return tuple(_declared_output(operator, index, node, bound) for index in range(len(node.outputs)))
 
 
@@ -397,7 +399,7 @@ def _declared_output(operator: Operator, index: int, node: Node, bound: Mapping[
 
 
 def _chosen_dtype(operator: Operator, node: Node) -> DType | None:
-    """Return the element type that an attribute chooses: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
+    """The element type selected by an attribute: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
     for name in DTYPE_ATTRIBUTES:
         number = node.attr(name) or getattr(operator.attributes.get(name), "default", None)
         if number:
@@ -409,13 +411,13 @@ def _chosen_dtype(operator: Operator, node: Node) -> DType | None:
 
 
 def join_types(a: Type | None, b: Type | None) -> Type | None:
-    """Return the type of a value that may have either: extents that differ are not known; None where the types differ."""
+    """The common supertype of two types: differing extents become unknown. None if the types are incompatible."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype is b.dtype:
         return TensorType(a.dtype, _joined_shape(a.shape, b.shape))
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         element = join_types(a.element, b.element)
         return None if element is None else SequenceType(element)
-    if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # what may be absent on one side may be absent
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # optional on one side: optional in the result
         element = join_types(_present(a), _present(b))
         return None if element is None else OptionalType(element)
     return a if a == b else None
@@ -436,7 +438,7 @@ def _joined_dim(a: Dim, b: Dim) -> Dim:
 
 
 def may_equal(a: Type, b: Type) -> bool:
-    """Whether values of the two types can be equal at run time: same kind and element type, no two extents that differ."""
+    """Whether one value can have both types: same kind and element type, and no two fixed extents that differ."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
     if a.dtype is not b.dtype or a.shape is None or b.shape is None:
@@ -447,5 +449,5 @@ def may_equal(a: Type, b: Type) -> bool:
 
 
 def refine_types(inferred: Type | None, declared: Type | None) -> Type | None:
-    """Return the better known of the two: what was inferred, unless nothing was."""
+    """Prefer the inferred type to the declared one, if known."""
     return declared if inferred is None else inferred

@@ -1,9 +1,8 @@
-"""State: values that stay from one call of a Function to the next.
+"""State: values that persist from one call of a Function to the next.
 
-A state is a pair of an input and an output: the output is what the input holds in the next call. An alias is such a pair, whose
-array keeps its size and is written in place. The metadata ``xrt.state`` names the pairs where there are others, for a cache that
-grows has no alias. It is JSON: ``[["past", "present"], ["best", "best_next", -1]]``. The third entry is the number that a new
-state is filled with.
+A state is an (input, output) pair: the output becomes the input of the next call. An alias is such a pair with a fixed-size
+array that is updated in place. Pairs that cannot be aliases, for example a growing cache, are listed in the metadata
+``xrt.state`` as JSON: ``[["past", "present"], ["best", "best_next", -1]]``. The third entry is the initial fill value.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ __all__ = [
 ]
 
 STATE, CAPACITY = "xrt.state", "xrt.capacity"
-"""The keys of the metadata."""
+"""Metadata keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One value that stays."""
+    """One persistent value."""
 
     input: str
-    """What a call reads."""
+    """The input that reads the state."""
     output: str
-    """What the next call reads in its place."""
+    """The output that becomes the input of the next call."""
     fill: float = 0
-    """What every element of a new state is."""
+    """Initial value of every element."""
 
     def __str__(self) -> str:
         return f"{self.input} <- {self.output}" + (f", at first {self.fill}" if self.fill else "")
 
 
 def list_states(function: Function) -> tuple[State, ...]:
-    """Return the states in the order of the inputs: those of the metadata, or else the aliases.
+    """The states in the order of the inputs: those in the metadata, or else the aliases.
 
-    Raises ModelError for metadata of another form, and for what `find_violations` finds.
+    Raises ModelError for malformed metadata and for anything `find_violations` reports.
     """
     states = _read(function)
     if (broken := next(find_violations(function), None)) is not None:
@@ -63,9 +62,9 @@ def list_states(function: Function) -> tuple[State, ...]:
 
 
 def declare_states(function: Function, states: Iterable[State]) -> Function:
-    """Return the Function with those states and no others; a state of one fixed type also becomes an alias.
+    """Copy of the Function with exactly these states; a state of static shape also becomes an alias.
 
-    Raises ModelError where a state is none, as `list_states` does.
+    Raises ModelError for an invalid state, as `list_states` does.
     """
     chosen = tuple(states)
     pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in chosen]
@@ -77,7 +76,7 @@ def declare_states(function: Function, states: Iterable[State]) -> Function:
 
 
 def _is_kept(function: Function, state: State) -> bool:
-    """Whether the state has one type, so that its array can be written in place."""
+    """Whether input and output have the same static type, so that the array can be updated in place."""
     before, after = function.get_type(state.input), function.get_type(state.output)
     return before == after and isinstance(before, TensorType) and before.shape is not None and None not in before.shape
 
@@ -105,7 +104,7 @@ def _is_pair(pair: object) -> bool:
 
 
 def find_violations(function: Function) -> Iterator[str]:
-    """Yield what is wrong with the states that the metadata declares, as the rest of a sentence about the Function."""
+    """Yield the errors in the states declared by the metadata, as text to follow "function ... is not valid"."""
     if STATE not in function.metadata:
         return
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
@@ -135,26 +134,26 @@ def _check_types(function: Function, state: State) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much the state of a Function holds: one of its states counts what calls add."""
+    """The maximum size of a Function's state, for example the tokens of a KV cache."""
 
     length: str
-    """The state that counts: integers, whose largest is what the state holds."""
+    """The state that counts entries: integers, the largest of which is the current size."""
     input: str
-    """The input whose extent along an axis is what a call adds."""
+    """The input whose extent along ``axis`` is the number of entries added by a call."""
     axis: int
     size: int
-    """The most that the state holds."""
+    """The maximum number of entries."""
     dim: str = ""
-    """The named extent of states that a session enlarges as they fill; empty where all have their size."""
+    """Symbolic extent of states that a session grows as needed; empty if all are allocated at full size."""
 
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:
-    """Return the Function with that capacity; a session refuses a call that would exceed it."""
+    """Copy of the Function with this capacity; a session rejects calls that would exceed it."""
     return function.replace(metadata={**function.metadata, CAPACITY: json.dumps(asdict(capacity), ensure_ascii=False)})
 
 
 def find_capacity(function: Function) -> Capacity | None:
-    """Return the capacity of the state, None where none is declared; raises ModelError for metadata of another form."""
+    """The declared capacity, or None; raises ModelError for malformed metadata."""
     stored = function.metadata.get(CAPACITY)
     if stored is None:
         return None

@@ -1,4 +1,4 @@
-"""Types of values: tensors, sequences, optionals and maps; and the Value that carries one under a name."""
+"""Types of values: tensors, sequences, optionals and maps; and Value, a name with a type."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 
 class DType(enum.Enum):
-    """An element type of ONNX (``TensorProto.DataType``), named as XRT's text form spells it.
+    """An ONNX element type (``TensorProto.DataType``), named as in XRT's text form.
 
-    Types narrower than a byte (int4, uint4, int2, uint2, float4e2m1, float6e2m3, float6e3m2) hold one element per byte
-    in memory, as ``ml_dtypes`` does; ONNX packs them only on disk. Strings are NumPy object arrays of ``str``.
+    Types narrower than a byte (int4, uint4, int2, uint2, float4e2m1, float6e2m3, float6e3m2) use one byte per element in memory,
+    as in ``ml_dtypes``; ONNX packs them only on disk. Strings are NumPy object arrays of ``str``.
     """
 
     FLOAT32 = ("float32", 1, 32, np.float32)
@@ -62,7 +62,7 @@ class DType(enum.Enum):
     FLOAT6E2M3 = ("float6e2m3", 27, 6, ml_dtypes.float6_e2m3fn)
     FLOAT6E3M2 = ("float6e3m2", 28, 6, ml_dtypes.float6_e3m2fn)
 
-    __hash__ = object.__hash__  # the enum's own looks up a name and hashes that, thousands of times for a model
+    __hash__ = object.__hash__  # Enum's default hashes the name, thousands of times per model
 
     def __init__(self, text: str, onnx: int, bits: int, scalar: Any) -> None:
         self.text = text
@@ -88,15 +88,16 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> DType:
-        """Return the element type of a NumPy array.
+        """The element type of a NumPy array.
 
-        Raises ModelError for a NumPy type that ONNX has no word for (datetime64, structured types, float128).
+        Raises ModelError for NumPy types without an ONNX equivalent (datetime64, structured types, float128).
         """
         found = _BY_NUMPY.get(array.dtype)
         if found is not None:
             return found
         if array.dtype.kind in "USO":
             return cls.STRING
+        # Arrays of foreign byte order have the same element type; Constant converts them.
         native = _BY_NUMPY.get(array.dtype.newbyteorder("="))
         if native is not None:
             return native
@@ -104,7 +105,7 @@ class DType(enum.Enum):
 
     @classmethod
     def from_onnx(cls, number: int) -> DType:
-        """Return the type with that number in ``TensorProto.DataType``; raises ModelError for an unknown one."""
+        """Look up a ``TensorProto.DataType`` number; raises ModelError if it is unknown."""
         try:
             return _BY_ONNX[number]
         except KeyError:
@@ -113,7 +114,7 @@ class DType(enum.Enum):
 
     @classmethod
     def parse(cls, text: str) -> DType:
-        """Return the type that XRT's text form spells so (``"float32"``); raises ModelError for an unknown word."""
+        """Parse a name in XRT's text form (``"float32"``); raises ModelError if it is unknown."""
         try:
             return _BY_TEXT[text]
         except KeyError:
@@ -123,16 +124,15 @@ class DType(enum.Enum):
 _BY_ONNX = {d.onnx: d for d in DType}
 _BY_TEXT = {d.text: d for d in DType}
 _BY_NUMPY = {d.numpy: d for d in DType if d is not DType.STRING}
-LARGEST_EXTENT = 2**63 - 1
-"""What the 64 bits of ONNX hold."""
+LARGEST_EXTENT = 2**63 - 1  # ONNX stores extents as int64
 Dim: TypeAlias = int | str | None
-"""An extent, the name of an extent that is known only at run time, or None: not known at all."""
+"""A fixed extent, a symbolic name for one known only at run time, or None if unknown."""
 Shape: TypeAlias = tuple[Dim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor; prints as ``float32[N,3,?]``, or ``float32[...]`` when not even the rank is known."""
+    """A dense tensor. Prints as ``float32[N,3,?]``, or ``float32[...]`` if the rank is unknown."""
 
     dtype: DType
     shape: Shape | None = None
@@ -148,12 +148,12 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        """Whether every extent is a number."""
+        """Whether every extent is fixed."""
         return self.shape is not None and all(type(d) is int for d in self.shape)
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of a tensor of this type in memory; None unless it is static and not of strings."""
+        """Size in memory in bytes; None if the shape is not static, or for strings."""
         if self.shape is None or self.dtype is DType.STRING:
             return None
         count: int = self.dtype.numpy.itemsize
@@ -203,7 +203,7 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A name with its type; the type is None where nothing is known of it."""
+    """A named value; the type is None if unknown."""
 
     name: str
     type: Type | None = None
@@ -213,5 +213,5 @@ class Value:
 
 
 def is_static(type_: Type | None) -> bool:
-    """Whether the type is a tensor whose extents are all numbers."""
+    """Whether the type is a tensor with only fixed extents."""
     return isinstance(type_, TensorType) and type_.is_static

@@ -1,7 +1,7 @@
-"""The rules that a Function must obey beyond its structure, as a table to read, and the check that it obeys them.
+"""Semantic checks of a Function, as tables of rules: operators, types, opsets, aliases, states and bodies.
 
-What a Function refuses to be built with (a value defined twice, a cycle, a control edge to nowhere) needs no rule here.
-Operators of domains that ``onnx`` does not describe are opaque: nothing is asked of them but the import of their domain.
+Structural errors (a value defined twice, a cycle, a missing control predecessor) are already rejected by Function. Operators
+of domains that ``onnx`` does not describe are opaque: only the import of their domain is checked.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTION_RULES", "NODE_RULES", "TYPE_RULES", "Rule", "verify", "verify_types"]
 
-SHOWN = 20
-"""How many violations an error lists."""
+SHOWN = 20  # violations listed in one error
 OWN_DOMAIN = "xrt"
-"""The domain of launch nodes; it has no versions, so nothing imports it."""
+"""The domain of launch nodes. It has no versions, so Functions do not import it."""
+# Limits the search for a similar name in a large model.
 NEIGHBOURS = 2000
-"""Among how many names the nearest is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that must hold."""
+    """One rule of a valid Function or node."""
 
     name: str
     says: str
     check: Callable[..., Iterator[str]]
-    """Yields how it is broken, nothing where it holds: of a `_Scope`, or of a `_Case`."""
+    """Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A Function with the scope around it."""
+    """A Function and the scope that encloses it."""
 
     function: Function
     where: str = ""
     outer: _Scope | None = None
-    """Of a body: the Function that holds the node. What the body reads from outside is its node's affair."""
+    """For a body, the scope of the node. The node's Function is responsible for the body's captures."""
 
     def type_of(self, name: str) -> Type | None:
-        """Return what is known of a value that the Function defines or captures."""
+        """The type of a value defined or captured by the Function; None if unknown."""
         if self.outer is None or self.function.defines(name):
             return self.function.get_type(name)
         return self.outer.type_of(name)
@@ -59,13 +58,13 @@ class _Scope:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A node with its operator, which is None where its domain is opaque."""
+    """A node and its operator, which is None in an opaque domain."""
 
     node: Node
     scope: _Scope
     operator: Operator | None
     version: int | None
-    """What the function imports of the node's domain."""
+    """The imported version of the node's domain."""
 
     @property
     def function(self) -> Function:
@@ -73,17 +72,17 @@ class _Case:
 
 
 def verify(function: Function) -> None:
-    """Raise ModelError that lists the violations of the rules, the first `SHOWN` of them; return where there are none.
+    """Check all rules; raise ModelError that lists the first `SHOWN` violations.
 
-    Linear: nodes that are alike up to names are looked at once.
+    Linear: each group of nodes that differ only in names is checked once.
     """
     _raise_of(function, _violations(_Scope(function), FUNCTION_RULES, NODE_RULES))
 
 
 def verify_types(function: Function) -> None:
-    """Raise ModelError where the types, as they were inferred, are not those that the operators take. Linear.
+    """Raise ModelError if inferred types contradict the operators. Linear.
 
-    `verify` sees what a model declares; most models declare nothing of inner values.
+    Call it after type inference: `verify` only sees declared types, and most models declare none for inner values.
     """
     _raise_of(function, _violations(_Scope(function), (_ALIASES, _STATES), TYPE_RULES))
 
@@ -109,6 +108,7 @@ def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]
             continue
         texts = [text for rule in node_rules for text in rule.check(_case(node, scope))]
         yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
+        # A violation is reported for every node, and bodies are checked one by one.
         if not texts and not node.bodies:
             alike.add(key)
         for body in node.bodies:
@@ -117,7 +117,7 @@ def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]
 
 
 def _likeness(node: Node, scope: _Scope) -> object:
-    """Return what of a node the rules look at: nodes of equal likeness break the same ones."""
+    """The properties of a node that rules depend on; nodes with equal keys have equal violations."""
     type_of = scope.function.get_type if scope.outer is None else scope.type_of
     types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
     blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
@@ -293,13 +293,16 @@ def _bodies_fit(case: _Case) -> Iterator[str]:
             yield f"body {body.name!r} gives {len(body.outputs)} output(s); the node needs {outputs}"
 
 
+# The number of inputs and outputs that a body must have.
 _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
     "If": lambda node, _: (0, len(node.outputs)),
-    "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # the iteration and the condition; the condition
+    "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # inputs: iteration, condition; outputs: condition
     "SequenceMap": lambda node, _: (len(node.inputs), len(node.outputs)),
-    "Scan": lambda node, operator: (len(node.inputs) - (operator.since_version < 9), len(node.outputs)),  # 8 has sequence lengths
+    "Scan": lambda node, operator: (
+        len(node.inputs) - (operator.since_version < 9),
+        len(node.outputs),
+    ),  # 8 has an input for lengths
 }
-"""How many inputs a body is given, and how many outputs it must give."""
 
 
 def _device_is_one(case: _Case) -> Iterator[str]:
@@ -308,7 +311,7 @@ def _device_is_one(case: _Case) -> Iterator[str]:
 
 
 def _results_fit(case: _Case) -> Iterator[str]:
-    """Yield where the values that a body gives have not the type that is due, extents left out."""
+    """Yield the results of bodies that have the wrong type, ignoring extents."""
     if case.node.op == "If":
         one, other = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
         pairs = zip(one.function.outputs, other.function.outputs, strict=False)
@@ -323,13 +326,13 @@ def _results_fit(case: _Case) -> Iterator[str]:
 
 
 def _carried(case: _Case) -> Iterator[tuple[str, Function, str]]:
-    """Yield the names of each value that goes into a Loop or a Scan to be carried, and of what the body makes of it."""
+    """Yield each loop-carried value of a Loop or Scan: name outside, body, and name of the body's output."""
     node = case.node
     if node.op == "Loop":
         yield from (
             (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[2:], body.outputs[1:], strict=False) if a
         )
-    elif node.op == "Scan" and case.operator is not None and case.operator.since_version >= 9:  # 8 has sequence lengths
+    elif node.op == "Scan" and case.operator is not None and case.operator.since_version >= 9:  # 8 has an input for lengths
         count = len(node.inputs) - node.attr("num_scan_inputs", 0)
         yield from (
             (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[:count], body.outputs, strict=False) if a
@@ -337,7 +340,7 @@ def _carried(case: _Case) -> Iterator[tuple[str, Function, str]]:
 
 
 def _differ(a: Type | None, b: Type | None) -> bool:
-    """Whether two types are of different kinds or element types; what may be absent is of any."""
+    """Whether two types differ in kind or element type; optionals are compatible with everything."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return a.dtype is not b.dtype
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
@@ -352,7 +355,7 @@ TYPE_RULES = (
     _TYPES,
     Rule("results", "Branches give the same types, and what a Loop or a Scan carries keeps its type.", _results_fit),
 )
-"""What must hold of types once they are inferred."""
+"""Rules checked after type inference."""
 
 NODE_RULES = (
     Rule("domain", "The function imports an opset for the node's domain.", _domain_is_imported),
