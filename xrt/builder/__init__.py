@@ -1,7 +1,7 @@
-"""Graphs written in Python: subclass `Graph`, write `build`, and trace it into a Function.
+"""Write graphs in Python: subclass `Graph`, implement `build`, and trace it to a Function.
 
-Symbolic tensors go through `build` once, and what is done to them is recorded as nodes, with NumPy's meaning for Python's
-operators. A Function comes out. No number is computed here.
+`build` runs once on symbolic tensors. Each operation on them is recorded as a node, with NumPy semantics for Python's
+operators. Nothing is computed while tracing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Builder: it records nodes, constants and names, and makes a Function of them."""
+"""The Builder, which records nodes, constants and names, and converts them to a Function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DEFAULT_OPSET", "Builder", "adopt", "finalize", "inline_function"]
 
 
 def finalize(builder: Builder) -> Function:
-    """Return the Function that a builder has recorded. It takes names and may record nodes: call it once."""
+    """Convert a builder to a Function. May rename values and record nodes, so call it once."""
     computed = {name for node in builder.nodes for name in node.outputs}
     renames: dict[str, str] = {}
     outputs: list[Value] = []
@@ -41,7 +41,7 @@ def finalize(builder: Builder) -> Function:
         if wanted is not None and wanted != tensor.name:
             builder.names.take(_free(builder, wanted))
         if target in builder.states and any(value.name == name for value in outputs):
-            name = _copy(builder, tensor, None)  # a session returns the one and keeps the other
+            name = _copy(builder, tensor, None)  # a session returns one and keeps the other, so they must be distinct
         elif _can_be_called(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
@@ -55,7 +55,7 @@ def finalize(builder: Builder) -> Function:
 
 
 def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
-    """Yield the outputs that were asked for with their names, then the values of updated inputs with the inputs' names."""
+    """Yield the outputs with their requested names, then the updated values with the names of their inputs."""
     for tensor, wanted in builder.outputs:
         yield tensor, wanted, None
     for target, tensor in builder.updates.items():
@@ -78,10 +78,11 @@ def _free(builder: Builder, wanted: str) -> str:
 
 
 def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
-    """Whether the value itself can be the output of that name, without a node that copies it.
+    """Whether the value can be the output ``name`` without an Identity node.
 
-    The outputs of a body are computed in it, each once, as ONNX's runtimes expect.
+    ONNX runtimes expect each output of a body to be computed inside the body, and only once.
     """
+    # Already an output: a second one with the same name needs no copy, except in a body.
     if tensor.name in renames:
         return builder.outer is None and renames[tensor.name] == name
     if tensor.builder is builder and tensor.name in computed:
@@ -113,7 +114,7 @@ def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str
 
 
 def _with_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
-    """Return the node with bodies that import what the graph does: a domain may have been imported after they were traced."""
+    """Align the opsets of bodies with the graph, which may have imported another domain after tracing them."""
     late = {a.name: _importing(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
     return node.with_attributes(**late) if late else node
 
@@ -125,14 +126,15 @@ def _importing(body: Function, opsets: Mapping[str, int]) -> Function:
 
 
 def _used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:
+    # Tracing also records constants that only type inference looked at.
     used = outputs.union(*(node.uses for node in nodes))
     return {name: constant for name, constant in constants.items() if name in used}
 
 
 def adopt(builder: Builder, title: str, function: Function, count: int) -> Function:
-    """Return a Function as a body for an operator that hands it ``count`` inputs.
+    """Prepare a Function for use as the body of an operator that passes ``count`` inputs.
 
-    What it captures must be visible; what it defines is renamed where the graph has a value of that name.
+    Values it captures must be visible; values it defines are renamed if the graph already uses their names.
     """
     if len(function.inputs) != count:
         raise ModelError(f"{title} is function {function.name!r} of {len(function.inputs)} inputs; the operator gives it {count}")
@@ -146,7 +148,7 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
 
 
 def inline_function(builder: Builder, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Record the nodes of a Function with other inputs, names prefixed with its name, and return its outputs."""
+    """Record the nodes of a Function on other inputs, with its name as prefix, and return its outputs."""
     if len(inputs) != len(function.inputs):
         names = ", ".join(value.name for value in function.inputs) or "none"
         raise ModelError(f"function {function.name!r} takes {len(function.inputs)} inputs ({names}); got {len(inputs)}")
@@ -183,7 +185,7 @@ def _defined_by(builder: Builder) -> Iterator[str]:
 
 
 def _defined_in(function: Function) -> Iterator[str]:
-    """Yield every name that the Function or a body in it defines."""
+    """Yield every name defined in the Function, including its bodies."""
     yield from function.value_names()
     for node in function.nodes:
         for body in node.bodies:
@@ -191,16 +193,16 @@ def _defined_in(function: Function) -> Iterator[str]:
 
 
 DEFAULT_OPSET = min(26, latest_version())
-"""The opset of a traced graph unless it says otherwise: the newest that released engines accept, and that ``onnx`` knows.
+"""Default ai.onnx version of a traced graph: the newest that released engines and the installed ``onnx`` support.
 
-From 27 on, everyday operators (Cast, Range, Mod) have versions that no released engine has a kernel for.
+From 27 on, common operators (Cast, Range, Mod) have versions for which no released engine has a kernel.
 """
+# Equal constants up to this size are shared; comparing larger ones means hashing them.
 SMALL = 64
-"""Constants of at most this many elements are shared when they are equal."""
 
 
 class Builder:
-    """Records what is done to its tensors, while it is the current one, and makes a Function of it.
+    """Records the operations on its tensors while it is active, and converts them to a Function.
 
     >>> from xrt.graph import DType, TensorType
     >>> with Builder("double") as b:
@@ -209,8 +211,8 @@ class Builder:
     >>> b.function().outputs[0].name
     'y'
 
-    ``opsets`` is the version of ai.onnx, or a mapping of versions by domain. ``inference`` says the types of a node's
-    outputs; without it only element types are known.
+    ``opsets`` is the ai.onnx version, or a mapping from domains to versions. ``inference`` infers output types; without it
+    only element types are known.
     """
 
     def __init__(
@@ -228,7 +230,6 @@ class Builder:
         self.outer = outer
         self.names: Names = outer.names if outer else Names()
         self.parts: Names = outer.parts if outer else Names()
-        """Names of the graphs that are used as parts of this one."""
         self.inputs: list[Tensor] = []
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
@@ -236,7 +237,6 @@ class Builder:
         self.outputs: list[tuple[Tensor, str | None]] = []
         self.updates: dict[str, Tensor] = {}
         self.states: dict[str, float] = {}
-        """The inputs that are state, each with what a new one is filled with."""
         self._hints: dict[int, str] = outer._hints if outer else {}
         self._shared: dict[object, tuple[Tensor, object]] = {}
         self._prefix: str = outer._prefix if outer else ""
@@ -255,13 +255,13 @@ class Builder:
         recording.reset(self._tokens.pop())
 
     def version(self, domain: str) -> int:
-        """Return the opset version of a domain; one that is not imported yet is, at the newest that ``onnx`` describes."""
+        """The opset version of a domain, which is imported at its newest known version if necessary."""
         if domain not in self.opsets:
             self.opsets[domain] = latest_version(domain)
         return self.opsets[domain]
 
     def import_domain(self, domain: str, version: int) -> None:
-        """Import a domain; raises ModelError when the graph already imports it at another version."""
+        """Import a domain; raises ModelError if it is already imported at another version."""
         if self.opsets.setdefault(domain, version) != version:
             known = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
             raise ModelError(f"{known}; version {version} was asked")
@@ -277,20 +277,20 @@ class Builder:
         name: str | None = None,
         labels: Sequence[str] = (),
     ) -> Node:
-        """Return a node with fresh names for its outputs; ``name`` names it and its first output, ``labels`` the others."""
+        """Create a node with fresh output names; ``name`` is for the node and its first output, ``labels`` for the others."""
         first = self._explicit(name) if name is not None else self.names.make_numbered(self._prefix + op_type.lower())
         outputs = (first, *(self.names.plain(f"{first}_{label}") for label in labels[1:count]))
         read = tuple("" if symbol is None else symbol.name for symbol in inputs)
         return self.add_placement(Node(op_type, read, outputs, attributes, domain, first))
 
     def add_placement(self, node: Node) -> Node:
-        """Return the node with the device and the predecessors of where it is recorded; a device of its own stays."""
+        """Add the device and control predecessors of the current scope; the node's device has priority."""
         if not self._after and not self._device:
             return node
         return replace(node, control=(*node.control, *self._after), device=node.device or self._device)
 
     def fresh(self, name: str) -> str:
-        """Take a free name near to the one given, with the prefix of where it is recorded."""
+        """Reserve a free name similar to ``name``, with the prefix of the current scope."""
         return self.names.plain(self._prefix + name)
 
     def _explicit(self, name: str) -> str:
@@ -301,7 +301,7 @@ class Builder:
         return self.names.take(full)
 
     def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
-        """Add a node and return its outputs; raises ModelError where the graph has been finished."""
+        """Append a node and return its outputs; raises ModelError if the graph is already finalized."""
         if self._function is not None:
             raise ModelError(f"the graph {self.name!r} has been made into a Function; nothing can be added to it")
         self.nodes.append(node)
@@ -309,13 +309,13 @@ class Builder:
         return tuple(Tensor(self, name, t) for name, t in zip(node.outputs, types, strict=True))
 
     def tensor(self, name: str, type_: Type | None) -> Tensor:
-        """Return the value of that name, which the builder has recorded."""
+        """The tensor of a recorded value."""
         return Tensor(self, name, type_)
 
     # ------------------------------------------------------------------ values
 
     def input(self, name: str, type_: Type | None = None) -> Tensor:
-        """Add an input; its name is kept exactly."""
+        """Add an input with exactly this name; raises ModelError if the name is in use."""
         if name in self.names:
             raise ModelError(f"the graph has a value named {name!r} already; choose another name for the input")
         return self._input(self.names.take(name), type_)
@@ -326,9 +326,9 @@ class Builder:
         return tensor
 
     def constant(self, value: Any, name: str | None = None) -> Tensor:
-        """Return a constant tensor of an array, a Constant or a plain number.
+        """Create a constant tensor from an array, a Constant or a Python number.
 
-        A writeable array is copied; a read-only one, or a Constant, is taken as it is. Equal small constants are one.
+        Writeable arrays are copied; read-only arrays and Constants are shared. Equal small constants become one value.
         """
         if is_weak(value):
             value = weak_array(value, natural_dtype(value))
@@ -347,7 +347,7 @@ class Builder:
         self.constants[full] = constant
         tensor = Tensor(self, full, constant.type)
         if name is None:
-            self._shared[key] = (tensor, value)  # the value is kept alive, so its id stays its own
+            self._shared[key] = (tensor, value)  # keep the value alive, so that its id is not reused
         return tensor
 
     def _constant_name(self, value: object) -> str:
@@ -355,26 +355,26 @@ class Builder:
         return self.names.make_numbered(f"{self._prefix}constant") if hint is None else self.names.plain(hint)
 
     def know(self, arrays: Mapping[str, Any]) -> None:
-        """Give names to arrays, for when they become constants; the caller keeps the arrays alive during the trace."""
+        """Register names for arrays that may become constants. The caller must keep the arrays alive during tracing."""
         for name, array in arrays.items():
             self._hints.setdefault(id(array), self._prefix + name)
 
     def symbol(self, item: Any) -> Tensor:
-        """Return an operand as a value of the graph; raises ModelError for one of another graph."""
+        """Convert an operand to a tensor of this graph; raises ModelError if it belongs to another graph."""
         if not isinstance(item, Symbol):
             return self.constant(item)
         if not any(item.builder is builder for builder in self.lineage()):
             where = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
             whose = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
             raise ModelError(f"{whose} and cannot be used in {self.name!r}")
-        return item  # type: ignore[return-value]  # every Symbol that a builder makes is a Tensor
+        return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
-        """Return the constant that a value is, None where it is computed or given."""
+        """The Constant behind a value; None if it is computed or an input."""
         return symbol.builder.constants.get(symbol.name)
 
     def lineage(self) -> Iterator[Builder]:
-        """Yield this builder and those around it."""
+        """Yield this builder, then the enclosing ones, innermost first."""
         builder: Builder | None = self
         while builder is not None:
             yield builder
@@ -383,14 +383,14 @@ class Builder:
     # ------------------------------------------------------------------ outputs and aliases
 
     def output(self, value: Any, name: str | None = None) -> None:
-        """Add an output; without a name it keeps the value's own."""
+        """Add an output; ``name`` defaults to the name of the value."""
         self.outputs.append((self.symbol(value), name))
 
     def update(self, target: Symbol, value: Any) -> Tensor:
-        """Make the buffer of an input hold the value after each call; the value becomes an output if it is none.
+        """Store ``value`` in the buffer of an input after each call. The value becomes an output if it is not one already.
 
-        What the graph reads from the input stays what was given. Raises ModelError unless the input is one of this graph's,
-        is updated once, and has the type of the value.
+        Reads of the input inside the graph still see the value passed by the caller. Raises ModelError unless ``target`` is an
+        input of this graph, is updated only once, and has the type of ``value``.
         """
         if self.outer is not None:
             raise ModelError(f"an input can be updated only in the graph itself, not in the body {self.name!r}")
@@ -406,9 +406,9 @@ class Builder:
         return new
 
     def state(self, name: str, type_: Type, fill: float = 0) -> Tensor:
-        """Add an input that a session keeps, which `update` gives its next value; a new state is filled with the number.
+        """Add an input that a session stores between calls. Set its next value with `update`; ``fill`` is its initial value.
 
-        Raises ModelError in a body, for a name that is taken, and for a type that is no tensor of numbers.
+        Raises ModelError in a body, for a name in use, and for a type that is not a numeric tensor with a shape.
         """
         if self.outer is not None:
             raise ModelError(f"state {name!r} can be declared only in the graph itself, not in the body {self.name!r}")
@@ -419,7 +419,7 @@ class Builder:
         return tensor
 
     def function(self) -> Function:
-        """Return what was recorded, to which nothing can be added then; raises ModelError where it does not make a Function."""
+        """Finalize the graph; nothing can be recorded afterwards. Raises ModelError if the graph is invalid."""
         if self._function is None:
             self._function = finalize(self)
         return self._function
@@ -428,19 +428,19 @@ class Builder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of the nodes recorded inside with ``name/``."""
+        """Prefix the names of recorded nodes with ``name/``."""
         with self._changed(_prefix=f"{self._prefix}{name}/"):
             yield
 
     @contextmanager
     def device(self, device: str) -> Iterator[None]:
-        """Say where the nodes recorded inside must run: ``"cpu"``, ``"cuda:1"``."""
+        """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""
         with self._changed(_device=device):
             yield
 
     @contextmanager
     def after(self, *values: Symbol) -> Iterator[None]:
-        """Make the nodes recorded inside run after those that compute the values, without reading them."""
+        """Run recorded nodes after those that compute ``values``, without a data dependency."""
         nodes = tuple(self._node_of(value) for value in values)
         with self._changed(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
             yield
@@ -467,7 +467,7 @@ class Builder:
     def body(
         self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
     ) -> tuple[Function, bool]:
-        """Return a body as a Function, and whether it gives one bare tensor: traced from a callable, or taken as it is."""
+        """Convert a callable (by tracing) or a Function to a body. Also return whether its result is a single bare tensor."""
         if isinstance(body, Function):
             return adopt(self, title, body, len(inputs)), len(body.outputs) == 1
         if not callable(body):
@@ -482,7 +482,7 @@ class Builder:
         return child.function(), single
 
     def inline(self, function: Function, *inputs: Any) -> tuple[Tensor, ...]:
-        """Record the nodes of a Function on other inputs and return its outputs; names are prefixed with the Function's."""
+        """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
         return inline_function(self, function, [self.symbol(item) for item in inputs])
 
 
@@ -491,7 +491,7 @@ def _unshared(array: Any) -> Any:
 
 
 def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
-    """Return the names of a callable's parameters, one per input, or the given ones where it does not tell."""
+    """Names of a callable's parameters, one per input; the default names if it has no signature."""
     given = [name for name, _ in inputs]
     try:
         signature = inspect.signature(body)

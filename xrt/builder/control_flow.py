@@ -1,7 +1,7 @@
-"""The bodies of control flow: Python callables traced with the types that the operator passes to them, or Functions.
+"""Bodies of control flow operators: traced from Python callables with the types that the operator passes, or Functions.
 
-A value that changes from one iteration to the next may change its extents. Then the body is traced again with those extents
-unknown, until the types of its inputs and outputs agree.
+The shape of a loop-carried value may change between iterations. The body is then traced again with the changing extents
+unknown, until its input and output types agree.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ __all__ = ["CONTROL_FLOW", "TracedBodies", "trace_bodies"]
 
 @dataclass(frozen=True, slots=True)
 class TracedBodies:
-    """What became of an operator's bodies."""
+    """The bodies of one operator and the types of its outputs."""
 
     functions: Mapping[str, Function]
-    """By attribute."""
+    """By attribute name."""
     outputs: tuple[Type | None, ...]
-    """The types of the operator's outputs."""
     is_single: bool
-    """Whether the operator returns one tensor, not a tuple of one."""
+    """Whether the operator returns one tensor instead of a tuple."""
 
 
 Body = Callable[..., Any] | Function
@@ -40,7 +39,7 @@ Symbols = Sequence[Symbol | None]
 
 
 def trace_bodies(builder: Builder, operator: Operator, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
-    """Trace the bodies of an operator of `CONTROL_FLOW`; raises ModelError where one does not fit it."""
+    """Trace the bodies of an operator in `CONTROL_FLOW`; raises ModelError if one does not match the operator."""
     return CONTROL_FLOW[operator.name](builder, inputs, attributes)
 
 
@@ -91,6 +90,7 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     states, scans = _split(function, 0, len(carried))
     out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
     length = _extent(scanned[0], axes[0])
+    # Scan stacks one row per step, so the length is that of the scanned inputs.
     stacks = (_stacked(v.type, length, axis) for v, axis in zip(scans, out_axes, strict=True))
     outputs = (*(v.type for v in states), *stacks)
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
@@ -117,9 +117,9 @@ Parameter = tuple[str, Type | None]
 def _settled(
     builder: Builder, body: Body, head: Sequence[Parameter], carried: Sequence[Type | None], tail: Sequence[Parameter], first: int
 ) -> Function:
-    """Return the body traced with carried types that it gives back; ``first`` is the place of the first carried output.
+    """Trace the body until the types of its carried values reach a fixed point.
 
-    Each round forgets at least one extent or rank, so the rounds end.
+    ``first`` is the index of the first carried output. Terminates because each round removes at least one extent or rank.
     """
     while True:
         mark = builder.names.mark()
@@ -130,12 +130,13 @@ def _settled(
         widened = [b if after.type is None else join_types(b, after.type) for b, after in zip(carried, states, strict=True)]
         if widened == list(carried) or isinstance(body, Function):
             return function
+        # The discarded trace must not use up names.
         builder.names.rewind(mark)
         carried = widened
 
 
 def _split(function: Function, first: int, count: int) -> tuple[Sequence[Value], Sequence[Value]]:
-    """Return the body's outputs that are carried on, and those that are gathered."""
+    """Split the outputs of a body into carried values and scan outputs."""
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
         given = len(function.outputs)

@@ -1,7 +1,7 @@
-"""Python's operators on tensors, with the meaning that NumPy gives them.
+"""Python's operators on tensors, with NumPy semantics.
 
-NumPy itself says in which type an operation computes (``ufunc.resolve_dtypes``); the operands are converted to it, and
-the ONNX operator is chosen so that the numbers agree: ONNX's ``Div`` of integers truncates, Python's ``//`` floors.
+``ufunc.resolve_dtypes`` decides the type to compute in; operands are cast to it. ONNX operators are chosen so that the
+results match: for example, ONNX's ``Div`` of integers truncates, while Python's ``//`` floors.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["absolute", "binary", "cast", "invert", "is_operand", "negative"]
 
+# Earlier ONNX operators broadcast and take axes differently; these forms are not implemented.
 MINIMUM_OPSET = 13
-"""Below this, ONNX's operators broadcast and take their axes in ways that Python's operators are not translated to."""
 
 Rule = Callable[["Tensor", "Tensor", DType], "Tensor"]
 
 
 def is_operand(value: object) -> bool:
-    """Whether Python's operators take the value; for anything else Python asks the other operand."""
+    """Whether Python's operators support the value; otherwise they return NotImplemented."""
     return is_strong(value) or is_weak(value)
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """Return the tensor converted to an element type; itself where it has it."""
+    """Convert to an element type; returns ``x`` if it already has that type."""
     wanted = infer_operand_dtype(dtype)
     return x if x.dtype is wanted else emit("Cast", x, to=wanted.onnx)
 
 
 def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
-    """Return ``left symbol right``; at least one of them is a tensor of the graph."""
+    """Record ``left symbol right``; at least one operand is a tensor of the graph."""
     _check_opset(symbol)
     ufunc, rule = _BINARY[symbol]
     a, b, dtype = _in_common(symbol, ufunc, left, right)
@@ -55,12 +55,13 @@ def _check_opset(symbol: str) -> None:
         )
 
 
-# ---------------------------------------------------------------------- in which type
+# ---------------------------------------------------------------------- type promotion
 
 
 def _in_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
-    """Return the operands as tensors of the types in which NumPy would compute, and the left one's."""
+    """Cast the operands to the types in which NumPy computes; also return the type of the left one."""
     first, second = _operand_types(symbol, ufunc, left, right)
+    # NumPy compares such a number exactly: uint8 < 300 is true, not an overflow.
     if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
         first = second = DType.INT64
     return _as(left, first), _as(right, second), first
@@ -70,7 +71,7 @@ _COMPARISONS = frozenset(("==", "!=", "<", "<=", ">", ">="))
 
 
 def _is_too_large(value: Operand, dtype: DType) -> bool:
-    """Whether a number is outside an integer type of less than 64 bits, so that the comparison is made in int64."""
+    """Whether a Python int is out of range for an integer type of less than 64 bits."""
     if not isinstance(value, int) or isinstance(value, bool) or not dtype.is_integer or dtype.bits == 64:
         return False
     info = np.iinfo(dtype.numpy)
@@ -89,9 +90,10 @@ def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) 
 
 
 def _asked(value: Operand, other: Operand) -> Any:
-    """Return what `ufunc.resolve_dtypes` is asked: a dtype, or the Python type of a weak number.
+    """The operand as an argument of `ufunc.resolve_dtypes`: a dtype, or the Python type of a weak number.
 
-    A number that the other's type can hold takes that type at once: the types of ``ml_dtypes`` know no weak numbers.
+    A number that the other operand's type can represent gets that type here, since ``ml_dtypes`` types do not support weak
+    numbers.
     """
     if is_strong(value):
         return _dtype(value).numpy
@@ -119,7 +121,7 @@ def _shown(value: Operand) -> str:
 
 
 def _as(value: Operand, dtype: DType) -> Tensor:
-    """Return the operand as a tensor of an element type; constants are converted at once."""
+    """Convert the operand to a tensor of an element type; constants are converted immediately."""
     builder = current("a constant")
     if is_weak(value):
         return builder.symbol(weak_array(value, dtype))
@@ -132,7 +134,7 @@ def _as(value: Operand, dtype: DType) -> Tensor:
 
 
 def _plain(op_type: str, for_bool: str | None = None) -> Rule:
-    """Return the rule that applies one operator, another one to booleans where NumPy means a logical operation."""
+    """Rule that applies one operator, or ``for_bool`` to booleans, where NumPy computes a logical operation."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
         return emit(for_bool if for_bool and dtype is DType.BOOL else op_type, a, b)
@@ -158,12 +160,13 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     quotient = emit("Div", a, b)
     if _is_unsigned(dtype):
         return quotient
-    # Truncation is one too many where the product has passed the dividend; no step here can overflow.
+    # Truncation rounds up where quotient * divisor is beyond the dividend: subtract one. No step can overflow.
     return emit("Sub", quotient, cast(_has_passed(emit("Mul", quotient, b), a, b), dtype))
 
 
 def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
-    """Whether the product is beyond the dividend, in the direction that the divisor's sign gives."""
+    """Whether the product is beyond the dividend, in the direction of the divisor's sign."""
+    # With a constant divisor of one sign, one comparison is enough.
     known = current("//").find_constant(divisor)
     if known is not None and bool((known.array > 0).all()):
         return emit("Greater", product, dividend)
@@ -175,15 +178,16 @@ def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
 
 
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
-    """Floor the exact quotient, as Python does, not the rounded one: ``1.0 // 0.1`` is 9."""
+    """Floor the exact quotient like Python, not the rounded one: ``1.0 // 0.1`` is 9."""
     rest = emit("Mod", a, b, fmod=1)
     whole = emit("Div", emit("Sub", a, rest), b)
     lower = emit("Sub", whole, cast(_signs_differ(rest, b), a.dtype))
+    # Division by zero gives inf or nan. Round removes the rounding error of the division.
     return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", lower))
 
 
 def _signs_differ(rest: Tensor, divisor: Tensor) -> Tensor:
-    """Whether a remainder is not zero and has another sign than the divisor."""
+    """Whether the remainder is nonzero and its sign differs from the divisor's."""
     opposite = emit("Xor", emit("Less", rest, _zero(rest)), emit("Less", divisor, _zero(divisor)))
     return emit("And", opposite, emit("Not", emit("Equal", rest, _zero(rest))))
 
@@ -207,7 +211,7 @@ def _not_equal(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 
 
 def _compare(op_type: str) -> Rule:
-    """Return the rule of an ordering; booleans are ordered as numbers, which ONNX does not do."""
+    """Rule of an ordering. Booleans are compared as uint8, because ONNX does not order them."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
         if dtype is DType.BOOL:
@@ -228,7 +232,7 @@ _UNSIGNED = {DType.INT8: DType.UINT8, DType.INT16: DType.UINT16, DType.INT32: DT
 
 
 def _shift_left(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
-    bits = _UNSIGNED.get(dtype, dtype)  # ONNX shifts unsigned integers only; a cast keeps the bits
+    bits = _UNSIGNED.get(dtype, dtype)  # ONNX shifts only unsigned integers; the cast preserves the bits
     return cast(emit("BitShift", cast(a, bits), cast(b, bits), direction="LEFT"), dtype)
 
 
@@ -236,7 +240,7 @@ def _shift_right(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if dtype not in _UNSIGNED:
         return emit("BitShift", a, b, direction="RIGHT")
     bits = _UNSIGNED[dtype]
-    negative = emit("Less", a, _zero(a))  # -1 shifted right stays -1: shift the complement, which is not negative
+    negative = emit("Less", a, _zero(a))  # arithmetic shift: -1 >> n is -1, so shift the complement
     positive = emit("Where", negative, emit("BitwiseNot", a), a)
     shifted = cast(emit("BitShift", cast(positive, bits), cast(b, bits), direction="RIGHT"), dtype)
     return emit("Where", negative, emit("BitwiseNot", shifted), shifted)
@@ -265,11 +269,11 @@ _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
 }
 
 
-# ---------------------------------------------------------------------- one operand
+# ---------------------------------------------------------------------- unary operators
 
 
 def negative(x: Tensor) -> Tensor:
-    """Return ``-x``; raises ModelError for truth values, as NumPy does."""
+    """``-x``; raises ModelError for booleans, as NumPy does."""
     _check_opset("-")
     if x.dtype is DType.BOOL:
         raise ModelError("NumPy has no - of bool; use ~x")
@@ -277,12 +281,12 @@ def negative(x: Tensor) -> Tensor:
 
 
 def absolute(x: Tensor) -> Tensor:
-    """Return ``abs(x)``; truth values are their own."""
+    """``abs(x)``; booleans are returned unchanged."""
     return x if x.dtype is DType.BOOL else emit("Abs", x)
 
 
 def invert(x: Tensor) -> Tensor:
-    """Return ``~x``: not, of booleans; every bit flipped, of integers."""
+    """``~x``: logical not for booleans, bitwise not for integers."""
     if not (x.dtype is DType.BOOL or x.dtype.is_integer):
         raise ModelError(f"NumPy has no ~ of {x.dtype}; it is for bool and integers")
     return emit("Not" if x.dtype is DType.BOOL else "BitwiseNot", x)

@@ -1,4 +1,4 @@
-"""Apply an operator while a graph is traced: check what was given against its schema, and record the node."""
+"""Apply an operator while tracing: convert the operands, check them against the schema, and record the node."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ DTypeLike: TypeAlias = "DType | np.dtype[Any] | type[Any] | str"
 
 
 def is_strong(value: object) -> bool:
-    """Whether the value has an element type of its own."""
+    """Whether the value has a fixed element type."""
     return isinstance(value, Symbol | Constant | np.ndarray | np.generic)
 
 
 def is_weak(value: object) -> bool:
-    """Whether the value takes the element type of what it meets: a Python number or text, or a list of them."""
+    """Whether the value adopts the element type of the other operands: a Python number, a str, or a list of them."""
     return not isinstance(value, np.generic) and isinstance(value, bool | int | float | complex | str | list | tuple)
 
 
 def infer_operand_dtype(like: DTypeLike) -> DType:
-    """Return the element type that a person means: a DType, its text (``"float32"``), a NumPy type, or ``int``, ``float``."""
+    """Convert to a DType: a DType, its name (``"float32"``), a NumPy type, or ``int``, ``float``."""
     if isinstance(like, DType):
         return like
     if isinstance(like, str) and like in _TEXTS:
@@ -79,8 +79,10 @@ _TEXTS = frozenset(d.text for d in DType)
 
 
 def natural_dtype(*values: Any) -> DType:
-    """Return the element type of weak values that meet nothing: string, or the first of bool, int64, float32 and complex64 that
-    holds them all. (ONNX prefers float32 where NumPy takes float64.)
+    """Default element type of weak values without typed operands.
+
+    String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
+    uses float64.)
     """
     arrays = [_plain_array(value) for value in values]
     kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
@@ -90,10 +92,10 @@ def natural_dtype(*values: Any) -> DType:
 
 
 def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
-    """Return the element type that weak values take as inputs of an operator that must have one type.
+    """Element type of weak values passed as inputs that must share one type.
 
-    The one that the other inputs bind; else their natural one if the operator admits it; else the operator's first that
-    can hold them.
+    In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
+    type that can represent the values.
     """
     meets = parse_onnx_spelling(bound[formal.variable]) if formal.variable in bound else None
     if isinstance(meets, TensorType):
@@ -114,14 +116,14 @@ def _kind(dtype: DType) -> str:
 
 
 def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
-    """Whether the kind of number can hold the values: an integer type holds no floats."""
+    """Whether the type can represent this kind of values: an integer type cannot represent floats."""
     if dtype is DType.STRING or array.dtype.kind not in _ORDER:
         return dtype is DType.STRING and array.dtype.kind == "U"
     return array.size == 0 or _ORDER[array.dtype.kind] <= _ORDER[_kind(dtype)]
 
 
 def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """Return a weak value as an array of an element type; raises ModelError where that type cannot hold it."""
+    """Convert a weak value to an array; raises ModelError if the type cannot represent it."""
     array = _plain_array(value)
     if not _fits(array, dtype):
         raise ModelError(f"{value!r} cannot be a constant of {dtype}; convert the tensor that it meets with .astype(...)")
@@ -146,7 +148,7 @@ def _plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def emit(op_type: str, *inputs: Operand | None, **attributes: Any) -> Tensor:
-    """Apply an operator of ai.onnx that has one output."""
+    """Apply an ai.onnx operator with one output."""
     return cast("Tensor", apply(op_type, inputs, attributes))
 
 
@@ -159,10 +161,10 @@ def apply(
     outputs: int | None = None,
     name: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Record a node and return its outputs: one tensor, or a tuple where the operator has several or `outputs` says how many.
+    """Record a node and return its outputs: a tensor, or a tuple if there are several or ``outputs`` is passed.
 
-    ``attributes`` may also hold inputs by their formal names. Raises ModelError, naming the operator, what it expects and
-    what was given.
+    ``attributes`` may also contain inputs by their formal names. Raises ModelError that states the operator, the expected and
+    the actual arguments.
     """
     title = f"xrt.ops.{f'{domain}.' if domain else ''}{op_type}"
     builder = current(title)
@@ -174,7 +176,7 @@ def apply(
 
 
 def _named(error: ModelError, title: str) -> ModelError:
-    """Return the error with the operator in front, unless an operator inside a body has put itself there."""
+    """Prefix the error with the operator, unless an operator inside a body already did."""
     text = str(error)
     return error if text.startswith("xrt.ops.") else ModelError(f"{title}: {text}").with_traceback(error.__traceback__)
 
@@ -189,7 +191,7 @@ def _apply(
 ) -> Tensor | tuple[Tensor, ...]:
     given, attributes = _inputs_by_name(operator, inputs, attributes)
     if "num_outputs" in operator.attributes and outputs is not None and len(given) == operator.min_inputs:
-        attributes.setdefault("num_outputs", outputs)  # Split says it twice: in its outputs and, where no sizes are given, here
+        attributes.setdefault("num_outputs", outputs)  # Split without sizes needs the count as an attribute too
     _check_attribute_names(operator, attributes)
     symbols, bound = _operands(builder, operator, given)
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
@@ -209,7 +211,7 @@ def _apply(
 def _inputs_by_name(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
-    """Return all inputs in their places, and what is left: the attributes."""
+    """Move inputs passed by name to their positions; also return the remaining keywords, the attributes."""
     given, rest = list(inputs), dict(attributes)
     for index, formal in enumerate(operator.inputs):
         if formal.name not in rest:
@@ -228,7 +230,7 @@ def _inputs_by_name(
 def _operands(
     builder: Builder, operator: Operator, given: Sequence[Operand | None]
 ) -> tuple[list[Symbol | None], dict[str, str]]:
-    """Return the inputs as values of the graph, and what they bind the type variables to."""
+    """Convert the inputs to tensors of the graph; also return the bindings of the type variables."""
     _check_inputs_given(operator, given)
     symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in given]
     bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
@@ -243,7 +245,7 @@ def _operands(
 
 
 def _of_one_type(operator: Operator, given: Sequence[Operand | None], index: int) -> list[Operand | None]:
-    """Return the weak inputs that must have the type of the one at an index, itself among them."""
+    """The weak inputs that share a type variable with the one at ``index``, including it."""
     formal = operator.formal_input(index)
     if formal.is_variadic and not formal.is_homogeneous:
         return [given[index]]
@@ -286,7 +288,7 @@ def _attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attr
 
 
 def _plain(name: str, value: Any, kind: AttrKind) -> Any:
-    """Return the value as `Attribute.of` takes it: an element type is its number, a weak value is an array."""
+    """Convert to a form that `Attribute.of` accepts: element types to numbers, weak values to arrays."""
     is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
     if kind is AttrKind.INT and is_dtype:
         return infer_operand_dtype(value).onnx
@@ -320,7 +322,7 @@ def _output_count(
 def _implied_count(
     operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
 ) -> int | None:
-    """Return the number of outputs when none is asked for: those that are not optional, or all where all are."""
+    """Default number of outputs: the required ones, or all of them if all are optional."""
     if operator.max_outputs is not None:
         return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
     if attributes.get("num_outputs") is not None:
@@ -333,7 +335,7 @@ def _implied_count(
 
 
 def _labels(operator: Operator, count: int) -> tuple[str, ...]:
-    """Return what to call the outputs after the first: ``dropout_mask``; of variadic ones, their numbers."""
+    """Suffixes for output names after the first: ``dropout_mask``, or numbers for variadic outputs."""
     formals = [operator.formal_output(index) for index in range(count)]
     return tuple(str(i + 1) if f.is_variadic else f.name.lower() for i, f in enumerate(formals))
 
@@ -354,7 +356,7 @@ def _output_types(
     return [refine_types(i, d) for i, d in zip(inferred, declared, strict=True)]
 
 
-# ---------------------------------------------------------------------- operators that onnx does not describe
+# ---------------------------------------------------------------------- opaque operators
 
 
 def apply_opaque(
@@ -367,9 +369,9 @@ def apply_opaque(
     types: Sequence[Type | None] = (None,),
     name: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Record a node of a domain that ``onnx`` does not describe; ``types`` gives its outputs, one each.
+    """Record a node of a domain that ``onnx`` does not describe; ``types`` has one entry per output.
 
-    Raises ModelError for a domain that it does describe: its operators are checked, so apply them by name.
+    Raises ModelError for a domain that ``onnx`` does describe: apply its operators by name, so that they are checked.
     """
     title = f"xrt.ops.custom({op_type!r})"
     builder = current(title)

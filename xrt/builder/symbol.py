@@ -1,4 +1,4 @@
-"""A value of a graph that is being traced, and the builder that records what is done to it."""
+"""Symbolic values of a graph under construction, and the active builder that records operations on them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["Symbol", "current", "recording"]
 
 recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
-"""The innermost builder that is recording in this context."""
+"""The innermost active builder of this context."""
 
 
 def current(asked: str) -> Builder:
-    """Return the builder that is recording; raises ModelError that names what was asked when there is none."""
+    """The active builder; raises ModelError, mentioning the operation ``asked``, if there is none."""
     builder = recording.get()
     if builder is None:
         raise ModelError(
@@ -30,7 +30,7 @@ def current(asked: str) -> Builder:
 
 
 class Symbol:
-    """A named value of a builder, with what is known of its type."""
+    """A named value of a builder, with its type if known."""
 
     __slots__ = ("builder", "name", "type")
 
@@ -41,12 +41,12 @@ class Symbol:
 
     @property
     def value(self) -> Value:
-        """The name with its type."""
+        """The name and type as a Value."""
         return Value(self.name, self.type)
 
     @property
     def tensor_type(self) -> TensorType:
-        """The type; raises ModelError where it is not known to be a tensor's."""
+        """The type; raises ModelError if it is unknown or not a tensor."""
         if isinstance(self.type, TensorType):
             return self.type
         what = "its type is not known" if self.type is None else f"it is a {self.type}"
@@ -54,12 +54,12 @@ class Symbol:
 
     @property
     def dtype(self) -> DType:
-        """The element type; raises ModelError where the value is not known to be a tensor."""
+        """The element type; raises ModelError if the value is not known to be a tensor."""
         return self.tensor_type.dtype
 
     @property
     def shape(self) -> Shape:
-        """The extents; raises ModelError where not even their number is known."""
+        """The extents; raises ModelError if the rank is unknown."""
         shape = self.tensor_type.shape
         if shape is None:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""The symbolic tensor: what `build` is given, and what operators return."""
+"""The symbolic tensor: NumPy's operators, indexing, shape changes and reductions, recorded as ONNX nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Tensor", "index", "integers", "reduce", "reshape", "squeeze", "trans
 
 
 def integers(items: Sequence[Any]) -> Any:
-    """Return a list of integers, some of which may be tensors of the graph, as one operand of int64."""
+    """Combine integers and 0-d tensors to one int64 operand."""
     if not any(isinstance(item, Symbol) for item in items):
         return np.asarray(items, np.int64)
     parts = [_as_row(item) for item in items]
@@ -33,7 +33,7 @@ def integers(items: Sequence[Any]) -> Any:
 def _as_row(item: Any) -> Tensor:
     if not isinstance(item, Symbol):
         return current("a constant").symbol(np.asarray([item], np.int64))
-    whole: Tensor = item  # type: ignore[assignment]  # every Symbol that a builder makes is a Tensor
+    whole: Tensor = item  # type: ignore[assignment]  # builders create only Tensors
     if not whole.dtype.is_integer:
         raise ModelError(f"{whole.name!r} is used as an integer, but it is {whole.type}")
     return emit("Reshape", cast(whole, DType.INT64), np.asarray([1], np.int64))
@@ -43,7 +43,7 @@ def _as_row(item: Any) -> Tensor:
 
 
 def reshape(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Return ``x.reshape(*shape)``; an extent is an integer, -1 once, the name of one of x's own, or a 0-d tensor."""
+    """``x.reshape(*shape)``; an extent is an integer, -1 at most once, a symbolic extent of ``x``, or a 0-d tensor."""
     if len(shape) == 1 and isinstance(shape[0], Symbol) and shape[0].ndim == 1:
         whole: Tensor = shape[0]  # type: ignore[assignment]  # every Symbol that a builder makes is a Tensor
         return emit("Reshape", x, cast(whole, DType.INT64))
@@ -55,7 +55,7 @@ def reshape(x: Tensor, shape: Sequence[Any]) -> Tensor:
 
 
 def _extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
-    """Return an extent as Reshape takes it: 0 means x's own extent in that place, unless a real 0 is among them."""
+    """Convert an extent for Reshape, where 0 copies the extent of ``x`` in that place unless allowzero is set."""
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
         return item
     names = [dim for dim in x.shape if isinstance(dim, str)]
@@ -67,7 +67,7 @@ def _extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
 
 
 def transpose(x: Tensor, axes: Sequence[Any]) -> Tensor:
-    """Return ``x.transpose(*axes)``; without axes they are reversed."""
+    """``x.transpose(*axes)``; reverses the axes by default."""
     if len(axes) == 1 and isinstance(axes[0], tuple | list):
         axes = axes[0]
     if not axes:
@@ -76,7 +76,7 @@ def transpose(x: Tensor, axes: Sequence[Any]) -> Tensor:
 
 
 def _axis(x: Tensor, axis: Any) -> int:
-    """Return an axis counted from the front; raises ModelError where the tensor has none such."""
+    """Normalize an axis to count from the front; raises ModelError if it is out of range."""
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ModelError(f"an axis must be an integer; got {axis!r}")
     rank = x.tensor_type.rank
@@ -88,12 +88,12 @@ def _axis(x: Tensor, axis: Any) -> int:
 
 
 def squeeze(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return the tensor without those axes of extent 1; without axes the tensor itself."""
+    """Remove these axes of extent 1; returns ``x`` if there are none."""
     return emit("Squeeze", x, np.asarray(axes, np.int64)) if axes else x
 
 
 def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return the tensor with new axes of extent 1 at those places; without axes the tensor itself."""
+    """Insert axes of extent 1; returns ``x`` if there are none."""
     return emit("Unsqueeze", x, np.asarray(axes, np.int64)) if axes else x
 
 
@@ -101,19 +101,20 @@ def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reduce(x: Tensor, method: str, axis: Any, keepdims: bool) -> Tensor:
-    """Return ``x.sum(...)`` and its like, in the type in which NumPy accumulates."""
+    """``x.sum(...)`` and similar, accumulated in the same type as in NumPy."""
     op_type = {"sum": "ReduceSum", "prod": "ReduceProd", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin"}[method]
     axes = None if axis is None else [_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
     summed = cast(x, _accumulator(x.dtype, method))
     if axes == []:
         return summed
+    # Reductions changed axes from an attribute to an input, at different opsets.
     if "axes" in require_operator(op_type, current(method).version("")).attributes:
         return emit(op_type, summed, axes=axes, keepdims=int(keepdims))
     return emit(op_type, summed, axes, keepdims=int(keepdims))
 
 
 def _accumulator(dtype: DType, method: str) -> DType:
-    """Return the type of the result: NumPy widens sums of small integers to 64 bits, and takes means in floats."""
+    """Result type: NumPy widens sums of small integers to 64 bits and computes means of integers in float64."""
     if dtype.is_float or method in ("max", "min"):
         return dtype
     if method == "mean":
@@ -126,14 +127,14 @@ INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One index and the axis of the tensor, counted from the front, that it is for."""
+    """One index, and the axis it applies to, counted from the front."""
 
     axis: int
     index: Any
 
 
 def index(x: Tensor, key: Any) -> Tensor:
-    """Return ``x[key]``; raises ModelError for a key that NumPy refuses, or that ONNX has no operators for."""
+    """``x[key]``; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
     keys = [_normal(x, item) for item in (key if isinstance(key, tuple) else (key,))]
     items, new_axes = _placed(x, keys)
     for item in items:
@@ -141,14 +142,14 @@ def index(x: Tensor, key: Any) -> Tensor:
     arrays = [item for item in items if isinstance(item.index, Symbol | np.ndarray)]
     if not arrays:
         return unsqueeze(_cut(x, items), new_axes)
-    # Among arrays, integers are arrays of no axes; a lone tensor of no axes gathers by itself.
+    # As in NumPy, an integer next to arrays is a 0-d array and broadcasts with them.
     gathered = [item for item in items if not isinstance(item.index, slice)]
     cut = _cut(x, [item for item in items if isinstance(item.index, slice)])
     return _gather(unsqueeze(cut, new_axes), [_Item(_shifted(i.axis, new_axes), i.index) for i in gathered])
 
 
 def _shifted(axis: int, new_axes: Sequence[int]) -> int:
-    """Return the position of an axis after axes were inserted at those places of the result."""
+    """The position of an axis after inserting ``new_axes``, which are positions in the result."""
     for place in sorted(new_axes):
         axis += place <= axis
     return axis
@@ -158,7 +159,7 @@ def _shifted(axis: int, new_axes: Sequence[int]) -> int:
 
 
 def _normal(x: Tensor, item: Any) -> Any:
-    """Return one item of a key as None, Ellipsis, an int, a slice, an integer or boolean array, or a tensor."""
+    """Normalize one item of a key to None, Ellipsis, an int, a slice, an integer or boolean array, or a tensor."""
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, bool | np.bool_):
@@ -184,7 +185,7 @@ def _checked_kind(x: Tensor, item: Any, dtype: DType) -> Any:
 
 
 def _covers(item: Any) -> int:
-    """Return how many axes of the tensor an item is for."""
+    """Number of axes that an item indexes."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if _is_mask(item) else 1
@@ -195,7 +196,7 @@ def _is_mask(item: Any) -> bool:
 
 
 def _placed(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
-    """Return the items with their axes, and the places in the cut tensor where None inserts an axis."""
+    """Assign axes to the items; also return the positions in the sliced tensor where None inserts an axis."""
     ellipses = sum(item is Ellipsis for item in keys)
     covered = sum(map(_covers, keys))
     rank = x.tensor_type.rank
@@ -229,7 +230,7 @@ def _skipped(x: Tensor, keys: Sequence[Any], covered: int) -> int:
 
 
 def _rows(axis: int, item: Any) -> list[_Item]:
-    """Return an index for each axis that the item covers: a mask of k axes is k integer arrays."""
+    """Expand an item to one index per axis: a mask over k axes becomes k integer arrays."""
     if not _is_mask(item):
         return [_Item(axis, item)]
     if isinstance(item, np.ndarray):
@@ -239,7 +240,7 @@ def _rows(axis: int, item: Any) -> list[_Item]:
 
 
 def _check_range(x: Tensor, item: _Item) -> None:
-    """Refuse constant positions that lie outside an extent that is known, as NumPy does."""
+    """Reject constant indices outside a known extent, as NumPy does."""
     shape = x.tensor_type.shape
     extent = shape[item.axis] if shape is not None else None
     if not isinstance(extent, int) or isinstance(item.index, slice | Symbol):
@@ -254,7 +255,7 @@ def _check_range(x: Tensor, item: _Item) -> None:
 
 
 def _cut(x: Tensor, items: Sequence[_Item]) -> Tensor:
-    """Return the tensor with slices taken, and the axes of integers removed."""
+    """Apply slices and integers, and remove the axes of integers."""
     cuts = [item for item in items if item.index != slice(None)]
     if not cuts:
         return x
@@ -266,8 +267,9 @@ def _cut(x: Tensor, items: Sequence[_Item]) -> Tensor:
 
 
 def _bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
-    """Return start, end and step as ONNX's Slice takes them."""
+    """Start, end and step for ONNX's Slice."""
     if isinstance(item, int):
+        # The end of [-1:0] would be the front of the axis.
         return item, item + 1 if item != -1 else INT64.max, 1
     step = 1 if item.step is None else _bound(x, item.step)
     if isinstance(step, Symbol):
@@ -289,7 +291,7 @@ def _bound(x: Tensor, value: Any) -> Any:
 
 
 def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
-    """Return the elements at arrays of positions, the arrays broadcast against each other."""
+    """Select elements by index arrays, broadcast against each other."""
     if len(items) == 1:
         return emit("Gather", x, _int64(items[0].index), axis=items[0].axis)
     axes = [item.axis for item in items]
@@ -297,6 +299,7 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     front = x if axes == list(range(len(axes))) else emit("Transpose", x, perm=[*axes, *rest])
     positions, rank = _positions([item.index for item in items])
     result = emit("GatherND", front, positions)
+    # NumPy puts the indexed axes in place of adjacent index arrays, and in front otherwise.
     are_adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     if not are_adjacent or axes[0] == 0:
         return result
@@ -305,12 +308,12 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
 
 
 def _positions(indices: Sequence[Any]) -> tuple[Any, int]:
-    """Return the indices of the axes, broadcast and stacked along a last axis, and the rank of one of them."""
+    """Broadcast the index arrays and stack them along a last axis; also return the rank of one of them."""
     rank = max(np.ndim(item) if not isinstance(item, Symbol) else item.ndim for item in indices)
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
     tensors = [_int64(item) for item in indices]
-    shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts: only its shape is wanted
+    shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
     rows = [unsqueeze(emit("Expand", tensor, shape), [-1]) for tensor in tensors]
     return emit("Concat", *rows, axis=-1), rank
 
@@ -324,7 +327,7 @@ def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
 
 
 def _int64(item: Any) -> Tensor:
-    """Return positions as a tensor of int64, which every operator that gathers takes."""
+    """Convert indices to int64, which all gather operators accept."""
     return cast(current("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
 
 
@@ -334,15 +337,15 @@ def _binary(symbol: str, left: Any, right: Any) -> Tensor:
 
 
 class Tensor(Symbol):
-    """A value of the graph that is being traced; it has a type and a name, and no numbers.
+    """A value of the graph being traced: a type and a name, without data.
 
-    Python's operators and indexing have the meaning that NumPy gives them for arrays: a Python number takes the type of
-    the tensor, two tensors are computed in the type that NumPy promotes them to, ``//`` floors and ``%`` has the sign of
-    the divisor. What needs the numbers (``bool(x)``, ``float(x)``, iteration) is refused.
+    Python's operators and indexing follow NumPy: a Python number adopts the type of the tensor, two tensors are promoted as in
+    NumPy, ``//`` floors and ``%`` has the sign of the divisor. Operations that need data (``bool(x)``, ``float(x)``, iteration)
+    raise ModelError.
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # NumPy leaves `array * tensor` to the tensor
+    __array_ufunc__ = None  # so that NumPy defers `array * tensor` to Tensor.__rmul__
 
     # ------------------------------------------------------------------ arithmetic
 
@@ -405,7 +408,7 @@ class Tensor(Symbol):
 
     # ------------------------------------------------------------------ comparison
 
-    __hash__ = object.__hash__  # == gives a tensor, so tensors hash by identity
+    __hash__ = object.__hash__  # == records a node, so tensors hash by identity
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # as in NumPy
         return _binary("==", self, other)
@@ -471,40 +474,40 @@ class Tensor(Symbol):
         return transpose(self, ())
 
     def transpose(self, *axes: Any) -> Tensor:
-        """Return the tensor with its axes in that order, reversed where none is given."""
+        """Permute the axes; reverses them by default."""
         return transpose(self, axes)
 
     def reshape(self, *shape: Any) -> Tensor:
-        """Return the tensor with other extents: integers, -1 once, names of its own symbolic extents, or 0-d tensors."""
+        """Change the shape. Extents are integers, -1 at most once, symbolic extents of this tensor, or 0-d tensors."""
         return reshape(self, shape)
 
     def astype(self, dtype: DTypeLike) -> Tensor:
-        """Return the tensor converted to an element type: a DType, a NumPy type, or a name such as ``"float32"``."""
+        """Convert to an element type: a DType, a NumPy type, or a name such as ``"float32"``."""
         return numpy_meaning.cast(self, dtype)
 
     # ------------------------------------------------------------------ reductions
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Return the sum over the axes; of integers in 64 bits, as in NumPy."""
+        """Sum over the axes; integers are summed in 64 bits, as in NumPy."""
         return reduce(self, "sum", axis, keepdims)
 
     def prod(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Return the product over the axes; of integers in 64 bits, as in NumPy."""
+        """Product over the axes; integers are multiplied in 64 bits, as in NumPy."""
         return reduce(self, "prod", axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Return the mean over the axes; of integers in float64, as in NumPy."""
+        """Mean over the axes; in float64 for integers, as in NumPy."""
         return reduce(self, "mean", axis, keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Return the largest element over the axes."""
+        """Maximum over the axes."""
         return reduce(self, "max", axis, keepdims)
 
     def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Return the smallest element over the axes."""
+        """Minimum over the axes."""
         return reduce(self, "min", axis, keepdims)
 
-    # ------------------------------------------------------------------ what needs the numbers
+    # ------------------------------------------------------------------ operations that need data
 
     def __len__(self) -> int:
         extent = self.shape[0] if self.shape else None

@@ -1,4 +1,4 @@
-"""Graph, the class to derive from, and the tracing of its `build`."""
+"""Graph, the base class for graphs written in Python, the tracing of `build`, and scopes for recorded nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Graph", "GraphBase", "after", "device", "inline", "scope", "trace"]
 
 
 class GraphBase:
-    """A graph as a class: derive from it and write ``build``.
+    """Base class of graphs written in Python; implement ``build``.
 
     >>> from xrt.graph import DType, TensorType
     >>> class Affine(GraphBase):
@@ -36,22 +36,22 @@ class GraphBase:
     >>> Affine().trace(TensorType(DType.FLOAT32, ("N",))).outputs[0].type.dtype
     DType.FLOAT32
 
-    The names of `build`'s parameters are the names of the inputs. It returns a tensor, a tuple or list of tensors, or a
-    dictionary from output names to tensors.
+    The parameters of `build` are the inputs, by name. It returns a tensor, a tuple or list of tensors, or a dictionary from
+    output names to tensors.
     """
 
     opset: int = DEFAULT_OPSET
-    """The version of ai.onnx whose operators the graph is made of."""
+    """The ai.onnx version."""
     opsets: Mapping[str, int] = {}
-    """Versions of other domains; the newest that ``onnx`` describes where it is not said."""
+    """Versions of other domains; the default is the newest that ``onnx`` describes."""
 
     def build(self, *inputs: Any, **named: Any) -> Any:
-        """Return the outputs, computed from symbolic inputs with `xrt.ops` and Python's operators."""
+        """Compute the outputs from symbolic inputs, with `xrt.ops` and Python's operators."""
         raise ModelError(f"{type(self).__name__} has no build; write `def build(self, x): ...` that returns its outputs")
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the inputs: the parameters of ``build`` that have no default."""
+        """Names of the inputs: the parameters of ``build`` without a default."""
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = inspect.signature(self.build).parameters.values()
         return tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
@@ -59,37 +59,37 @@ class GraphBase:
     def infer(
         self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
     ) -> Sequence[Type | None]:
-        """Return the types of a node's outputs, None where the element type that the schema tells must do; see `Inference`."""
+        """Infer the output types of a node; None means only the element type from the schema. See `Inference`."""
         return [None] * len(node.outputs)
 
     def trace(self, *inputs: Any, **named: Any) -> Function:
-        """Return the Function that `build` describes for inputs of those types (or like those arrays)."""
+        """Trace `build` to a Function. Inputs are types, or arrays that are used for their types."""
         versions = {**self.opsets, "": self.opset}
         builder = Builder(type(self).__name__, opsets=versions, inference=self.infer)
         builder.know(self._arrays())
         return _traced(builder, self.build, inputs, named)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Record the graph as a part of the one that is being traced; names are prefixed with the class's."""
+        """Record this graph as part of the one being traced; names get the class name as prefix."""
         builder = current(f"{type(self).__name__}(...)")
         with builder.scope(_part_name(builder, type(self).__name__)):
             builder.know(self._arrays())
             return self.build(*inputs, **named)
 
     def _arrays(self) -> Mapping[str, Any]:
-        """Return the arrays among the attributes: as constants they are named after them."""
+        """Attributes that are arrays; as constants they are named after the attribute."""
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
 
     @staticmethod
     def update(target: Tensor, value: Any) -> Tensor:
-        """Make the buffer of an input hold the value after each call; see `Builder.update`."""
+        """Store ``value`` in the buffer of an input after each call; see `Builder.update`."""
         return current("update").update(target, value)
 
     @staticmethod
     def state(name: str, type_: Type, fill: float = 0) -> Tensor:
-        """Return a value that stays from one call of a session to the next; `update` gives it its next value.
+        """Add a value that a session stores between calls. Set its next value with `update`; ``fill`` is its initial value.
 
-        It is an input of the graph, after the parameters of `build`. A new state is filled with the number.
+        The state becomes an input of the graph, after the parameters of `build`.
         """
         return current("state").state(name, type_, fill)
 
@@ -101,7 +101,7 @@ def trace(
     opsets: int | Mapping[str, int] = DEFAULT_OPSET,
     inference: Inference | None = None,
 ) -> Function:
-    """Return the Function that a callable describes for inputs of those types (or like those arrays)."""
+    """Trace a callable to a Function. Inputs are types, or arrays that are used for their types."""
     return _traced(Builder(name, opsets=opsets, inference=inference), build, inputs, {})
 
 
@@ -129,7 +129,7 @@ def _bound(title: str, build: Callable[..., Any], inputs: Sequence[Any], named: 
 
 
 def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
-    """Replace types and arrays among the arguments by inputs of the graph; other arguments stay plain Python values."""
+    """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
     for name, given in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -161,7 +161,7 @@ def _named_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
 
 
 def _part_name(builder: Builder, title: str) -> str:
-    """Return a name for one use of a graph inside another: the class's in lower case, numbered."""
+    """Name one use of a graph inside another: the lower-case class name and a number."""
     return builder.parts.make_numbered(title.lower())
 
 
@@ -169,27 +169,27 @@ def _part_name(builder: Builder, title: str) -> str:
 
 
 def scope(name: str) -> AbstractContextManager[None]:
-    """Prefix the names of the nodes recorded inside with the name and a slash."""
+    """Prefix the names of recorded nodes with ``name/``."""
     return current("scope").scope(name)
 
 
 def device(name: str) -> AbstractContextManager[None]:
-    """Say where the nodes recorded inside must run: ``"cpu"``, ``"cuda:1"``."""
+    """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""
     return current("device").device(name)
 
 
 def after(*values: Tensor) -> AbstractContextManager[None]:
-    """Make the nodes recorded inside run after those that compute the values, without reading them."""
+    """Run recorded nodes after those that compute ``values``, without a data dependency."""
     return current("after").after(*values)
 
 
 def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
-    """Record the nodes of a Function on other inputs, and return its outputs; names are prefixed with the Function's."""
+    """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
     return current("inline").inline(function, *inputs)
 
 
 class Graph(builder.GraphBase):
-    """A graph as a class: derive from it and write ``build``.
+    """Base class of graphs written in Python, with full type inference; implement ``build``.
 
     >>> from xrt import ops
     >>> from xrt.graph import DType, TensorType
@@ -199,8 +199,8 @@ class Graph(builder.GraphBase):
     >>> print(Affine().trace(TensorType(DType.FLOAT32, ("N", 3))).outputs[0])
     relu_1: float32[N,3]
 
-    The names of `build`'s parameters are the names of the inputs. It returns a tensor, a tuple or list of tensors, or a
-    dictionary from output names to tensors. Tensors know their shapes as far as ONNX can infer them.
+    The parameters of `build` are the inputs, by name. It returns a tensor, a tuple or list of tensors, or a dictionary from
+    output names to tensors. Tensors know their shapes where ONNX can infer them.
     """
 
     def infer(

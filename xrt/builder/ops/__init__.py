@@ -1,8 +1,8 @@
-"""Every operator of ai.onnx as a function on symbolic tensors, made from the schemas of the installed ``onnx``.
+"""Every ai.onnx operator as a function on symbolic tensors, generated from the schemas of the installed ``onnx``.
 
-``xrt.ops.Relu(x)`` records a node in the graph that is being traced and returns its output. Inputs go in their places (or
-by their names), None where an optional one is left out; attributes are keywords. ``outputs=n`` asks for n outputs, always as
-a tuple; ``name=`` names the node and its first output. `xrt.ops.ml` holds the operators of ai.onnx.ml.
+``xrt.ops.Relu(x)`` records a node in the graph being traced and returns its output. Pass inputs by position or by name, and
+None for an omitted optional input; attributes are keywords. ``outputs=n`` requests n outputs, always as a tuple; ``name=``
+names the node and its first output. `xrt.ops.ml` contains the operators of ai.onnx.ml.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def custom(
     name: str | None = None,
     **attributes: Any,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Apply an operator of any domain: an opaque node where ``onnx`` does not describe the domain.
+    """Apply an operator of any domain. If ``onnx`` does not describe the domain, the node is opaque.
 
-    ``version`` is the domain's opset version that the graph imports, ``types`` the types of the outputs, one each. Only an
-    engine that knows the domain takes such a node. For a domain that ``onnx`` describes, both are read from its schema.
+    ``version`` is the opset version of the domain to import, ``types`` the types of the outputs, one each. Only engines that
+    implement the domain support such a node. For a domain that ``onnx`` describes, both come from the schema.
     """
     if latest_version(domain):
         return apply(op_type, inputs, attributes, domain=domain, name=name)

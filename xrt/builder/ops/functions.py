@@ -1,4 +1,4 @@
-"""One Python function per operator: its name, signature and documentation are those of the schema."""
+"""One Python function per operator, with name, signature and documentation from the schema."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ __all__ = ["find", "names", "newest", "parameters"]
 
 @lru_cache(maxsize=8)
 def names(domain: str) -> tuple[str, ...]:
-    """Return the operators of a domain that are in force at its newest version, sorted."""
+    """Sorted names of the operators of a domain at its newest version."""
     version = latest_version(domain)
     found = ((name, find_operator(name, version, domain)) for name in operator_names(domain))
     return tuple(name for name, operator in found if operator is not None)
 
 
 def newest(name: str, domain: str) -> Operator | None:
-    """Return the operator as a graph has it by default: at the default opset, or at the newest where it came later."""
+    """The operator at the default opset, or at the newest one if it was introduced later."""
     by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
     return by_default or find_operator(name, latest_version(domain), domain)
 
 
 @lru_cache(maxsize=512)
 def find(module: str, domain: str, name: str) -> Callable[..., Any]:
-    """Return the function of an operator; raises AttributeError, with the nearest name, where there is none."""
+    """The function of an operator; raises AttributeError with the closest name if there is none."""
     operator = None if name.startswith("_") else newest(name, domain)
     if operator is None:
         raise AttributeError(f"{domain_title(domain)} has no operator {name!r}.{did_you_mean(name, names(domain))}", name=name)
@@ -63,13 +63,14 @@ def _function(module: str, operator: Operator) -> Callable[..., Any]:
 
 
 def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
-    """Yield inputs in their places, then attributes, then ``outputs`` where the operator may have several, and ``name``."""
+    """Yield the inputs, the attributes, ``outputs`` if the operator can have several, and ``name``."""
     kind = inspect.Parameter
     variadic = [formal for formal in operator.inputs if formal.is_variadic]
     for formal in operator.inputs:
         if formal.is_variadic:
             yield kind(formal.name, kind.VAR_POSITIONAL)
         else:
+            # Inputs before a variadic one cannot be passed by name in Python.
             place = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
             yield kind(formal.name, place, default=None if formal.is_optional else kind.empty)
     for attribute in sorted(operator.attributes.values(), key=lambda a: not a.is_required):
@@ -80,7 +81,7 @@ def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
 
 
 def _short(default: Any) -> Any:
-    """Return a default as a person writes it: 1e-05, not the float32 that is nearest to it."""
+    """The default in its short decimal form: 1e-05 instead of the nearest float32."""
     return float(str(np.float32(default))) if isinstance(default, float) else default
 
 

@@ -1,4 +1,4 @@
-"""The text of the stub files, from the same schemas as the functions: what an editor completes and a type checker reads."""
+"""Generates the stub files of `xrt.ops` from the schemas, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def custom(
 
 
 def stub(domain: str) -> str:
-    """Return the stub of the module that holds a domain's operators."""
+    """The stub text for the module of a domain's operators."""
     operators = (newest(name, domain) for name in names(domain))
     lines = (line for operator in operators if operator and not operator.is_deprecated for line in _definitions(operator))
     return (
@@ -63,7 +63,7 @@ def stub(domain: str) -> str:
 
 
 def _definitions(operator: Operator) -> Iterator[str]:
-    """Yield one definition, or two overloads where the number of outputs can be asked for."""
+    """Yield one definition, or two overloads if ``outputs`` changes the result type."""
     result = _result(operator)
     if operator.max_outputs == 1 or result == "Any":
         yield _definition(operator, "int | None = None", result)
@@ -111,7 +111,7 @@ def _attribute_text(attribute: FormalAttribute, default: object) -> str:
 
 
 def _result(operator: Operator) -> str:
-    """Return the type of what the function gives when the number of outputs is not asked for."""
+    """The result type when ``outputs`` is not passed."""
     if operator.name in CONTROL_FLOW:
         return "Any"
     if operator.max_outputs is None:
