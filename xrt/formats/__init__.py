@@ -1,5 +1,4 @@
-"""Formats: to and from a Function or a Plan.
+"""File and message formats: conversion between files, bytes or protobuf messages and Functions or Plans.
 
-Files, bytes and messages come in, and Functions go out, or the other way round. This is the only home of protobuf, and
-where models touch files; nothing here runs a model or knows an engine.
+Only this package uses protobuf and reads or writes model files. It runs no models and does not depend on any engine.
 """

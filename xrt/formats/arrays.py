@@ -1,4 +1,4 @@
-"""Arrays from ``.npy`` and ``.npz`` files of any origin: never a pickle, and no announced size is taken at its word."""
+"""Arrays from untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), and the encoding of examples."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from xrt.graph import DType
 
 __all__ = ["Example", "decode_example", "encode_example", "is_encodable", "read_npy", "read_npz"]
 
+# Limits on the expanded size of an archive: always this many bytes, beyond that a multiple of its size.
+# Deflate compresses zeros a thousandfold, so a small archive could otherwise fill the memory.
 LARGEST_FREE = 64 << 20
-"""Bytes to which an archive may always expand."""
 LARGEST_RATIO = 100
-"""Beyond that, how many times its own size it may expand to; deflate reaches a thousand on zeros."""
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 _ADVICE = "write one with numpy.save or numpy.savez"
+# NumPy parses headers with Python's parser, which raises these; MemoryError for too many brackets.
 _PARSER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
-"""What Python's own parser raises for a header that is none, which NumPy hands to it; the last for too many brackets."""
+# Raised by NumPy and zipfile for malformed files.
 _BROKEN = (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, *_PARSER)
-"""What NumPy and zipfile raise for a file that is none."""
 
 
 def read_npy(path: Path) -> np.ndarray[Any, Any]:
-    """Return the array of a ``.npy`` file; raises InputError, which names it, for any other."""
+    """Read a ``.npy`` file; raises InputError with the path if it is not one."""
     with _opened(path) as file:
         if zipfile.is_zipfile(file):
             raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
@@ -51,9 +51,9 @@ def read_npy(path: Path) -> np.ndarray[Any, Any]:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of a ``.npz`` file by name; raises InputError, which names it, for any other.
+    """Read the arrays of a ``.npz`` file by name; raises InputError with the path if it is not one.
 
-    Nothing is unpacked to a file, so the names in the archive lead nowhere.
+    Nothing is extracted to disk, so member names cannot escape a directory.
     """
     with _opened(path) as file:
         if file.read(6) == b"\x93NUMPY":
@@ -64,7 +64,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 return _members(archive, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        except (*_BROKEN, RuntimeError) as error:  # the last for what is encrypted
+        except (*_BROKEN, RuntimeError) as error:  # RuntimeError: the archive is encrypted
             raise InputError(f"{path} is not a .npy or .npz file of numbers: {_describe(error)}; {_ADVICE}") from error
 
 
@@ -99,14 +99,14 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray[Any, A
             raise ValueError(f"two of its arrays are named {name!r}")
         with archive.open(member) as file:
             arrays[name] = _array(file, member.file_size)
-            file.read(1)  # the end, where the checksum is compared
+            file.read(1)  # reading past the end makes zipfile verify the checksum
     return arrays
 
 
 def _array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Return the array that begins at the file's place; the file has so many bytes from its beginning on, it says.
+    """Read the array at the current position of a file with ``size`` bytes in total.
 
-    Raises ValueError where the header announces another size, before anything is allocated.
+    Raises ValueError, before allocating, if the size in the header differs.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -128,7 +128,7 @@ def _check_numbers(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
 
 
 def _read(file: IO[bytes], size: int) -> bytearray:
-    """Return so many bytes, which are in memory as they come; raises EOFError where there are fewer."""
+    """Read ``size`` bytes, allocating memory only as they arrive; raises EOFError if there are fewer."""
     data = bytearray()
     while len(data) < size:
         part = file.read(min(size - len(data), 1 << 20))
@@ -145,7 +145,7 @@ Named: TypeAlias = tuple[tuple[str, Array], ...]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Inputs of a model, and the outputs that were computed of them."""
+    """Inputs of a model with the outputs computed from them."""
 
     inputs: Named
     outputs: Named
@@ -156,12 +156,12 @@ class Example:
 
 
 def is_encodable(value: Any) -> bool:
-    """Whether a value is an array of numbers or truth values."""
+    """Whether the value is an array of numbers or booleans."""
     return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.kind not in "SU"
 
 
 def encode_example(example: Example) -> bytes:
-    """Return an example as `decode_example` reads it; all its values are encodable."""
+    """Serialize an example for `decode_example`; all values must be encodable."""
     parts: list[bytes] = []
     at = 0
 
@@ -182,7 +182,7 @@ def encode_example(example: Example) -> bytes:
 
 
 def decode_example(data: memoryview) -> Example:
-    """Return the example; raises BundleError for bytes that are none."""
+    """Deserialize an example; raises BundleError for malformed data."""
     try:
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8:start]))

@@ -1,6 +1,6 @@
-"""Bundle files: the manifest, each large constant once, and engines' compiled forms, in one container.
+"""Bundle files: a container with a manifest, each large constant once, and compiled artifacts of engines.
 
-What the manifest means is the module's; here it is plain values, with Functions where the message has models.
+The module package defines the meaning of the manifest; here it is plain values, with Functions for models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "make_working_dire
 
 KIND = "bundle"
 FORMAT = 1
-"""The version of the manifest that is written, and the only one that is read."""
+"""Version of the manifest: the one written, and the only one read."""
 
 _MANIFEST = "manifest"
 _WEIGHT = "weight:"
@@ -42,10 +42,10 @@ def write_bundle(
     suffix: str = "",
     copied: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> None:
-    """Write a bundle, whole or not at all; whatever stood there is replaced. Models and compiled forms are by section name.
+    """Write a bundle atomically, replacing an existing file. Models and artifacts are keyed by section name.
 
-    ``copied`` are sections of the bundle that is extended, and ``suffix`` then tells this manifest from those in it. Raises
-    BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
+    ``copied`` are sections of an existing bundle that is extended; ``suffix`` distinguishes the new manifest from those in it.
+    Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
     from xrt.formats.onnx.tensors import encode_data
     from xrt.formats.protobuf import write, write_model
@@ -77,17 +77,17 @@ def write_bundle(
 
 
 class BundleFile:
-    """A bundle that has been opened: its constants are mapped; its manifest and compiled forms are read when asked for."""
+    """An open bundle: constants are mapped; the manifest and artifacts are read on access."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises BundleError, which names the file, for one that is missing or damaged."""
+        """Raises BundleError with the path if the file is missing or corrupt."""
         self.path = Path(path)
         self.suffix = ""
-        """What tells the manifest that is read from others of the file."""
+        """Selects one of the manifests in the file."""
         self.unused: frozenset[str] = frozenset()
-        """Sections that the manifest which is read does not name, nor what it names."""
+        """Sections that are not reachable from the selected manifest."""
         self.read_weights: set[str] = set()
-        """Sections of the constants that models have referred to."""
+        """Sections of constants that were read by models."""
         try:
             self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class BundleFile:
             raise self._unloadable(error) from error
 
     def select(self, suffix: str) -> BundleFile:
-        """Return the same file, read by another of its manifests."""
+        """A view of the same file with another of its manifests."""
         found = copy(self)
         found.__dict__.pop("manifest", None)
         found.suffix, found.read_weights = suffix, set()
@@ -104,12 +104,11 @@ class BundleFile:
 
     @property
     def sections(self) -> Collection[str]:
-        """The names of all sections."""
         return self._container.sections
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The manifest; raises BundleError where it is damaged, or of an unknown version."""
+        """The manifest; raises BundleError if it is corrupt or has an unsupported version."""
         try:
             return self._read()
         except (BundleError, OSError) as error:
@@ -132,38 +131,38 @@ class BundleFile:
         return self._container.section(name)
 
     def find_section(self, name: str) -> memoryview | None:
-        """Return a section, checked; None where there is none. Raises BundleError where it is damaged."""
+        """The contents of a section, or None if it does not exist. Raises BundleError if it is corrupt."""
         return self.read_compiled(name) if name in self._container.sections else None
 
     @property
     def stamp(self) -> FileIdentity | None:
-        """The file as it was when it was opened; None for a small one, and for one that had changed just before."""
+        """Identity of the file when it was opened; None if it is small or was modified just before."""
         return self._container.stamp
 
     def trust(self) -> None:
-        """Take all that is used for checked: another process has read the same file."""
+        """Skip checksums of all used sections: another process has verified this file."""
         self._container.trust(self.unused)
 
     def check(self) -> None:
-        """Check every section that is used; raises BundleError where one is damaged."""
+        """Verify the checksum of every used section; raises BundleError if one differs."""
         try:
             self._container.check(self.unused)
         except BundleError as error:
             raise self._unloadable(error) from error
 
     def read_weight(self, digest: str) -> memoryview:
-        """Return the bytes of a constant, checked; raises BundleError where they are damaged or missing."""
+        """The verified bytes of a constant; raises BundleError if they are corrupt or missing."""
         return self.read_compiled(f"{_WEIGHT}{digest}")
 
     def read_compiled(self, section: str) -> memoryview:
-        """Return an engine's compiled form, checked; raises BundleError where it is damaged or missing."""
+        """A verified artifact of an engine; raises BundleError if it is corrupt or missing."""
         try:
             return self._container.section(section)
         except BundleError as error:
             raise self._unloadable(error) from error
 
     def model(self, section: str) -> Function:
-        """Return a model; raises BundleError where it is damaged or missing."""
+        """Read a model; raises BundleError if it is corrupt or missing."""
         from xrt.formats.protobuf import read_model
 
         try:
@@ -176,7 +175,7 @@ class BundleFile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of the weights and of everything else, by section."""
+        """Bytes by section; all weights are summed under ``weights``."""
         sizes = {"weights": 0}
         for name, section in self._container.sections.items():
             kind = "weights" if name.startswith(_WEIGHT) else name
@@ -185,9 +184,9 @@ class BundleFile:
 
 
 def load_model(path: str | os.PathLike[str]) -> Function:
-    """Return the model that a bundle was made of, or the first trace of its graph; no compiled form is read.
+    """Load the model that a bundle was created from, or the first trace of its graph, without any artifacts.
 
-    Raises BundleError for a file that is missing or damaged, or one that holds no model.
+    Raises BundleError if the file is missing or corrupt, or contains no model.
     """
     file = BundleFile(path)
     sections = [file.manifest["model"], *(program["function"] for program in file.manifest["programs"])]
@@ -198,21 +197,21 @@ def load_model(path: str | os.PathLike[str]) -> Function:
 
 @contextmanager
 def make_working_directory() -> Iterator[Path]:
-    """Make a folder for an engine to save or load by way of files, and remove it in the end."""
+    """Create a temporary directory for engines that save or load through files."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="xrt-")
-    except OSError:  # a system whose disks are read-only: Linux has memory in the form of a folder
+    except OSError:  # all disks are read-only: use Linux's in-memory file system
         folder = tempfile.TemporaryDirectory(prefix="xrt-", dir="/dev/shm")
     with folder as path:
         yield Path(path)
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins as a bundle does; False where it cannot be read, and for a pipe, of which nothing is taken."""
+    """Whether the file starts like a bundle; False if it cannot be read, and for a pipe, which is not consumed."""
     try:
         if not Path(path).is_file():
             return False
         with Path(path).open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):  # the latter for a NUL in the path
+    except (OSError, ValueError):  # ValueError: NUL in the path
         return False

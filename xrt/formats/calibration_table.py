@@ -1,7 +1,7 @@
-"""Calibration tables: the range of each value of a model, found by its content, as JSON with a line for each value.
+"""Calibration tables: the observed range of each value of a model, as JSON with one line per value.
 
-msgspec checks the schema. A value is found by `xrt.graph.hash_values`, so a table outlasts a renaming of values and nodes. The
-names in it are for its reader.
+msgspec checks the schema. Values are identified by `xrt.graph.hash_values`, so a table stays valid when values or nodes are
+renamed. The names in it are only for readers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FORMAT", "CalibrationTable", "RangeDifference", "ValueRange"]
 
 KIND = "xrt calibration table"
 FORMAT = 1
-"""The version of the text that is written, and the only one that is read."""
+"""Version of the text: the one written, and the only one read."""
 MOST_BYTES = 64 << 20
 
 Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
@@ -34,20 +34,18 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """The range of one value."""
-
     key: Key
-    """What computes the value: see `xrt.graph.hash_values`."""
+    """Identifies the computation: see `xrt.graph.hash_values`."""
     low: float
-    """The lowest number that a quantized form must have."""
+    """Lower end of the range to quantize to."""
     high: float
     least: float
-    """The lowest number that was observed."""
+    """Lowest observed number."""
     most: float
     batches: Count = 1
-    """The batches in which it was observed."""
+    """Number of batches observed."""
     name: Text = ""
-    """The value's name in the model, for the reader."""
+    """Name of the value in the model, for readers."""
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.low, self.high, self.least, self.most))):
@@ -57,7 +55,7 @@ class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RangeDifference(Struct, frozen=True):
-    """A value whose ranges differ between two tables; None where a table lacks it."""
+    """A value with different ranges in two tables; None if a table lacks it."""
 
     first: ValueRange | None
     second: ValueRange | None
@@ -73,12 +71,11 @@ def _describe(found: ValueRange | None) -> str:
 
 
 class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Ranges of the values of a model, each found by what computes the value."""
+    """Ranges of the values of a model, keyed by the computation of each value."""
 
     method: Text
     """How the ranges were chosen."""
     parameters: Mapping[Text, float] = {}
-    """The parameters of the method."""
     ranges: tuple[ValueRange, ...] = ()
     """In the order of the model."""
 
@@ -93,13 +90,13 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return len(self._by_key)
 
     def find(self, key: str) -> ValueRange | None:
-        """Return the range of the value with that key; None where the table has none."""
+        """The range with this key, or None."""
         return self._by_key.get(key)
 
     def bind(self, function: Function) -> dict[str, ValueRange]:
-        """Return the ranges by the names that values have in a Function; values without a range are left out.
+        """Map value names of a Function to ranges; values without a range are omitted.
 
-        Raises CalibrationError where no value of the Function has a range: the table is of another model.
+        Raises CalibrationError if no value of the Function has a range: the table belongs to another model.
         """
         found = {name: known for name, key in hash_values(function).items() if (known := self.find(key)) is not None}
         if not found and self.ranges:
@@ -110,14 +107,14 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return found
 
     def add(self, name: str, key: str, found: ValueRange) -> CalibrationTable:
-        """Return the table with a range for one more value, which has that name and key."""
+        """Copy with the range of one more value."""
         return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(found, name=name, key=key)))
 
     def merge(self, other: CalibrationTable) -> CalibrationTable:
-        """Return a table of the values of both, as if the model had been calibrated on the batches of both.
+        """Combine two tables, as if the model had been calibrated on the batches of both.
 
-        A value in both has the wider range with ``minmax``; with the other methods the average, weighted by the batches. Raises
-        CalibrationError for tables of different methods or parameters.
+        For a value in both tables, ``minmax`` uses the wider range and other methods the average weighted by batches. Raises
+        CalibrationError if methods or parameters differ.
         """
         if (self.method, dict(self.parameters)) != (other.method, dict(other.parameters)):
             raise CalibrationError(
@@ -137,7 +134,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return ValueRange(key=a.key, low=low, high=high, least=least, most=most, batches=total, name=a.name)
 
     def compare(self, other: CalibrationTable, tolerance: float = 0.0) -> list[RangeDifference]:
-        """Return the values whose ranges differ by more than a share of the wider one, or that one table lacks."""
+        """List the values whose ranges differ by more than ``tolerance`` times the wider one, or that one table lacks."""
         return list(self._differences(other, tolerance))
 
     def _differences(self, other: CalibrationTable, tolerance: float) -> Iterator[RangeDifference]:
@@ -147,10 +144,10 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 yield RangeDifference(found, second)
         yield from (RangeDifference(None, found) for found in other.ranges if self.find(found.key) is None)
 
-    # ------------------------------------------------------------------ as text
+    # ------------------------------------------------------------------ serialization
 
     def dumps(self) -> str:
-        """Return the table as JSON with a line for each value; equal tables give equal text."""
+        """Serialize to JSON with one line per value; equal tables give equal text."""
         facts = {"kind": KIND, "format": FORMAT, "method": self.method, "parameters": dict(self.parameters)}
         rows = [f"    {json.dumps(msgspec.to_builtins(found))}" for found in self.ranges]
         head = [f"  {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in facts.items()]
@@ -159,7 +156,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @classmethod
     def loads(cls, data: str | bytes) -> Self:
-        """Return the table that the text holds; raises CalibrationError, which says what is wrong with it."""
+        """Parse a table; raises CalibrationError with the reason if it is invalid."""
         facts = _parse(data)
         kind, version = facts.pop("kind", None), facts.pop("format", None)
         if kind != KIND:
@@ -176,7 +173,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return table
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to a file, whole or not at all; raises CalibrationError where that cannot be done."""
+        """Write the table atomically; raises CalibrationError on failure."""
         data = self.dumps().encode()
         try:
             replace_file(Path(path), lambda file: file.write(data))
@@ -185,7 +182,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the table in a file; raises CalibrationError for one that is missing, damaged or of another format."""
+        """Read a table; raises CalibrationError if the file is missing, corrupt or of another format."""
         try:
             if Path(path).exists() and not Path(path).is_file():
                 raise CalibrationError("it is not a regular file")
@@ -197,7 +194,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def _distance(a: ValueRange, b: ValueRange) -> float:
-    """Return by how much two ranges differ, as a share of the wider one."""
+    """The larger shift of the two ends, relative to the wider range."""
     width = max(a.high - a.low, b.high - b.low)
     moved = max(abs(a.low - b.low), abs(a.high - b.high))
     return moved / width if width else moved

@@ -1,12 +1,12 @@
-"""The container: one file of named sections, each with its checksum, that can be mapped instead of read.
+"""The container format: a file of named, checksummed sections that can be memory-mapped. Also saved session state.
 
-A cache entry and a bundle are such files. In order, all numbers little-endian:
+Cache entries, bundles and session files are containers. Layout, with little-endian numbers:
 
     64 bytes    head: magic, version, the table's offset, its checksum, and a checksum of the head itself
-    sections    each at a multiple of 64 bytes, filled up with zeros
+    sections    each at a multiple of 64 bytes, padded with zeros
     table       JSON: the kind of the file, and name, offset, size and CRC-32 of each section
 
-A reader trusts no size before it has compared it with the file, and returns no byte before it has checked it.
+Readers compare every size with the file before using it, and verify the checksum of a section before returning it.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+# As in PNG: cannot be text, and a transfer in text mode corrupts the line ends, so it is detected.
 MAGIC = b"\x89XRT\r\n\x1a\n"
-"""Not text, and damaged by a transfer as text."""
 VERSION = 1
+# Alignment in bytes for vector instructions.
 ALIGNMENT = 64
-"""In bytes: what vector instructions like best."""
+# Smaller files are read instead of mapped: a mapping keeps the file open.
 MAPPED_FROM = 1 << 20
-"""Bytes from which a file is mapped; a smaller one is read, since a mapping keeps the file open."""
 _HEAD = struct.Struct("<8sIQQI")
 _SEAL = struct.Struct("<I")
 
 
 class CorruptFile(BundleError):
-    """The file is not what its writer wrote."""
+    """The contents differ from those that were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The place of a named part of a container."""
+    """The location of one section."""
 
     name: str
     offset: int
@@ -67,7 +67,7 @@ class Section:
 
 
 class ContainerWriter:
-    """Writes sections one after the other; nothing of it can be read before `finish`."""
+    """Writes sections sequentially; the file is unreadable until `finish`."""
 
     def __init__(self, file: BinaryIO, kind: str) -> None:
         self._file = file
@@ -77,7 +77,7 @@ class ContainerWriter:
         self._end = ALIGNMENT
 
     def add(self, name: str, data: Buffer) -> None:
-        """Write a section. The data may be large: it is not copied."""
+        """Write a section. The data is not copied."""
         if name in self._sections:
             raise BundleError(f"section {name!r} stands in the file already")
         view = memoryview(data).cast("B")
@@ -90,7 +90,7 @@ class ContainerWriter:
         return name in self._sections
 
     def finish(self) -> None:
-        """Write the table, and the head that makes the file valid."""
+        """Write the table, then the head, which makes the file valid."""
         table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()
         self._file.write(table)
         head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
@@ -100,22 +100,22 @@ class ContainerWriter:
 
 
 class Container:
-    """A container that has been opened: its table is checked, a section is when it is first asked for."""
+    """An open container. The table is verified on open, a section on first access."""
 
     def __init__(self, data: memoryview, kind: str) -> None:
-        """Read the table. Raises Damaged, or BundleError for a file of another kind or a later version."""
+        """Read the table. Raises CorruptFile, or BundleError for another kind of file or an unsupported version."""
         self._data = data
         self._sections = _sections(data, kind)
         self._checked: set[str] = set()
 
     @classmethod
     def open(cls, path: Path, kind: str) -> Container:
-        """Open a file: large ones are mapped, and stay open as long as a section of them is in use.
+        """Open a file. Large files are mapped, and stay open while a section is referenced.
 
-        Raises OSError where it cannot be read, and what the constructor raises.
+        Raises OSError if the file cannot be read, and the errors of the constructor.
         """
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise CorruptFile("it is a pipe or a device, and no file")  # to open one may take for ever
+            raise CorruptFile("it is a pipe or a device, and no file")  # opening it may block forever
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
@@ -126,7 +126,7 @@ class Container:
         return self._sections
 
     def section(self, name: str) -> memoryview:
-        """A section's bytes, read-only. Raises CorruptFile where it is missing or its checksum differs."""
+        """The bytes of a section, read-only. Raises CorruptFile if it is missing or its checksum differs."""
         found = self._sections.get(name)
         if found is None:
             raise CorruptFile(f"it has no section {name!r}")
@@ -139,16 +139,16 @@ class Container:
 
     @property
     def stamp(self) -> FileIdentity | None:
-        """The mapped file as it was when it was opened; None for one that is not mapped, or had changed just before."""
+        """Identity of the mapped file when it was opened; None if it is not mapped or was modified just before."""
         mapping = self._data.obj
         return mapping.stamp if isinstance(mapping, FileMapping) else None
 
     def trust(self, excepted: Collection[str] = ()) -> None:
-        """Take every section but those for checked: another process has read the same file."""
+        """Skip the checksums of all sections but ``excepted``: another process has verified this file."""
         self._checked.update(self._sections.keys() - {*excepted})
 
     def check(self, excepted: Collection[str] = ()) -> None:
-        """Check every section but those, and release the pages that this has read; raises CorruptFile."""
+        """Verify all sections but ``excepted`` and release the pages read for it; raises CorruptFile."""
         for name in self._sections:
             if name not in self._checked and name not in excepted:
                 release(np.frombuffer(self.section(name), np.uint8))
@@ -166,7 +166,7 @@ def _sections(data: memoryview, kind: str) -> dict[str, Section]:
 
 
 def read_table(data: bytes) -> tuple[str, list[Section]]:
-    """Return the kind of a file and its sections, whose places are not checked yet; raises CorruptFile for another text."""
+    """Parse a table to the kind of the file and unchecked sections; raises CorruptFile if it is malformed."""
     try:
         match json.loads(data):
             case {"kind": str(kind), "sections": list(rows)}:
@@ -184,7 +184,7 @@ def _read_row(row: object) -> Section:
 
 
 def _table_place(data: memoryview) -> tuple[int, int]:
-    """Return where the table begins and how long it is; raises Damaged, or BundleError for a later version."""
+    """Offset and size of the table; raises CorruptFile, or BundleError for an unsupported version."""
     if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
         raise CorruptFile(
             "it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
@@ -210,7 +210,7 @@ _LIST = "arrays"
 
 
 def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
-    """Write the arrays, whole or not at all; ``model`` is the fingerprint. Raises InputError where the file cannot be written."""
+    """Save session state atomically; ``model`` is the fingerprint. Raises InputError if the file cannot be written."""
     listed = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays.items()]
 
     def fill(file: BinaryIO) -> None:
@@ -227,7 +227,7 @@ def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str,
 
 
 def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
-    """Return the model's fingerprint and the arrays, which are copies; raises InputError for a file that is none of these."""
+    """Load session state: the model's fingerprint and copies of the arrays. Raises InputError for any other file."""
     try:
         container = Container.open(Path(path), KIND)
         found = json.loads(bytes(container.section(_LIST)))

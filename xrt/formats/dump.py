@@ -1,4 +1,4 @@
-"""Functions written to a directory for a person to look at: as text, ONNX and DOT."""
+"""Debugging output of Functions: files with text, ONNX and DOT, and networkx graphs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["to_dot", "to_networkx", "write"]
 
-_LONGEST = 60
-"""Characters of an attribute's value that are shown."""
+_LONGEST = 60  # characters shown of an attribute value
 
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """An edge of the picture, between keys: a node's name, or ``("input", name)`` and ``("output", name)``."""
+    """A graph edge between keys: a node name, ``("input", name)`` or ``("output", name)``."""
 
     source: object
     target: object
     value: str
-    """The value that flows; empty for a control edge."""
+    """The name of the value; empty for a control edge."""
     slot: int
-    """The place of `Node.uses` that it flows to."""
+    """Index in `Node.uses` of the target."""
     kind: Literal["value", "capture", "control"]
 
 
 def _edges(function: Function) -> Iterator[_Edge]:
-    """Yield an edge for each reading of a value that is no constant, each control predecessor, and each output."""
+    """Yield an edge per read of a non-constant value, per control predecessor, and per output."""
     inputs = {value.name for value in function.inputs}
 
     def source(value: str) -> object:
@@ -59,11 +58,11 @@ def _edges(function: Function) -> Iterator[_Edge]:
 
 
 def to_networkx(function: Function) -> nx.MultiDiGraph:
-    """Return the Function as a networkx graph: one edge for each reading of a value, so a value read twice has two.
+    """Convert to a networkx graph with one edge per read, so a value that a node reads twice has two edges.
 
-    Its nodes are the names of the Function's nodes (attribute ``node``), and ``("input", name)`` and ``("output", name)``
-    (attribute ``value``). An edge carries ``value``, ``slot`` and ``kind``: value, capture or control. Constants do not
-    show.
+    Graph nodes are the names of the Function's nodes (attribute ``node``), ``("input", name)`` and ``("output", name)``
+    (attribute ``value``). Edges have the attributes ``value``, ``slot`` and ``kind``: value, capture or control. Constants are
+    omitted.
     """
     import networkx as nx
 
@@ -82,10 +81,10 @@ _STYLES = {"value": "", "capture": ", style=dashed", "control": ", style=dotted"
 
 
 def to_dot(function: Function) -> str:
-    """Return the Function in the DOT language: operators as boxes, inputs and outputs as ellipses, values on the edges.
+    """Convert to the DOT language: operators as boxes, inputs and outputs as ellipses, values as edges.
 
-    Constants and attributes stand inside of the boxes, bodies are named there; captured values come by dashed edges,
-    control predecessors by dotted ones. The same Function gives the same text.
+    Boxes list constants, attributes and the names of bodies. Captures are dashed edges, control dependencies dotted ones. The
+    output is deterministic.
     """
     return "\n".join(["digraph {", *(f"  {line}" for line in _statements(function)), "}"]) + "\n"
 
@@ -134,15 +133,15 @@ def _shown(attribute: Attribute) -> str:
 
 
 def _quoted(lines: Iterable[str]) -> str:
-    """Return the lines as one quoted text of DOT, in which a quote and a backslash of theirs mean themselves."""
+    """Format lines as a quoted DOT string, escaping quotes and backslashes."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for line in lines if line)
     return '"' + "\\n".join(escaped) + '"'
 
 
 def write(stages: Mapping[str, Function], directory: Path) -> None:
-    """Write each Function as ``<stage>.txt``, ``.dot`` and, where ONNX can say it, ``.onnx``; the directory is made.
+    """Write each Function as ``<stage>.txt``, ``.dot`` and, if ONNX can express it, ``.onnx``. Creates the directory.
 
-    Large constants are abbreviated in the text; the ONNX file has them in full.
+    The text abbreviates large constants; the ONNX file contains them.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for stage, function in stages.items():

@@ -1,4 +1,4 @@
-"""Files that XRT writes where a person asks for them: tried before the work that fills them, and written whole or not at all."""
+"""Atomic file output, checks that a path is writable, and memory-mapped input."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["SETTLED", "map_file", "remove_dead_temporaries", "replace_file", "wh
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where such files stay
+except ImportError:  # Windows: leftover temporary files are not removed
     fcntl = None  # type: ignore[assignment]
 _TEMPORARY = re.compile(r"\.xrt-[\w-]+\.tmp")
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file in the directory of its place and move it there, so that the place has the old content or the new.
+    """Write a file atomically: to a temporary file in the same directory, which is then renamed.
 
-    A link stays, and its target is replaced; a device or a pipe is written to. Raises OSError, which names the place.
+    Symbolic links are followed; devices and pipes are written directly. Raises OSError with the original path.
     """
     real = Path(os.path.realpath(path))
     try:
         if _is_device(real):
-            content = io.BytesIO()  # a writer may want to seek
+            content = io.BytesIO()  # a device may not support seeking
             write(content)
             with real.open("wb") as device:
                 device.write(content.getvalue())
@@ -51,24 +51,24 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # and not the temporary name
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # the caller does not know the temporary name
 
 
 def remove_dead_temporaries(folder: Path) -> None:
-    """Remove what `replace_file` has left in a folder where its process was killed: files that no process has locked."""
+    """Remove temporary files of killed processes: those that no process has locked."""
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [one.path for one in entries if _TEMPORARY.fullmatch(one.name) and one.is_file(follow_symlinks=False)]:
             with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
                 if _lock(file, wait=False):
-                    os.unlink(path)  # noqa: PTH108  # with the lock: its writer would otherwise begin with it now
+                    os.unlink(path)  # noqa: PTH108  # while locked, so that a writer that just created it notices
 
 
-# A job writes thousands of files to a folder; to list it for each would take quadratic time.
+# Once per folder: listing it for each of thousands of files would take quadratic time.
 _clean_once = cache(remove_dead_temporaries)
 
 
 def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
-    """Open a new file next to a path, locked for as long as it is open."""
+    """Create a file next to ``real`` that is locked while it is open."""
     while True:
         path = _name_temporary(real)
         file = path.open("xb")
@@ -76,24 +76,24 @@ def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return path, file
-        file.close()  # another process took it for a dead one before it was locked
+        file.close()  # another process removed it as dead before it was locked
 
 
 def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    """Lock a file; tell whether that was possible. A lock ends with its process."""
+    """Lock a file and return whether it succeeded. The lock ends with the process."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held by its writer, or by a file system without locks
+    except OSError:  # locked by its writer, or the file system has no locks
         return False
     return True
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Return why `replace_file` cannot write to the path, or None if it can. It writes a byte to a file in the same directory."""
+    """Explain why `replace_file` cannot write to the path, or return None. Writes one byte to a temporary file to find out."""
     real = Path(os.path.realpath(path))
-    if os.path.isdir(real):  # noqa: PTH112  # unlike pathlib's it takes a name that is too long
+    if os.path.isdir(real):  # noqa: PTH112  # unlike pathlib's, it accepts names that are too long
         return "it is a folder"
     if _is_device(real):
         return None if os.access(real, os.W_OK) else "nothing may be written to it"
@@ -103,7 +103,7 @@ def why_not_writable(path: Path) -> str | None:
 
 
 def why_not_folder(path: Path) -> str | None:
-    """Return why no files can be written to a folder that is made where it is missing; None where they can. Makes nothing."""
+    """Explain why files cannot be written to a directory that may not exist yet, or return None. Creates nothing."""
     path = path.absolute()
     there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     if not there.is_dir():
@@ -131,21 +131,21 @@ def _why_not_made(folder: Path, name: str) -> str | None:
         (folder / name).lstat()
     except FileNotFoundError:
         return None
-    except OSError as error:  # a name that is too long for a file
+    except OSError as error:  # for example, the name is too long
         return str(error.strerror)
     return None
 
 
 def _name_temporary(path: Path) -> Path:
-    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")  # as `_TEMPORARY` has it
+    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")  # matches _TEMPORARY
 
 
+# Timestamps identify contents only if older than this (in ns): two writes within one tick of the clock look alike.
 SETTLED = 2_000_000_000
-"""Nanoseconds after which a file's times tell a change: within the clock's grain, two changes look like one."""
 
 
 def map_file(file: int, path: Path | None = None) -> memoryview:
-    """Return the content of an open file, which remembers the path if it is given."""
+    """Map an open file; the mapping stores ``path`` if passed."""
     status = os.fstat(file)
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped

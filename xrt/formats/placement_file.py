@@ -1,8 +1,8 @@
-"""Placement files: one format, of which a lockfile, a stored decision and a cost table are views.
+"""Placement files: one JSON format for lockfiles, stored decisions and cost tables.
 
-JSON with sorted names and one fact per line, so that a diff shows what changed. msgspec checks the schema, `PlacementFile`;
-each view fills some of its sections. The text may have been merged by hand or come from an unknown source: size, syntax, kind and
-version are checked first. `xrt.placement` and `xrt.partition.cost_table` define what the sections mean.
+Names are sorted, with one fact per line, so that diffs are readable. msgspec checks the schema, `PlacementFile`; each kind of
+file fills some of its sections. The text may be hand-merged or untrusted, so size, syntax, kind and version are checked
+first. `xrt.placement` and `xrt.partition.cost_table` define the meaning of the sections.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = [
     "write_placement",
 ]
 
+# Longest text in characters: a name, a version, a note.
 MOST_TEXT = 4000
-"""The most characters of a text: a name, a version, a note."""
 Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_TEXT)]
 Facts: TypeAlias = Mapping[Text, Text]
@@ -72,86 +72,86 @@ SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What has a place in the file."""
+    """Base class of the records in the file."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return the record with other values of some fields."""
+        """Copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
+        """All fields as plain data."""
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
 
 
 LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "over", "wrong", "failed"]
-"""As those of candidates; ``over``: its error is over the budget, so it was not raced."""
+"""Like `SelectionOutcome`; ``over``: the error exceeds the budget, so the plan was not timed."""
 FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "packed4", "stored8", "stored4"]
-"""How a model is quantized: values by calibrated ranges, or by those of a call; weights alone, as MatMulNBits or dequantized."""
+"""How a model is quantized: static or dynamic ranges for values, or weights only (as MatMulNBits, or dequantized)."""
 
 
 class BalancedValue(Record, frozen=True, array_like=True):
-    """A value whose channels are divided by powers of two, which the weights behind it are multiplied by."""
+    """A value with channels divided by powers of two, which are multiplied into the following weights."""
 
     name: Text
     exponents: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
 
 
 class KeptNodeRecord(Record, frozen=True):
-    """A node that stays in float32."""
+    """A node that remains in float32."""
 
     at: Count
-    """Its position in the prepared model: that with normalizations and biases in the operators before them."""
+    """Position in the prepared model, in which normalizations and biases are merged into the preceding operators."""
     name: Text
     op: Text
     error: Number | None = None
-    """Of the model with this node alone in lower precision; None where it stays for another reason."""
+    """Error of the model with only this node in lower precision; None if the node remains for another reason."""
     why: Text = ""
 
 
 class LoweredPlanRecord(Record, frozen=True):
-    """A plan whose error was measured; the exact plan is the first."""
+    """A plan with a measured error; the exact plan comes first."""
 
     plan: Text
-    """Its engines, in the order in which they run."""
+    """Its engines in execution order."""
     precision: Text
     outcome: LoweredOutcome
     error: Number | None = None
-    """By the measure of the budget; None where it has none."""
+    """In the measure of the budget; None if not measured."""
     high: Number | None = None
-    """Upper end of the 95 % interval of the error over the items; None where the measure has no interval."""
+    """Upper end of the 95 % interval over the items; None if the measure has no interval."""
     worst: Number | None = None
-    """The error of the item with the largest one."""
+    """The largest error of an item."""
     seconds: Number | None = None
     kept: Count = 0
-    """How many nodes stay in float32 for the sake of the budget."""
+    """Number of nodes that remain in float32 to meet the budget."""
     nodes: tuple[Text, ...] = ()
-    """The first of these, worst first."""
+    """The first of these nodes, largest error first."""
     note: Text = ""
 
 
 class TriedForm(Record, frozen=True):
-    """A quantized form that was within a budget: a search with a larger budget tries it again."""
+    """A quantized form that met a budget; a search with a larger budget tries it again."""
 
     precision: Text
     engine: Text
     kept: tuple[Count, ...]
-    """Positions of nodes of the prepared model that stay in float32."""
+    """Positions in the prepared model of nodes that remain in float32."""
     bound: Number
-    """The error that was within the budget."""
+    """The error, which met the budget."""
     form: FormKind = "static"
     is_balanced: bool = False
 
 
 class RegionPrecision(Record, frozen=True):
-    """A region of the chosen plan."""
+    """One region of the chosen plan."""
 
     region: Text
     engine: Text
     precision: Text
     share: Number = 0.0
-    """Its share of the squared error, as far as the errors of regions are independent."""
+    """Share of the squared error, assuming that errors of regions are independent."""
     gained: float | None = None
-    """Seconds that the region takes less than in the exact plan; None where that is not known."""
+    """Seconds saved compared to the exact plan; None if unknown."""
 
 
 class PrecisionRecord(Record, frozen=True, kw_only=True):
@@ -160,96 +160,96 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     measure: Text
     """``relative``, ``cosine``, ``top1``, or the name of the metric."""
     limit: Number
-    """The largest error that is allowed."""
+    """The largest allowed error."""
     precision: Text
-    """What the chosen plan is computed in: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``, ``int4 weights``."""
+    """Precision of the chosen plan: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``, ``int4 weights``."""
     data: Text
-    """A hash of the examples of calibration and of validation."""
+    """Hash of the examples for calibration and validation."""
     validation: Text = ""
-    """A hash of the examples of validation alone."""
+    """Hash of the examples for validation."""
     items: Count
-    """How many examples the error was measured on."""
+    """Number of examples for measuring the error."""
     calibrated: Count = 0
-    """How many other examples ranges were measured on."""
+    """Number of other examples for measuring ranges."""
     error: Number = 0.0
     high: Number | None = None
     worst: Number | None = None
     is_quantized: bool = False
-    """Whether the chosen plan is of a quantized form of the model."""
+    """Whether the chosen plan uses a quantized form of the model."""
     form: FormKind = "static"
     """The kind of that form."""
     is_balanced: bool = False
-    """Whether channels are balanced in it."""
+    """Whether its channels are balanced."""
     reduce_range: bool = False
-    """Whether its weights have 7 bits, for a processor that adds products of bytes in 16 bits."""
+    """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
     balance: tuple[BalancedValue, ...] = ()
-    """The values whose channels were balanced in some form."""
+    """Values with balanced channels in any form."""
     kept: tuple[KeptNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[LoweredPlanRecord, ...] = ()
     forms: tuple[TriedForm, ...] = ()
-    """The quantized forms that were within the budget."""
+    """Quantized forms that met the budget."""
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
-    """The ranges by which plans were quantized."""
+    """The ranges that plans were quantized with."""
 
 
 KIND = "xrt placement"
 FORMAT = 1
-"""The version of the text that is written, and the only one that is read."""
+"""Version of the text: the one written, and the only one read."""
 MOST_BYTES = 16 << 20
 MOST_CANDIDATES = 64
 
 
 class NodeRange(Record, frozen=True):
-    """Consecutive nodes of the model that are in one region."""
+    """Consecutive nodes of the model that belong to one region."""
 
     region: Count
-    """The region's number, in the order in which regions run."""
+    """Index of the region in execution order."""
     engine: Text
-    """The spec of its engine."""
+    """Spec of the engine."""
     at: Count
-    """The position of the first node in the model's order."""
+    """Position of the first node in the model."""
     nodes: Count
-    """How many there are."""
+    """Number of nodes."""
     first: Text = ""
-    """Name of the first node, for the reader of the file; positions are what counts."""
+    """Name of the first node, for readers; only positions are used."""
     last: Text = ""
 
 
 class CandidateRecord(Record, frozen=True):
-    """The result of a plan in the comparison."""
+    """The result of one plan in the comparison."""
 
     plan: Text
-    """Its engines, in the order in which they run."""
+    """Its engines in execution order."""
     verdict: SelectionOutcome
     is_baseline: bool = False
-    """Whether the ratios are to this one."""
+    """Whether the ratios are relative to this plan."""
     seconds: Number | None = None
     low: Number | None = None
     high: Number | None = None
     ratio: Number | None = None
-    """Its time over the baseline's; with the interval of that ratio."""
+    """Time relative to the baseline; ``ratio_low`` and ``ratio_high`` are its interval."""
     ratio_low: Number | None = None
     ratio_high: Number | None = None
     note: Text = ""
     regions: tuple[Number, ...] = ()
-    """Seconds of each region within calls of the whole; empty where it was not profiled, and in a lockfile."""
+    """Seconds per region within a whole call; empty if not profiled, and in a lockfile."""
     ranges: tuple[NodeRange, ...] = ()
-    """The nodes of its regions; empty in a lockfile."""
+    """Nodes of its regions; empty in a lockfile."""
 
 
 class Baseline(Record, frozen=True):
-    """The reference of `xrt check` for a later run: the plan's time over that of another plan, in an interleaved measurement."""
+    """The reference for `xrt check`: time of the plan relative to another plan, measured interleaved."""
 
     plan: Text
-    """The other plan by its engines."""
+    """The engines of the other plan."""
     ratio: Number
     low: Number
     high: Number
     rounds: Count
     ranges: tuple[NodeRange, ...] = ()
-    """The nodes of the other plan's regions."""
+    """Nodes of the regions of the other plan."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.ratio <= self.high:
@@ -257,16 +257,16 @@ class Baseline(Record, frozen=True):
 
 
 class DeclinedNodes(Record, frozen=True):
-    """The nodes that an engine does not support, for one reason."""
+    """Nodes that an engine does not support for one reason."""
 
     engine: Text
     reason: Text
     nodes: tuple[Count, ...]
-    """Their positions in the model's order."""
+    """Positions in the model."""
 
 
 class SearchRecord(Record, frozen=True):
-    """The search that has led to a decision; `xrt.placement.TuningResult` says what each field means."""
+    """The search behind a decision; `xrt.placement.TuningResult` documents the fields."""
 
     budget: Number
     spent: Number
@@ -281,16 +281,16 @@ class SearchRecord(Record, frozen=True):
 
 
 class RegionRecord(Record, frozen=True):
-    """What a region costs on an engine."""
+    """Cost of a region on an engine."""
 
     region: Key
-    """The shape key of its Function."""
+    """Shape key of its Function."""
     engine: Word
     seconds: Number | None = None
     low: Number | None = None
     high: Number | None = None
     why_not: Text = ""
-    """Why there is no cost; empty where there is one."""
+    """Why there is no cost; empty if there is one."""
 
     def __post_init__(self) -> None:
         if self.seconds is None or self.low is None or self.high is None:
@@ -301,14 +301,14 @@ class RegionRecord(Record, frozen=True):
 
 
 class LaunchRecord(Record, frozen=True):
-    """What a launch with nothing in it costs on an engine."""
+    """Cost of an empty launch on an engine."""
 
     engine: Word
     seconds: Number
 
 
 class BoundaryRecord(Record, frozen=True):
-    """What a value costs that one engine makes and another reads."""
+    """Cost of passing a value from one engine to another."""
 
     source: Word
     target: Word
@@ -325,52 +325,51 @@ class CostRecords(Record, frozen=True):
 
 
 class PlacementFile(Record, frozen=True, kw_only=True):
-    """A placement: the plan that was chosen, for which model and machine, by which comparison, and at which costs.
+    """A placement: the chosen plan, its model and machine, the comparison, and the costs.
 
-    A lockfile has all but ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``; a cost
-    table has ``costs``.
+    A lockfile has everything except ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``;
+    a cost table has ``costs``.
     """
 
     writer: Text = ""
-    """The version of XRT."""
+    """XRT version."""
     date: Text = ""
     model: Facts = {}
-    """Its name, source, fingerprint, number of nodes."""
+    """Name, source, fingerprint and number of nodes."""
     inputs: Facts = {}
-    """Name to type, extents as they were when it was measured."""
+    """Input names to types, with the extents used for measuring."""
     engines: Facts = {}
-    """Spec to version, of all engines that took part."""
+    """Specs to versions of all engines compared."""
     machine: Facts = {}
     options: Facts = {}
-    """What the plan was made for: device, threads, precision, sizes of clusters, pins."""
+    """Options of the plan: device, threads, precision, cluster sizes, pins."""
     plan: tuple[NodeRange, ...] = ()
     candidates: Annotated[tuple[CandidateRecord, ...], Meta(max_length=MOST_CANDIDATES)] = ()
     """Best first."""
     baseline: Baseline | None = None
-    """None where no other plan ran."""
+    """None if no other plan was measured."""
     values: Facts = {}
-    """Name of an input to the file that its values were in, relative to the folder of the lockfile. Other inputs are random, by
-    the seed in ``model``."""
+    """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
     sizes: Mapping[Text, Count] = {}
-    """In the store: the sizes of symbolic dims at which a model was placed; they have a decision of their own."""
+    """For stored decisions: the symbolic extents that the model was placed for; each combination has its own decision."""
     precision: PrecisionRecord | None = None
-    """What a plan within an error budget is computed in, and by how much it differs; None where no budget was given."""
+    """Precision and error of a plan within an error budget; None without a budget."""
     search: SearchRecord | None = None
     costs: CostRecords | None = None
     serving: ServingRecord | None = None
-    """How the model is served, where that was tuned."""
+    """Serving configuration, if it was tuned."""
 
 
-# ---------------------------------------------------------------------- written
+# ---------------------------------------------------------------------- writing
 
 
 def dumps(document: PlacementFile) -> str:
-    """Return the document as text; equal documents give equal text."""
+    """Serialize a document; equal documents give equal text."""
     return f"{_lay_out({'kind': KIND, 'format': FORMAT, **msgspec.to_builtins(document)}, '')}\n"
 
 
 def _lay_out(value: Any, indent: str) -> str:
-    """Return JSON with a line for each entry; an item of a list is one line."""
+    """Format JSON with one line per entry; items of a list are one line each."""
     inner = f"{indent}  "
     if isinstance(value, dict) and value:
         rows = [f"{inner}{json.dumps(name)}: {_lay_out(value[name], inner)}" for name in sorted(value)]
@@ -381,9 +380,9 @@ def _lay_out(value: Any, indent: str) -> str:
 
 
 def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
-    """Write a document, whole or not at all.
+    """Write a document atomically.
 
-    Raises PlacementFileError if the file cannot be written, and with the position of a value that could not be read again.
+    Raises PlacementFileError if the file cannot be written, or with the position of a value that could not be read back.
     """
     data, name = dumps(document).encode(), os.fspath(path)
     try:
@@ -396,17 +395,17 @@ def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> No
         raise PlacementFileError(f"cannot write {name!r}: {error.strerror}", file=name) from error
 
 
-# ---------------------------------------------------------------------- read
+# ---------------------------------------------------------------------- reading
 
 
 def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
-    """Return the document in a file; raises PlacementFileError, with the file, for one that is missing, damaged or too new."""
+    """Read a document; raises PlacementFileError with the path if it is missing, corrupt or too new."""
     name = os.fspath(path)
     try:
         return loads(_read_bytes(Path(path)))
     except FileNotFoundError:
         raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
-    except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
         remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
         position = getattr(error, "position", "")
@@ -415,13 +414,13 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
 
 def _read_bytes(path: Path) -> bytes:
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise PlacementFileError("it is not a regular file")  # to open a pipe may take for ever
+        raise PlacementFileError("it is not a regular file")  # opening a pipe may block forever
     with path.open("rb") as file:
         return file.read(MOST_BYTES + 1)
 
 
 def loads(data: str | bytes) -> PlacementFile:
-    """Return the document that the text holds; raises PlacementFileError with the position in it and what was expected there."""
+    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
     facts = _parse(data)
     kind, version = facts.pop("kind", None), facts.pop("format", None)
     if kind != KIND:
@@ -432,14 +431,12 @@ def loads(data: str | bytes) -> PlacementFile:
         reads = f"this version of XRT reads {FORMAT}; use the version that wrote it"
         raise PlacementFileError(f"it has format {_show(version)}{by}, and {reads}", position="format")
     if unknown := next((name for name in facts if name not in PlacementFile.__struct_fields__), None):
-        raise PlacementFileError(
-            f"the document: unknown name {_show(unknown)}"
-        )  # msgspec's message may look like one with a path
+        raise PlacementFileError(f"the document: unknown name {_show(unknown)}")  # _locate could mistake the name for a position
     try:
         return msgspec.convert(facts, PlacementFile)
     except msgspec.ValidationError as error:
         raise _locate(str(error), facts) from None
-    except UnicodeEncodeError as error:  # half of a character, where a name of the schema is expected
+    except UnicodeEncodeError as error:  # a lone surrogate in place of a field name
         raise PlacementFileError(f"the document: unknown name {_show(error.object)}") from None
 
 
@@ -458,7 +455,7 @@ def _parse(data: str | bytes) -> dict[str, Any]:
         raise PlacementFileError(f"byte {error.start} is not UTF-8") from None
     except PlacementFileError:
         raise
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # an integer with thousands of digits
         raise PlacementFileError(f"it holds a number that cannot be read: {error}") from None
     if not isinstance(facts, dict):
         raise PlacementFileError(f"it is {_show(facts)}, and a placement file is an object")
@@ -475,7 +472,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Constant:
-    """NaN or an infinity, which fits no field of the schema."""
+    """NaN or an infinity, which no field of the schema allows."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -484,19 +481,19 @@ class _Constant:
         return self._text
 
 
+# A message of msgspec with the position at its end. A name in the message may look like a position too.
 _ERROR = re.compile(r"(.*) - at (?:`key` in )?`\$(\S*)`", re.DOTALL)
-"""A message of msgspec, and the position at its end; a name in the message may look like a position too."""
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def _locate(message: str, facts: Any) -> PlacementFileError:
-    """Return the error with the position, the expectation, and the value at the position if that is short."""
+    """Build an error from msgspec's message, with the position and the value there if it is short."""
     found = _ERROR.fullmatch(message)
     reason, path = found.groups("") if found else (message, "")
     value, position = facts, ""
-    with suppress(LookupError, TypeError, ValueError, AttributeError):  # a step that is not there: the position is what precedes
+    with suppress(LookupError, TypeError, ValueError, AttributeError):  # missing step: use the position so far
         for name, index in _STEP.findall(path):
-            if index == "...":  # msgspec does not name the entry of a map; here all maps are of texts
+            if index == "...":  # msgspec omits the key of a map; all maps contain texts
                 step: Any = next((key for key, one in value.items() if not isinstance(one, str) or len(one) > MOST_TEXT), "")
             else:
                 step = int(index) if index else name
@@ -507,12 +504,12 @@ def _locate(message: str, facts: Any) -> PlacementFileError:
         return PlacementFileError(f"{position}: {value} is no number of a placement file", position=position)
     is_scalar = reason.startswith("Expected") and not isinstance(value, dict | list)
     shown = f"; it is {_show(value)}" if is_scalar else ""
-    reason = reason[:1].lower() + (reason if reason.isprintable() else ascii(reason)[1:-1])[1:300]  # it may repeat a name
+    reason = reason[:1].lower() + (reason if reason.isprintable() else ascii(reason)[1:-1])[1:300]  # may contain a long name
     return PlacementFileError(f"{position or 'the document'}: {reason}{shown}", position=position)
 
 
 def _show(value: object) -> str:
-    """Return a value as an error shows it: short, whatever it is."""
+    """Format a value for an error, abbreviated."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     shown = ascii(value)

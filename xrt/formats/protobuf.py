@@ -1,7 +1,7 @@
-"""The messages of ``proto/xrt.proto``, as plain values: dictionaries, tuples, text, numbers, and Functions.
+"""Messages of ``proto/xrt.proto`` as plain values: dictionaries, tuples, texts, numbers and Functions.
 
-Who writes a message gives a dictionary by field name, and who reads one gets the same dictionary back; an absent optional
-field is None. What a Plan or an option *is* stays with the rooms that own them.
+A message is written from a dictionary keyed by field name and read as the same dictionary; an absent optional field is None.
+The packages that use a message define its meaning.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ __all__ = ["Held", "Keep", "Kind", "field_names", "read", "read_model", "write",
 
 Kind: TypeAlias = Literal["Plan", "Launch", "ClusteringOptions", "ExecutionOptions", "WeightsMemo", "Bundle"]
 Keep: TypeAlias = Callable[[Constant], str]
-"""Takes a constant away, and returns the name under which `Held` gives it back."""
+"""Stores a constant elsewhere and returns a name for `Held`."""
 Held: TypeAlias = Callable[[str], memoryview | None]
-"""Gives the bytes of a constant back, as ONNX stores them; None for an unknown name."""
+"""Returns the bytes of a stored constant in ONNX's encoding; None for an unknown name."""
 
-KEPT_BYTES = 1024
-"""Constants of at least this size are taken away."""
+KEPT_BYTES = 1024  # larger constants are stored separately
 
 _MODEL, _VALUE = "onnx.ModelProto", "onnx.ValueInfoProto"
 
 
 def write(kind: Kind, values: Mapping[str, Any], keep: Keep | None = None) -> bytes:
-    """Return the message with those values; the same values give the same bytes.
+    """Serialize a message deterministically.
 
-    Pass a Function where the message has a model, a Value where it has one. A Function's large constants are written as
-    references to the place that ``keep`` returns for them, or in full without it. Raises ModelError for a Function that ONNX
-    cannot express, and BundleError if the message would be larger than protobuf admits, 2 GB.
+    Pass a Function for a model field and a Value for a value field. Large constants are written as references to the names that
+    ``keep`` returns, or inline without it. Raises ModelError for a Function that ONNX cannot express, and BundleError if the
+    message exceeds protobuf's limit of 2 GB.
     """
     message = _new(kind)
     _fill(message, values, _model_writer(keep))
@@ -54,9 +53,9 @@ def _serialised(message: Any, kind: str) -> bytes:
 
 
 def read(kind: Kind, data: bytes, held: Held | None = None) -> dict[str, Any]:
-    """Return the values of a message that `write` wrote; lists are tuples. ``held`` gives the bytes that ``keep`` took.
+    """Parse a message written by `write`; lists become tuples. ``held`` returns the constants stored by ``keep``.
 
-    Raises BundleError when the bytes are not such a message, or hold a model that is none.
+    Raises BundleError if the data is not such a message, or contains an invalid model.
     """
     message = _new(kind)
     try:
@@ -67,12 +66,12 @@ def read(kind: Kind, data: bytes, held: Held | None = None) -> dict[str, Any]:
 
 
 def write_model(function: Function, keep: Keep) -> bytes:
-    """Return a Function as a message of ONNX whose large constants ``keep`` takes."""
+    """Serialize a Function as an ONNX message, storing large constants with ``keep``."""
     return _serialised(_model_writer(keep)(function), "model")
 
 
 def read_model(data: bytes, held: Held) -> Function:
-    """Return the Function that `write_model` wrote; raises BundleError for anything else."""
+    """Parse a Function written by `write_model`; raises BundleError for anything else."""
     try:
         return read_function(ModelProto.FromString(data), ExternalData(None, held))
     except (DecodeError, ModelError) as error:
@@ -80,7 +79,7 @@ def read_model(data: bytes, held: Held) -> Function:
 
 
 def field_names(kind: Kind) -> tuple[str, ...]:
-    """Return the fields of a message, in its order."""
+    """Names of the fields of a message, in order."""
     return tuple(field.name for field in _new(kind).DESCRIPTOR.fields)
 
 

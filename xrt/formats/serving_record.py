@@ -1,4 +1,4 @@
-"""A serving configuration as a section of a placement file, and as the text that a bundle holds."""
+"""Serving configurations, as stored in placement files and bundles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A point of the sweep; `xrt.placement.throughput.result.ServingCandidate` says what each field means."""
+    """One point of the sweep; `xrt.placement.throughput.result.ServingCandidate` documents the fields."""
 
     batch: Count
     instances: Count
@@ -33,12 +33,12 @@ class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     note: Text = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
+        """All fields as plain data."""
         return msgspec.structs.asdict(self)
 
 
 class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a model is served, and the sweep that led to it; `xrt.placement.throughput.result` says what each field means."""
+    """A serving configuration and its sweep; `xrt.placement.throughput.result` documents the fields."""
 
     batch: Count
     instances: Count
@@ -48,7 +48,7 @@ class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     p50: Number
     p99: Number
     bound: Number | None = None
-    """None where the latency was not bounded."""
+    """None if latency was not limited."""
     dim: Text = ""
     sizes: tuple[Count, ...] = ()
     plans: tuple[Text, ...] = ()
@@ -61,12 +61,12 @@ class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def spell_serving(record: ServingRecord | None) -> str:
-    """Return the record as text; empty for None."""
+    """Serialize a record; None becomes the empty string."""
     return "" if record is None else msgspec.json.encode(record).decode()
 
 
 def parse_serving(text: Any) -> ServingRecord | None:
-    """Return the record that a text holds, None for an empty one; raises BundleError where it holds none."""
+    """Parse a record; None for the empty string. Raises BundleError if it is invalid."""
     if not text:
         return None
     try:

@@ -1,7 +1,6 @@
-"""Functions as text, and back: `to_text` leaves nothing out, `parse` gives an equal Function.
+"""The text form of Functions: `to_text` writes complete text, `parse` reads it to an equal Function.
 
-The form is the one that `xrt.graph.printer` describes; ``#`` begins a comment. In short, with names in quotes where they
-are no plain words:
+`xrt.graph.printer` describes the syntax; ``#`` starts a comment. The grammar, with names quoted unless they are plain words:
 
     function  = "function" name "(" values ")" "->" "(" values ")" "{" statement... "}"
     values    = name ":" type, ...
@@ -65,11 +64,11 @@ SIZES = 1 << 63
 
 
 class TextError(ModelError):
-    """A text does not follow the grammar; the message begins with the place."""
+    """A syntax error; the message starts with the position."""
 
 
 class Token(NamedTuple):
-    """One word: its kind (``string``, ``number``, ``word``, ``mark``, or ``end``), its text, and where it starts."""
+    """One token: its kind (``string``, ``number``, ``word``, ``mark``, or ``end``), text, and start offset."""
 
     kind: str
     text: str
@@ -83,14 +82,14 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a text; ``now`` is the current one."""
+    """A tokenizer with one token of lookahead, ``now``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.now = self._from(0)
 
     def _from(self, position: int) -> Token:
-        """Return the first token at or after a position, spaces and comments left out."""
+        """The first token at or after a position, skipping whitespace and comments."""
         match = _TOKEN.match(self.text, position)
         if match is None or match.lastgroup is None:
             raise AssertionError("every text matches one of the groups")
@@ -101,36 +100,36 @@ class Tokens:
         return token
 
     def take(self) -> Token:
-        """Return the current token and go on to the next."""
+        """Consume and return the current token."""
         token = self.now
         self.now = self._from(token.start + len(token.text))
         return token
 
     def ahead(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Return the pattern's match at the current token, without taking it."""
+        """Match a pattern at the current token without consuming it."""
         return pattern.match(self.text, self.now.start)
 
     def skip(self, text: str) -> None:
-        """Skip this text, which must follow at the current token and end where a token ends."""
+        """Consume this text, which must start at the current token and end at a token boundary."""
         self.now = self._from(self.now.start + len(text))
 
     def takes(self, mark: str) -> bool:
-        """Go on if the current token is that mark or word, and return whether it was."""
+        """Consume the current token if it is this mark or word; return whether it was."""
         if self.now.text != mark:
             return False
         self.take()
         return True
 
     def expect(self, mark: str) -> Token:
-        """Take that mark or word; raises ModelError if the current token is another."""
+        """Consume this mark or word; raises ModelError if the current token differs."""
         if self.now.text != mark:
             self.fail(repr(mark))
         return self.take()
 
     def string(self, what: str, errors: str = "strict") -> str:
-        """Take a string in quotes and return what it says.
+        """Consume a quoted string and return its value.
 
-        ``errors`` is ``surrogateescape`` where it may stand for bytes that are no UTF-8.
+        ``errors`` is ``surrogateescape`` if the string may encode bytes that are not UTF-8.
         """
         if self.now.kind != "string":
             self.fail(f"{what} in double quotes")
@@ -147,21 +146,21 @@ class Tokens:
             self.fail("a string with JSON's escapes", token, error)
 
     def _check_characters(self, text: str, token: Token, errors: str) -> None:
-        """Refuse halves of characters: they could neither be written nor hashed."""
+        """Reject lone surrogates, which can be neither written nor hashed."""
         try:
             text.encode("utf-8", errors)
         except UnicodeEncodeError as error:
             self.refuse(f"{token.shown} holds half of a character (a surrogate without its partner)", token, error)
 
     def integer(self, what: str) -> int:
-        """Take a whole number; raises ModelError for anything else, and for one of absurd length."""
+        """Consume an integer; raises ModelError for anything else, and for more than 100 digits."""
         token = self.now
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
             self.fail(what)
         return int(self.take().text)
 
     def size(self, what: str) -> int:
-        """Take a whole number of at most 64 bits, as extents and versions are everywhere else."""
+        """Consume an integer that fits into 64 bits, the range of extents and versions."""
         token = self.now
         number = self.integer(what)
         if not -SIZES <= number < SIZES:
@@ -169,27 +168,27 @@ class Tokens:
         return number
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
-        """Raise TextError that says what was expected, and what is there instead."""
+        """Raise TextError with the expected and the actual token."""
         found = token or self.now
         self.refuse(f"expected {expected}; found {found.shown}", found, cause)
 
     def refuse(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
-        """Raise TextError with the place of the token in front of the reason."""
+        """Raise TextError with the position of the token and the reason."""
         line = self.text.count("\n", 0, token.start) + 1
         column = token.start - self.text.rfind("\n", 0, token.start)
         raise TextError(f"line {line}, column {column}: {reason}") from cause
 
 
+# Limits the nesting of bodies and types, since the parser is recursive.
 DEPTH = 50
-"""How deep bodies, and types, may be nested."""
 PLAIN_TYPE = r"[a-z][a-z0-9_]*\[[A-Za-z0-9_./,?]{0,100}\]"
-"""A tensor's type without spaces, quotes or comments, as the printer writes it."""
+"""A tensor type without spaces, quotes or comments, as the printer writes it."""
 _PLAIN = re.compile(PLAIN_TYPE)
 T = TypeVar("T")
 
 
 class TypeParser:
-    """Parses types, names and lists; one method per rule."""
+    """Parses types, names and lists; one method per grammar rule."""
 
     def __init__(self, text: str) -> None:
         self.tokens = Tokens(text)
@@ -221,12 +220,12 @@ class TypeParser:
         return MapType(key, element) if word == "map" else SequenceType(element) if word == "seq" else OptionalType(element)
 
     def parse_declared_tensor(self) -> TensorType:
-        """Return a tensor's type, which is one object for all that are written alike."""
+        """Parse a tensor type; equal text gives the same object."""
         plain = self.tokens.ahead(_PLAIN)
         return self.plain_type(plain[0]) if plain else self.tensor_type()
 
     def plain_type(self, plain: str) -> TensorType:
-        """Read the tensor's type at the current position; types recur, and equal ones become one object."""
+        """Parse the tensor type ``plain`` at the current position; equal types share one object."""
         if plain in self.types:
             self.tokens.skip(plain)
         else:
@@ -237,7 +236,7 @@ class TypeParser:
         return self.check(token, lambda: DType.parse(token.text))
 
     def tensor_type(self, word: Token | None = None) -> TensorType:
-        """Return a tensor's type; ``word`` is its element type where that has been taken already."""
+        """Parse a tensor type; ``word`` is its element type if already consumed."""
         dtype = self.dtype(word or self.tokens.take())
         self.tokens.expect("[")
         if self.tokens.takes("..."):
@@ -252,7 +251,7 @@ class TypeParser:
             return self.tokens.size("an extent")
         return self.name("an extent: a number, a name or ?")
 
-    # ------------------------------------------------------------------ small things
+    # ------------------------------------------------------------------ names and lists
 
     def name(self, what: str) -> str:
         token = self.tokens.now
@@ -266,7 +265,7 @@ class TypeParser:
         return "" if self.tokens.takes("_") else self.name(what)
 
     def parse_list(self, end: str, item: Callable[[], T]) -> list[T]:
-        """Return items between commas up to the closing mark; a comma may follow the last."""
+        """Parse comma-separated items up to the closing mark; a trailing comma is allowed."""
         items = []
         while not self.tokens.takes(end):
             items.append(item())
@@ -276,7 +275,7 @@ class TypeParser:
         return items
 
     def check(self, token: Token, make: Callable[[], T]) -> T:
-        """Return the result of ``make``; its errors get the position of the token, unless they have a position of their own."""
+        """Call ``make``; its errors get the position of the token unless they already have one."""
         try:
             return make()
         except TextError:
@@ -285,8 +284,8 @@ class TypeParser:
             self.tokens.refuse(str(error), token, error)
 
 
-# What most of a text is made of, each taken at one look where it would be many tokens. It is nothing but names, or recurs and
-# was read token by token the first time; so it is the grammar that decides what it means, and whether it is right.
+# Fast paths: most of a text matches one of these patterns, and one match replaces many tokens. A pattern contains only names,
+# or repeats text that the grammar has already parsed, so the grammar alone decides what is valid.
 _WORD = "[A-Za-z_/][A-Za-z0-9_./]*"
 _PLAIN_START = re.compile(rf"({_WORD})(?:: ({PLAIN_TYPE}))? = ({_WORD})(?=\()")
 _PLAIN_NAMES = re.compile(rf"\({_WORD}(?:, {_WORD})*\)")
@@ -294,7 +293,7 @@ _PLAIN_ATTRIBUTES = re.compile(r"\{[^{}\"#]{0,200}\}")
 
 
 def parse(text: str) -> Function:
-    """Return the Function that a text describes; raises ModelError with line and column where it describes none."""
+    """Parse a Function; raises ModelError with line and column if the text is invalid."""
     parser = _Parser(text)
     with pause_gc(text.count("\n")):
         function = parser.function(0)
@@ -305,10 +304,10 @@ def parse(text: str) -> Function:
 
 @dataclass(slots=True)
 class _Draft:
-    """What the statements of a function have said so far."""
+    """The contents of a function being parsed."""
 
     doc: dict[str, str] = field(default_factory=dict)
-    """Nothing, or the description under ``doc``."""
+    """Empty, or the description under ``doc``, so that `add` detects a duplicate."""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     aliases: list[tuple[str, str]] = field(default_factory=list)
@@ -412,7 +411,7 @@ class _Parser(TypeParser):
         return Node(op_type, inputs, outputs, attributes, domain, name, control, device)
 
     def plain_start(self, draft: _Draft) -> tuple[tuple[str, ...], str, str] | None:
-        """Return what `start` does where it is one output, of a type met before or of none, and an operator of ai.onnx."""
+        """Fast path of `start`: one output with a known type or none, and an ai.onnx operator."""
         match = self.tokens.ahead(_PLAIN_START)
         if match is None:
             return None
@@ -425,7 +424,7 @@ class _Parser(TypeParser):
         return (name,), "", op_type
 
     def start(self, draft: _Draft) -> tuple[tuple[str, ...], str, str]:
-        """Return a node's outputs, domain and operator."""
+        """Parse the outputs, domain and operator of a node."""
         tokens = self.tokens
         outputs: list[str] = []
         if tokens.takes("("):
@@ -448,7 +447,7 @@ class _Parser(TypeParser):
         return name
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the names in parentheses, the left-out ones empty."""
+        """Parse names in parentheses; omitted inputs are empty."""
         plain = self.tokens.ahead(_PLAIN_NAMES)
         names = plain[0][1:-1].split(", ") if plain else ["_"]
         if plain and RESERVED.isdisjoint(names):
@@ -466,7 +465,7 @@ class _Parser(TypeParser):
     # ------------------------------------------------------------------ attributes
 
     def block(self, depth: int) -> tuple[Attribute, ...]:
-        """Return the attributes in braces."""
+        """Parse attributes in braces."""
         plain = self.tokens.ahead(_PLAIN_ATTRIBUTES)
         if plain and plain[0] in self.attributes:
             self.tokens.skip(plain[0])
@@ -538,7 +537,7 @@ class _Parser(TypeParser):
         return self.check(start, lambda: Constant(self.row(type_.dtype, shape).reshape(shape)))
 
     def row(self, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return as many elements as the shape has; raises ModelError where there are more or fewer."""
+        """Parse the elements of a constant; raises ModelError if their number does not match the shape."""
         tokens, start = self.tokens, self.tokens.now
         if tokens.takes("sha256"):
             tokens.refuse(
@@ -601,7 +600,7 @@ _EMPTY = {kind.name.lower(): kind for kind in AttrKind if kind.is_list}
 
 
 def to_text(function_or_plan: Any) -> str:
-    """Return all of a Function as text; of a Plan, its folded Function, with what the Plan says of it as comments."""
+    """Print a complete Function; for a Plan, its folded Function with the description of the plan as comments."""
     if isinstance(function_or_plan, Function):
         return format_function(function_or_plan, complete=True) + "\n"
     comments = "".join(f"# {line}\n" for line in str(function_or_plan).splitlines())

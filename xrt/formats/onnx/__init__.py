@@ -1,8 +1,8 @@
-"""ONNX in and out.
+"""Conversion between ONNX models and Functions.
 
-A file, bytes or a ModelProto comes in and a Function goes out, or the other way round; engines get models at the lowest
-opset and IR version at which each operator means the same. Nothing here runs an operator or judges whether a node obeys its
-schema (`xrt.graph.verify` does); only what breaks the structure of a model is refused.
+`load` reads a file, bytes or a ModelProto; `save` and `to_model` write them. `lowest_model` writes a model for an engine at the
+lowest opset and IR version that preserve every operator's semantics. Only structural errors are detected here; node schemas
+are checked by `xrt.graph.verify`.
 """
 
 from __future__ import annotations

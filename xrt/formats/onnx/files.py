@@ -1,4 +1,4 @@
-"""Models in files: reading them from wherever they are, writing them so that nothing is ever half-written."""
+"""Load models from files, bytes or ModelProtos."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | M
 
 
 def load(source: Source) -> Function:
-    """Return the model as a Function. Weights are in memory once: large ones are read or viewed in place.
+    """Load a model as a Function. Weights are in memory only once: large ones are read or viewed in place.
 
-    External data is mapped from files in the model's directory, so it is read on first use, and other processes that map it share
-    its pages. Weights inside the model's own file are read into arrays of their own: their addresses in the file may be
-    unaligned, and the file may be written again. A file may be larger than 2 GB, protobuf's limit. Tensors inside a ModelProto
-    are copied.
+    External data is mapped from files in the model's directory: it is read on first use, and processes share its pages. Weights
+    in the model file are copied, because they may be unaligned there and the file may be overwritten. Files larger than
+    protobuf's limit of 2 GB are supported. Tensors in a ModelProto are copied.
 
-    Raises ModelError that names the source: there is no such file, it is no model, it breaks a rule of ONNX's structure.
+    Raises ModelError with the source if the file does not exist, is not a model, or violates ONNX's structure.
     """
     if isinstance(source, str | os.PathLike):
         return load_file(source)[0]
@@ -49,7 +48,7 @@ def load(source: Source) -> Function:
 
 
 def load_file(path: str | os.PathLike[str]) -> tuple[Function, tuple[str, ...]]:
-    """Return the model in a file as `load` does, and the locations of the files of external data that it was read from."""
+    """Load a model from a file like `load`; also return the locations of its external data files."""
     try:
         return _from_path(Path(path))
     except ModelError as error:
@@ -86,7 +85,7 @@ def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[s
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         raise ModelError("it is a device, which may have no end")
     if not status.st_size:
-        return _from_bytes(file.read(), directory)  # nothing, or a pipe, which has no size and cannot be mapped
+        return _from_bytes(file.read(), directory)  # an empty file, or a pipe, which has no size and cannot be mapped
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         excerpt = _excerpt(data)
 
@@ -99,13 +98,13 @@ def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[s
 
 
 def _excerpt(data: Buffer) -> WeightlessModel:
-    """Return the model without its large data; raises ModelError, in the clearest words, where protobuf cannot parse it."""
+    """Parse the model without its large data; raises ModelError with the most specific reason if it is malformed."""
     if not len(data):
         raise ModelError("it is empty")
     try:
         return extract_weights(data)
     except (MalformedMessage, DecodeError):
-        pass  # what the walk does not understand is for protobuf to judge
+        pass  # protobuf accepts more forms than the walk, so it decides
     try:
         return WeightlessModel(ModelProto.FromString(data[:]), {})
     except DecodeError:
@@ -113,7 +112,7 @@ def _excerpt(data: Buffer) -> WeightlessModel:
 
 
 def _truncation(data: Buffer) -> str | None:
-    """Return that the data ends inside one of the model's own fields, None where it is not like a model at all."""
+    """Describe where the data is cut off inside a top-level field; None if it does not look like a model."""
     names = {field.number: field.name for field in ModelProto.DESCRIPTOR.fields}
     try:
         for found in Walk(data).fields(0, len(data)):

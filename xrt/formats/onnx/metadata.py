@@ -1,7 +1,7 @@
-"""What ONNX has no word for, as text in ``metadata_props`` under ``xrt.``: control edges, aliases, a node's device.
+"""Properties without an ONNX equivalent, stored in ``metadata_props`` under ``xrt.``: control edges, aliases, devices.
 
-It is stored on its node or graph. A whole model's own metadata is stored on the model, a body's on its graph, so a body's
-metadata cannot use the names reserved here.
+They are stored on the node or graph they belong to. The metadata of a whole model is stored on the model, that of a body on
+its graph, so a body's metadata cannot use the names reserved here.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 __all__ = ["METADATA_IR", "needs_metadata", "read_graph", "read_node", "read_props", "write_graph", "write_node", "write_props"]
 
 METADATA_IR = 10
-"""The IR version that gave nodes and graphs their ``metadata_props``."""
+"""The IR version that introduced ``metadata_props`` of nodes and graphs."""
 
 _ALIASES, _NAME = "xrt.aliases", "xrt.name"
 _CONTROL, _DEVICE = "xrt.control", "xrt.device"
 
 
 def read_props(proto: Any) -> dict[str, str]:
-    """Return a message's ``metadata_props``."""
+    """The ``metadata_props`` of a message."""
     return {
         text(entry.key, "a key of the metadata"): text(entry.value, "a value of the metadata") for entry in proto.metadata_props
     }
 
 
 def write_props(values: Mapping[str, str], proto: Any) -> None:
-    """Add the values to a message's ``metadata_props``."""
+    """Append to the ``metadata_props`` of a message."""
     for key, value in values.items():
         proto.metadata_props.add(key=key, value=value)
 
 
 def read_node(proto: NodeProto) -> tuple[tuple[str, ...], str]:
-    """Return the node's control predecessors and its device."""
+    """The control predecessors and the device of a node."""
     props = read_props(proto)
     if _CONTROL not in props:
         return (), props.get(_DEVICE, "")
@@ -52,7 +52,7 @@ def read_node(proto: NodeProto) -> tuple[tuple[str, ...], str]:
 
 
 def write_node(node: Node, proto: NodeProto) -> None:
-    """Add the node's control predecessors and its device."""
+    """Store the control predecessors and the device of a node."""
     if node.control:
         proto.metadata_props.add(key=_CONTROL, value=json.dumps(node.control, ensure_ascii=False))
     if node.device:
@@ -60,7 +60,7 @@ def write_node(node: Node, proto: NodeProto) -> None:
 
 
 def read_graph(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
-    """Return the graph's name, its aliases, and the metadata that is not XRT's own."""
+    """The name, aliases, and remaining metadata of a graph."""
     props = read_props(proto)
     name = text(props.pop(_NAME, proto.name), "the name of a graph")
     stored = props.pop(_ALIASES, "[]")
@@ -71,7 +71,7 @@ def read_graph(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], ...], dic
 
 
 def write_graph(function: Function, proto: GraphProto, *, with_metadata: bool) -> None:
-    """Add the graph's aliases, a name that ONNX would not allow, and, for a body, the Function's own metadata."""
+    """Store aliases, an empty name, which ONNX does not allow, and for a body its metadata."""
     if not function.name:
         proto.metadata_props.add(key=_NAME, value="")
     if function.aliases:
@@ -85,7 +85,7 @@ def write_graph(function: Function, proto: GraphProto, *, with_metadata: bool) -
 
 
 def needs_metadata(function: Function) -> bool:
-    """Whether the function, bodies included, says something that travels as metadata of nodes and graphs."""
+    """Whether the Function or a body has properties that are stored as metadata of nodes and graphs."""
     if function.aliases or not function.name:
         return True
     for _, node in function.walk():

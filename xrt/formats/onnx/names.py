@@ -1,4 +1,4 @@
-"""Names and texts of a model: unused names, text that must be UTF-8, error messages of the onnx package."""
+"""Names and texts of a model: unused names, UTF-8 checks, and error messages of the onnx package."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["FreshNames", "check_texts", "summarize_error", "text"]
 
 
 class FreshNames:
-    """Makes value names that are new to a whole Function, bodies included: ONNX lets no body shadow an outer name."""
+    """Generates names unused in a Function and its bodies: ONNX forbids shadowing an outer name."""
 
     def __init__(self, function: Function) -> None:
         self._taken = set(_all_names(function))
 
     def take(self, name: str) -> str:
-        """Return the name itself where it is new, and one like it elsewhere."""
+        """Reserve ``name``, or a similar name if it is in use."""
         if name in self._taken:
             return self.like(name)
         self._taken.add(name)
         return name
 
     def like(self, name: str) -> str:
-        """Return a new name that shows where it comes from."""
+        """Reserve a new name derived from ``name``."""
         count = 2
         while (fresh := f"{name}_{count}") in self._taken:
             count += 1
@@ -45,14 +45,14 @@ def _all_names(function: Function) -> list[str]:
 
 
 def text(value: Any, what: str) -> str:
-    """Return the string; raises ModelError where it is not one."""
+    """Check that the value is a string; raises ModelError otherwise."""
     if isinstance(value, str):
         return value
     raise ModelError(f"{what} is not UTF-8 text: {value!r}")
 
 
 def check_texts(values: Iterable[Any], what: str) -> None:
-    """Raise ModelError unless all are strings. One pass in C: a model has hundreds of thousands of names."""
+    """Raise ModelError unless all values are strings. One pass in C: a model has hundreds of thousands of names."""
     values = list(values)
     try:
         "".join(values)
@@ -62,6 +62,6 @@ def check_texts(values: Iterable[Any], what: str) -> None:
 
 
 def summarize_error(error: Exception) -> str:
-    """Return the sentence without the source file, line and assertion in front of it."""
+    """The message without the leading source file, line and assertion."""
     text = re.sub(r"^.*Assertion `.*?` failed: ", "", str(error), flags=re.DOTALL).strip()
     return text or f"onnx gives no reason ({type(error).__name__})"

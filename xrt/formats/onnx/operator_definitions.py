@@ -1,4 +1,4 @@
-"""Operators that ONNX defines by others, replaced by these."""
+"""Expansion of operators that ONNX defines as functions of other operators."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from xrt.graph import Function, find_schema
 
 __all__ = ["expand"]
 
+# Domain of the definition while it is a model-local function.
 DOMAIN = "xrt.definition"
-"""The domain of a definition while it is a function of a model."""
 
 
 def expand(function: Function) -> Function | None:
-    """Return what ONNX defines the operator of a Function of one node by; None where it gives no definition.
+    """Replace the operator of a one-node Function by its definition in ONNX; None if it has none.
 
-    Only the node itself is replaced: the nodes of its definition may have definitions too. Some definitions depend on the types
-    of the inputs, which then must be known. Raises ModelError where ``onnx`` cannot apply the definition.
+    Expands one level: the nodes of the definition may have definitions too. Some definitions depend on input types, which must
+    then be known. Raises ModelError if ``onnx`` cannot apply the definition.
     """
     (node,) = function.nodes
     version = function.opset(node.domain)
@@ -42,7 +42,7 @@ def expand(function: Function) -> Function | None:
 
 
 def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: ModelProto) -> None:
-    """Give the node the defaults of the attributes that its definition refers to: a reference to nothing is nothing."""
+    """Add default attributes that the definition refers to: onnx resolves a reference to a missing attribute to nothing."""
     (node,) = model.graph.node
     missing = set(definition.attribute) - {attribute.name for attribute in node.attribute}
     known = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
@@ -50,7 +50,7 @@ def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: Mod
 
 
 def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
-    """Return the newest definition of a model's one node that the model's opset allows."""
+    """The newest definition of the model's single node that its opset allows."""
     fixed = [known for known in schema.function_opset_versions if known <= version]
     if fixed:
         return FunctionProto.FromString(schema.get_function_with_opset_version(max(fixed)))

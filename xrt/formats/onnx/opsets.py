@@ -1,4 +1,4 @@
-"""A Function at the opset and IR version that an engine accepts: operators are converted one by one with the onnx package."""
+"""Conversion of Functions to the opset and IR version of an engine, one operator at a time, with the onnx package."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ __all__ = [
     "why_not_downgradable",
 ]
 
+# The converter may need the values of axes and shapes: integer constants up to this size.
 SMALL = 64
-"""Integer constants of at most this many elements are axes and shapes, which a conversion may have to look at."""
+# Before this opset, Softmax flattened the tensor from its axis on.
 PER_AXIS_OPSET = 13
-"""Since this opset Softmax takes one axis; before, it flattened the tensor from that axis on."""
+# Since this opset, revisions of If, Loop and Scan only added types.
 _OLDEST_CONTROL = 11
-"""Since this opset the revisions of If, Loop and Scan only widened the types that they take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionScope:
-    """The Functions around a node, the nearest first: what its inputs are."""
+    """The Functions that enclose a node, innermost first."""
 
     functions: tuple[Function, ...]
 
@@ -61,16 +61,16 @@ class ConversionScope:
         return next((known for function in self.functions if (known := function.get_type(name)) is not None), None)
 
     def constant(self, name: str) -> Constant | None:
-        """Return a constant that a conversion may look at: a small one of integers."""
+        """The constant if its value may matter for conversion: a small one of integers."""
         found = next((function.constants[name] for function in self.functions if name in function.constants), None)
         return found if found is not None and found.dtype.is_integer and found.array.size <= SMALL else None
 
 
 def convert_function(function: Function, max_opset: int) -> Function:
-    """Return an equivalent Function whose operators, bodies included, took their meaning at or before an opset of ai.onnx.
+    """Convert to an equivalent Function whose operators all exist at an ai.onnx opset, including bodies.
 
-    The function itself is returned where it is so already. Raises ModelError naming the first operator that is
-    newer and cannot be converted, and why.
+    Returns the Function unchanged if they already do. Raises ModelError with the first operator that cannot be converted, and
+    the reason.
     """
     if next(newest_nodes(function, max_opset), None) is None:
         return function
@@ -93,10 +93,10 @@ def _converted(function: Function, scope: ConversionScope, max_opset: int, fresh
 
 
 def _convert_node(node: Node, scope: ConversionScope, max_opset: int) -> Function | None:
-    """Return a Function that does at ``max_opset`` what the node does; None where the node may stay as it is.
+    """Convert one node to a Function at ``max_opset``; None if the node is already valid there.
 
-    The Function's inputs and outputs are the node's, in order, left-out ones included, under names of its own. Raises
-    ModelError where there is no such Function.
+    Inputs and outputs correspond to those of the node in order, including omitted ones, but have their own names. Raises
+    ModelError if conversion is impossible.
     """
     since = since_version(node, scope.functions[0])
     if node.domain or since is None or since <= max_opset:
@@ -115,7 +115,7 @@ def _convert_node(node: Node, scope: ConversionScope, max_opset: int) -> Functio
 
 
 def check_convertible(node: Node, scope: ConversionScope, max_opset: int) -> None:
-    """Raise ModelError when the node, or one in its bodies, cannot be brought to an opset of ai.onnx."""
+    """Raise ModelError if the node, or one in its bodies, cannot be converted to an ai.onnx opset."""
     _convert_node(node, scope, max_opset)
     for body in node.bodies:
         for inner in body.nodes:
@@ -123,7 +123,7 @@ def check_convertible(node: Node, scope: ConversionScope, max_opset: int) -> Non
 
 
 def _why_not_older_control(node: Node, scope: ConversionScope, max_opset: int) -> str:
-    """Return why a node with bodies cannot be taken for its older self."""
+    """Why a node with bodies is not valid at an older opset; empty if it is."""
     operator = find_operator(node.op_type, max_opset)
     if operator is None or operator.since_version < _OLDEST_CONTROL:
         return f"opset {max_opset} has no such operator, or one that means something else"
@@ -137,7 +137,7 @@ def _why_not_older_control(node: Node, scope: ConversionScope, max_opset: int) -
 
 
 def as_function(node: Node, scope: ConversionScope) -> Function:
-    """Return the node as a Function with names that do not depend on its position, so that equal nodes are equal."""
+    """The node as a Function with position-independent names, so that equal nodes give equal Functions."""
     names = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
     constants = {new: constant for old, new in names.items() if (constant := scope.constant(old)) is not None}
     outputs = {name: f"o{k}" for k, name in enumerate(node.outputs) if name}
@@ -161,7 +161,7 @@ def as_function(node: Node, scope: ConversionScope) -> Function:
 
 @lru_cache(maxsize=1024)
 def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
-    """Return a one-node Function converted, or the reason why it cannot be."""
+    """Convert a one-node Function, or return the reason why it cannot be converted."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
     if not can_propagate(function):
@@ -173,7 +173,7 @@ def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         older = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
         result = read_function(older, ExternalData())
-    except Exception as error:  # noqa: BLE001  # the converter raises whatever its C++ does; all of it says that it cannot
+    except Exception as error:  # noqa: BLE001  # the converter's C++ raises many types
         return None, summarize_error(error)
     if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
         return None, "onnx's converter changes its outputs"
@@ -183,7 +183,7 @@ def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
 
 
 def _is_per_axis(function: Function) -> bool:
-    """Whether the node is a Softmax over another axis than the last, which onnx's converter turns into something else."""
+    """Whether it is a Softmax over an axis other than the last, which onnx's converter changes incorrectly."""
     node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
     if node.op_type not in ("Softmax", "LogSoftmax"):
         return False
@@ -192,7 +192,7 @@ def _is_per_axis(function: Function) -> bool:
 
 
 def splice(older: Function, node: Node, fresh: FreshNames) -> Function:
-    """Return the converted Function under the names of the Function around the node."""
+    """Rename the converted Function to the names in the enclosing Function."""
     given = {f"i{k}": name for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
     names = dict(given)
     names.update((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
@@ -219,10 +219,10 @@ def splice(older: Function, node: Node, fresh: FreshNames) -> Function:
 
 
 def hoist(function: Function, is_large: Callable[[Constant], bool]) -> Function:
-    """Return an equivalent Function that has the large constants of its bodies, and of Constant nodes, as its own.
+    """Move large constants of bodies and Constant nodes to the constants of the Function.
 
-    Bodies then capture them, under names that are new to the whole Function. What a body or the Function gives out, and a
-    Constant node that takes part in a control edge, stay where they are. The function itself is returned where nothing moves.
+    Bodies then capture them under new names. Not moved: outputs, and Constant nodes with control edges. Returns the Function
+    unchanged if nothing moves.
     """
     hoist = _Hoist(is_large, FreshNames(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
@@ -240,7 +240,7 @@ class _Hoist:
     found: dict[str, Constant] = field(default_factory=dict)
 
     def body(self, function: Function) -> Function:
-        """Return the body without the constants that are `found` in it and in the bodies inside of it."""
+        """Remove the large constants of a body and of its bodies, adding them to `found`."""
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
         given = {value.name for value in function.outputs}
         large = {name: c for name, c in function.constants.items() if name not in given and self.is_large(c)}
@@ -255,7 +255,7 @@ class _Hoist:
 
 
 def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) -> dict[str, Constant]:
-    """Return, by the name of their output, the large values of Constant nodes that need not be nodes."""
+    """Large values of Constant nodes that can be moved, by output name."""
     kept = {value.name for value in function.outputs}
     awaited = {name for node in function.nodes for name in node.control}
     found: dict[str, Constant] = {}
@@ -268,15 +268,15 @@ def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) ->
 
 
 def _others(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node, ...]:
-    """Return the nodes that do not define one of those constants."""
+    """The nodes except Constant nodes for ``constants``."""
     return tuple(node for node in nodes if not (node.op == "Constant" and node.outputs[0] in constants))
 
 
 def normalize(function: Function) -> Function:
-    """Return an equivalent Function in which no output is listed twice and no body returns a value from outside.
+    """Ensure that no output is listed twice and no body returns a captured value, by inserting Identity nodes.
 
-    Where something must change, an Identity is inserted. The outputs keep their places, and of a repeated one the first keeps its
-    name. If nothing must change, the function itself is returned.
+    The outputs keep their order, and the first of repeated outputs keeps its name. Returns the Function unchanged if it already
+    satisfies both.
     """
     if not _is_odd(function) and not any(_is_odd(body, is_body=True) for _, node in function.walk() for body in node.bodies):
         return function
@@ -304,16 +304,16 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
 
 
 def identity_opset(type_: Type | None) -> int:
-    """Return the first opset of ai.onnx whose Identity takes that type; 1 where the type is unknown."""
+    """The first ai.onnx opset whose Identity supports the type; 1 if the type is unknown."""
     text = None if type_ is None else onnx_spelling(type_)
     versions = range(1, latest_opset() + 1)
     return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)
 
 
 EXTERNAL_BYTES = 1024
-"""Constants of at least this size are written as references by ``weights="external"``."""
+"""Size from which ``weights="external"`` writes constants as references."""
 EXTERNAL_LOCATION = "weights"
-"""The file that references name where the caller names none."""
+"""Default file name in references."""
 
 
 def lowest_model(
@@ -324,20 +324,20 @@ def lowest_model(
     location: str = EXTERNAL_LOCATION,
     least_opset: int = 1,
 ) -> ModelProto:
-    """Return the Function as a model at the lowest opset and IR version at which each operator means the same.
+    """Write a model at the lowest opset and IR version that preserve the semantics of every operator.
 
-    A Relu of an opset 28 model is emitted at 14, where it took its present meaning. An operator newer than ``max_opset`` (of
-    ai.onnx) is converted where onnx can. Docs, metadata, node devices and control edges are left out. What ONNX does not allow is
-    corrected: an output listed twice, and a body that returns a value from outside, go through an Identity. Inputs and outputs
-    keep their names and places.
+    For example, Relu of an opset 28 model is written at 14, which introduced its current semantics. Operators newer than
+    ``max_opset`` (of ai.onnx) are converted if onnx can do it. Docs, metadata, devices and control edges are omitted. Identity
+    nodes are inserted where ONNX requires them: for repeated outputs, and bodies that return captured values. Inputs and outputs
+    keep their names and order.
 
-    With ``weights="external"`` each large constant of the main graph becomes a reference to external data in the file
-    ``location``, which is never written: `external_weights` gives the arrays by name, to be passed by reference. Those of bodies
-    and Constant nodes stay inside; `externalize_weights` brings them to the main graph first.
+    With ``weights="external"``, large constants of the main graph become references to external data in the file ``location``,
+    which is not written: pass the arrays of `external_weights` instead. Constants in bodies and Constant nodes stay inline unless
+    `externalize_weights` moves them first.
 
-    The opset is at least ``least_opset`` if the Function's own is: for libraries that add operators of that opset.
+    The opset is at least ``least_opset`` if the Function's is: for libraries that insert operators of that opset.
 
-    Raises ModelError, whose text is the reason, when a limit cannot be kept.
+    Raises ModelError with the reason if a limit cannot be met.
     """
     if max_opset is not None:
         function = convert_function(function, max_opset)
@@ -351,15 +351,15 @@ def lowest_model(
 
 
 def lowest_opset(node: Node, function: Function) -> int:
-    """Return the lowest opset of ai.onnx at which the node, bodies included, means the same; 1 where it uses none."""
+    """The lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 if it uses none."""
     return max((since_version(inner, holder) or 1 for holder, inner in _within(node, function) if not inner.domain), default=1)
 
 
 def why_not_downgradable(node: Node, function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str | None:
-    """Return why `lowest_model` could not keep these limits for a Function with this node; None when it could.
+    """Explain why `lowest_model` cannot meet these limits for this node, or return None.
 
-    Never raises, and is quick: a conversion is tried once for each kind of node, and only for one that is too new. The
-    types of the node's inputs are needed for that: infer shapes first.
+    Never raises, and is fast: conversion is tried once per kind of node, and only if it is too new. Infer types first, since
+    conversion needs the input types.
     """
     try:
         if max_opset is not None and lowest_opset(node, function) > max_opset:
@@ -372,28 +372,27 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int | None =
 
 
 def _within(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
-    """Yield the node and every node of its bodies, each with the Function that holds it."""
+    """Yield the node and all nodes in its bodies, each with its Function."""
     yield function, node
     for body in node.bodies:
         yield from body.walk()
 
 
 def _identities(function: Function) -> int:
-    """Return the first opset whose Identity takes what the Identities in the Function, bodies included, copy."""
+    """The first opset whose Identity supports the types of all Identity nodes."""
     types = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
     return max(map(identity_opset, types), default=1)
 
 
 def externalize_weights(function: Function) -> Function:
-    """Return an equivalent Function whose large constants are all its own, and none a body's or a Constant node's."""
+    """Move large constants of bodies and Constant nodes to the main graph."""
     return hoist(function, _is_large)
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
-    """Return, by name, the arrays that ``lowest_model(function, weights="external")`` leaves out.
+    """The arrays omitted by ``lowest_model(function, weights="external")``, by name.
 
-    They are the constants' own, but for types narrower than a byte: ONNX stores several of these in one, and so the array
-    is a packed copy in bytes.
+    They share memory with the constants, except types narrower than a byte, which ONNX packs: these are packed copies.
     """
     return {name: _stored(constant) for name, constant in function.constants.items() if _is_large(constant)}
 
@@ -403,7 +402,7 @@ def _stored(constant: Constant) -> np.ndarray[Any, Any]:
 
 
 def _is_large(constant: Constant) -> bool:
-    """Whether a constant may be a reference; strings may not, as ONNX stores them unlike any array."""
+    """Whether a constant can be a reference; strings cannot, because ONNX does not store them as an array."""
     return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
 
 

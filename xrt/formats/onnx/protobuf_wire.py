@@ -1,7 +1,7 @@
-"""The wire format of protobuf, as far as it takes to find one's way in a message without parsing it.
+"""Navigate protobuf messages without parsing them.
 
-A message is a line of fields, each a tag and a content. What is skipped here is not read: a file may be mapped, and then
-only the pages on which fields begin come into memory.
+A message is a sequence of fields, each a tag and its content. Skipped content is not read: in a mapped file, only the pages
+with field headers are loaded.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Buffer", "Field", "MalformedMessage", "TruncatedMessage", "Walk", "encode"]
 
 Buffer: TypeAlias = bytes | mmap
-"""Bytes by place; a slice of it is a copy."""
+"""Random-access bytes; slicing copies."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
-_LONGEST = 5
-"""Bytes that protobuf admits for a tag or a length."""
+_LONGEST = 5  # bytes of a tag or length that protobuf allows
 _LONGEST_VALUE = 10
 
+# Give up after this many fields: protobuf is faster at messages of many small ones.
 MOST_FIELDS = 1 << 22
-"""Fields after which a walk is given up: protobuf is quicker on what consists of nothing but small ones."""
 
 
 class Field(NamedTuple):
-    """The position of a field."""
+    """The location of a field."""
 
     number: int
     holds_bytes: bool
-    """Whether its content is bytes, text or a message, and not a number."""
+    """Whether the content is bytes, text or a message rather than a number."""
     at: int
-    """Where its tag begins."""
+    """Offset of its tag."""
     content: int
     end: int
 
 
 class MalformedMessage(ValueError):
-    """These bytes are no message, or one that is too long to walk through."""
+    """The data is not a message, or has too many fields."""
 
 
 class TruncatedMessage(MalformedMessage):
-    """A field ends after the message that holds it."""
+    """A field extends beyond the end of its message."""
 
     def __init__(self, number: int, end: int) -> None:
         super().__init__(f"field {number} should end at byte {end}")
@@ -54,19 +53,19 @@ class TruncatedMessage(MalformedMessage):
 
 @dataclass(slots=True)
 class Walk:
-    """A walk over messages in a buffer, which takes at most `MOST_FIELDS` steps."""
+    """Iterates over fields, at most `MOST_FIELDS` in total."""
 
     data: Buffer
     left: int = MOST_FIELDS
 
     def fields(self, at: int, end: int) -> Iterator[Field]:
-        """Yield the fields of the message between two places.
+        """Yield the fields of the message between two offsets.
 
-        Raises Overrun for a field that is longer than the message, and Unsound for what is no message, or too long a walk.
+        Raises TruncatedMessage for a field longer than the message, and MalformedMessage for invalid data or too many fields.
         """
         data = self.data
         while at < end:
-            tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all are of one byte
+            tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all tags have one byte
             holds_bytes = tag & 7 == _BYTES
             length, content = self.varint(content, end) if holds_bytes else (self._length(tag & 7, content, end), content)
             if content + length > end:
@@ -85,7 +84,7 @@ class Walk:
         raise MalformedMessage(f"wire type {kind} is none of ONNX's")
 
     def varint(self, at: int, end: int, longest: int = _LONGEST) -> tuple[int, int]:
-        """Return the integer at a place, and the place after it."""
+        """Decode a variable-length integer; also return the offset after it."""
         value = shift = 0
         for place in range(at, min(at + longest, end)):
             byte = self.data[place]
@@ -97,7 +96,7 @@ class Walk:
 
 
 def encode(value: int) -> bytes:
-    """Return an integer as protobuf writes it."""
+    """Encode a variable-length integer."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

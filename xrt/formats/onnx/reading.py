@@ -1,4 +1,4 @@
-"""From a ModelProto to a Function."""
+"""Convert a ModelProto to a Function: check operators, inline model-local functions, read graphs and attributes."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ LAYER_OPSET, AXES_ARE_INPUT = 17, 18
 
 
 def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
-    """Whether ONNX has no such operator at the opset, and ONNX Runtime's optimizer writes it."""
+    """Whether ONNX Runtime's optimizer wrote this operator, which ONNX does not have at the opset."""
     return not domain and (op_type == SIMPLIFIED or (op_type == LAYER and 0 < opset < LAYER_OPSET))
 
 
 @dataclass
 class FusedNormalization:
-    """Writes one of these nodes in operators of ONNX."""
+    """Decomposes a fused normalization into ONNX operators."""
 
     node: Node
     opset: int
     constants: Mapping[str, Constant]
-    """Those of the graph."""
+    """Constants of the graph."""
     dtype: DType | None
     """Element type of the scale; None if it is not declared."""
 
     def expand(self) -> tuple[list[Node], dict[str, Constant]]:
-        """Return the nodes, and the constants that they read in addition."""
+        """The nodes, and the additional constants they read."""
         self.nodes: list[Node] = []
         self.added: dict[str, Constant] = {}
         node, outputs = self.node, (*self.node.outputs, "", "")
         half = self.dtype if self.dtype in (DType.FLOAT16, DType.BFLOAT16) else None
         dtype = np.float64 if self.dtype is DType.FLOAT64 else np.float32
-        x = self._write("Cast", node.inputs[0], to=DType.FLOAT32.onnx) if half else node.inputs[0]  # as stash_type says
+        x = self._write("Cast", node.inputs[0], to=DType.FLOAT32.onnx) if half else node.inputs[0]  # as stash_type demands
         if node.op_type == LAYER:
             x = self._write("Sub", x, self._mean(x, outputs[1]))
         squares = self._mean(self._write("Pow", x, self._constant("two", np.array(2, dtype))))
@@ -108,17 +108,17 @@ class FusedNormalization:
 
 
 class OperatorRules:
-    """Whether a model's operators exist at the opsets that it imports."""
+    """Checks that operators exist at the opsets of a model."""
 
     def __init__(self, opsets: Mapping[str, int]) -> None:
         self.opsets = opsets
         self.known: set[tuple[str, str]] = set()
-        """(domain, operator) pairs that have passed."""
+        """(domain, operator) pairs already checked."""
 
     def check(self, domain: str, op_type: str, node: str) -> None:
-        """Raise ModelError when the operator does not exist; operators of domains unknown to onnx are opaque and pass.
+        """Raise ModelError if the operator does not exist. Operators of domains unknown to onnx pass.
 
-        ``node`` names the asking node in the error.
+        ``node`` is used in the error.
         """
         check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
@@ -147,18 +147,16 @@ def _check_version(domain: str, version: int, newest: int) -> None:
         raise ModelError(f"it uses opset {version} of {domain}; versions start at 1")
 
 
+# Limits on the number of nodes after inlining: always this many, beyond that a multiple of the model's nodes.
 FREE = 100_000
-"""Nodes that a model may have once its functions stand in their places, however few it holds."""
 RATIO = 100
-"""Beyond that, how many times the nodes that it holds."""
-DEEPEST = 200
-"""Functions that call one another in a line: the inliner descends once for each."""
+DEEPEST = 200  # nested calls; the inliner is recursive
 Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 
 def check_calls(model: ModelProto) -> None:
-    """Raise ModelError if functions call themselves, or are too many or too deep to be inlined.
+    """Raise ModelError if functions are recursive, nested too deeply, or too large after inlining.
 
     Linear in the size of the model.
     """
@@ -178,7 +176,7 @@ def check_calls(model: ModelProto) -> None:
 
 @dataclass(slots=True)
 class _Called:
-    """What a list of nodes calls."""
+    """The size and the calls of a list of nodes."""
 
     nodes: int = 0
     calls: Counter[Key] = field(default_factory=Counter)
@@ -192,17 +190,17 @@ class _Called:
         return called
 
     def keep(self, known: Mapping[Key, object]) -> None:
-        """Leave out what is no function of the model."""
+        """Remove calls of operators that are not functions of the model."""
         self.calls = Counter({key: count for key, count in self.calls.items() if key in known})
 
 
 def make_call_key(node: NodeProto) -> Key:
-    """Return which function the node calls, if there is one."""
+    """Key of the function that the node calls, if it calls one."""
     return node.domain, node.op_type, node.overload
 
 
 def nodes_inside(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the nodes and those of their bodies."""
+    """Yield the nodes and those in their bodies."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -211,12 +209,12 @@ def nodes_inside(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _total(one: _Called, sizes: Mapping[Key, int]) -> int:
-    """Return the number of nodes after the called functions are inlined."""
+    """Number of nodes after inlining."""
     return one.nodes + sum(count * (sizes[key] - 1) for key, count in one.calls.items())
 
 
 def _sizes(called: Mapping[Key, _Called]) -> dict[Key, int]:
-    """Return how many nodes each function is once those that it calls stand in their places."""
+    """Number of nodes of each function after inlining."""
     sizes: dict[Key, int] = {}
     for key in called:
         _measure(key, called, sizes)
@@ -224,7 +222,7 @@ def _sizes(called: Mapping[Key, _Called]) -> dict[Key, int]:
 
 
 def _measure(first: Key, called: Mapping[Key, _Called], sizes: dict[Key, int]) -> None:
-    """Add the sizes of a function and of all that it calls, the innermost first."""
+    """Add the sizes of a function and its callees, innermost first."""
     way = [(first, iter(called[first].calls))] if first not in sizes else []
     open_ = {first}
     while way:
@@ -250,16 +248,16 @@ def _check_way(key: Key, open_: set[Key]) -> None:
         )
 
 
+# The inliner copies the model, so larger initializers are passed to it without data.
 SMALL_BYTES = 1024
-"""Size up to which an initialiser goes through the inliner with its data."""
 
 
 def inline(model: ModelProto) -> ModelProto:
-    """Return the model without model-local functions; the model itself where it has none.
+    """Inline model-local functions; returns the model unchanged if there are none.
 
-    The inliner works on a serialised copy, so large initialisers are left out of what it is given. It forgets (as of onnx
-    1.23) the defaults of a function's attributes and the domains that only functions import, so these are added first.
-    Raises ModelError for a function that is recursive, or that needs another opset than the model and cannot be converted.
+    The inliner copies a serialized model, so large initializers are removed first. It ignores (as of onnx 1.23) attribute
+    defaults of functions and domains imported only by functions, so these are added before. Raises ModelError for a recursive
+    function, or one with another opset that cannot be converted.
     """
     if not model.functions:
         return model
@@ -269,7 +267,7 @@ def inline(model: ModelProto) -> ModelProto:
     _add_imports(prepared)
     try:
         inlined = inliner.inline_local_functions(prepared, convert_version=True)
-    except Exception as error:  # the inliner raises whatever its C++ does; all of it is about this model
+    except Exception as error:  # the inliner's C++ raises many types
         raise ModelError(f"its model-local functions cannot be inlined: {summarize_error(error)}") from error
     if inlined.functions:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
@@ -280,7 +278,7 @@ def inline(model: ModelProto) -> ModelProto:
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
-    """Return a copy in which large initialisers have names, types and shapes only."""
+    """Copy the model, keeping only names, types and shapes of large initializers."""
     bare = ModelProto()
     bare.CopyFrom(model)
     del bare.graph.initializer[:]
@@ -295,7 +293,7 @@ def _without_data(tensor: TensorProto) -> TensorProto:
 
 
 def _add_imports(model: ModelProto) -> None:
-    """Add to the model, in place, the domains that only its functions import."""
+    """Import domains that only functions import. Modifies the model."""
     known = {entry.domain for entry in model.opset_import}
     for entry in (entry for function in model.functions for entry in function.opset_import):
         if entry.domain not in known:
@@ -304,7 +302,7 @@ def _add_imports(model: ModelProto) -> None:
 
 
 def _add_defaults(model: ModelProto) -> None:
-    """Add to each call of a local function, in place, the attributes that it leaves to their defaults."""
+    """Add default attributes to calls of local functions. Modifies the model."""
     defaults = {_key(function): tuple(function.attribute_proto) for function in model.functions if function.attribute_proto}
     if defaults:
         for nodes in (model.graph.node, *(function.node for function in model.functions)):
@@ -322,16 +320,16 @@ def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]])
     node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
 
 
+# Searching for a similar name takes too long in larger graphs.
 LARGEST_SEARCHED = 10_000
-"""Nodes up to which the nearest name is looked for, which takes time."""
 
 
 def read_function(model: ModelProto, external: ExternalData) -> Function:
-    """Return the model as a Function.
+    """Convert a model to a Function.
 
-    Model-local functions are inlined, sparse tensors become dense. An initialiser that is also an input is a constant
-    and no input, whatever the IR version: XRT has no inputs with defaults. Training information, quantisation
-    annotations and denotations are left out. Raises ModelError for whatever breaks a rule of ONNX's structure.
+    Model-local functions are inlined and sparse tensors become dense. An initializer that is also an input becomes a constant,
+    regardless of the IR version: XRT does not have inputs with defaults. Training information, quantization annotations and
+    denotations are dropped. Raises ModelError if the model violates ONNX's structure.
     """
     _check_header(model)
     model = inline(model)
@@ -355,7 +353,7 @@ def _check_header(model: ModelProto) -> None:
 
 
 def _opsets(model: ModelProto) -> dict[str, int]:
-    """Return the version of each domain; ``ai.onnx`` is the empty string's other name."""
+    """The version of each domain; ``ai.onnx`` is normalized to the empty string."""
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
         domain = text("" if entry.domain == "ai.onnx" else entry.domain, "the domain of an opset import")
@@ -367,7 +365,7 @@ def _opsets(model: ModelProto) -> dict[str, int]:
 
 
 def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) -> DType | None:
-    """Return the element type of a constant or declared value; None if the graph does not declare it."""
+    """Element type of a constant or declared value; None if the graph does not declare it."""
     if name in constants:
         return constants[name].dtype
     declared = next((proto for proto in (*graph.input, *graph.value_info) if proto.name == name), None)
@@ -376,7 +374,7 @@ def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) ->
 
 
 class _Reader:
-    """Reads the graphs of one model: they share its opsets and its external data."""
+    """Reads the graphs of one model, which share opsets and external data."""
 
     def __init__(self, opsets: dict[str, int], external: ExternalData) -> None:
         self.opsets = opsets
@@ -385,7 +383,7 @@ class _Reader:
         self.room = DenseLimit()
 
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
-        """Return the graph as a Function; doc and props are what the model says about its main graph."""
+        """Convert a graph; ``doc`` and ``props`` are those of the model for its main graph."""
         constants = self.constants(graph)
         nodes = [node for proto in graph.node for node in self.nodes(proto, constants, graph)]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
@@ -426,7 +424,7 @@ class _Reader:
         return constants
 
     def nodes(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
-        """Read a node; a normalization that ONNX Runtime's optimizer fused becomes several, and adds constants."""
+        """Convert a node. A normalization fused by ONNX Runtime's optimizer becomes several nodes and adds constants."""
         domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
         if not is_fused_normalization(domain, proto.op_type, opset):
             return [self.node(proto)]
@@ -484,9 +482,9 @@ class _Reader:
         return Attribute(proto.name, kind, self.element(stored, kind, what))
 
     def element(self, stored: Any, kind: AttrKind, what: str) -> Any:
-        """Return one element of an attribute as the Attribute holds it."""
+        """Convert one element of an attribute."""
         if kind is AttrKind.FLOAT:
-            return stored if stored == stored else math.nan  # the one NaN that equals itself inside a tuple
+            return stored if stored == stored else math.nan  # the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:
             return _text(stored)
         if kind is AttrKind.TENSOR:
@@ -527,7 +525,7 @@ _BY_CONTENT = {
 
 
 def _kind_by_content(proto: AttributeProto, what: str) -> Any:
-    """Return the kind of an attribute that does not say it: models before IR version 2 did not."""
+    """Infer the kind of an attribute from its content; models before IR version 2 do not store it."""
     for descriptor, _ in proto.ListFields():
         if descriptor.name in _BY_CONTENT:
             return _BY_CONTENT[descriptor.name]
@@ -549,7 +547,7 @@ def _definite_type(proto: TypeProto, what: str) -> Type:
 
 
 def _name_of(node: NodeProto) -> str:
-    """Return what to call a node in an error: many have no name, so the first output serves."""
+    """How to name a node in an error: by its first output if it has no name."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{name!r} ({node.op_type})"
 
@@ -560,9 +558,9 @@ def _check_named(graph: GraphProto, values: Sequence[Value]) -> None:
 
 
 def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) -> dict[str, Type]:
-    """Return what ``value_info`` says of the values that nodes define or capture, without those that carry their own type.
+    """Types in ``value_info`` for values that nodes define or capture, except values with their own type.
 
-    Entries about values that are nowhere in the graph are common after optimisation passes; they are left out.
+    Entries for values that do not exist are common after optimization passes; they are dropped.
     """
     defined = {name for node in nodes for name in node.outputs}
     values = [value for value in map(read_value, graph.value_info) if value.type is not None and value.name not in elsewhere]
@@ -579,7 +577,7 @@ def _undefined(function: Function) -> ModelError:
 
 
 def _readers(function: Function, name: str, title: str) -> Iterator[str]:
-    """Yield who reads a value that comes from outside of the function, bodies included."""
+    """Yield the readers of an undefined value, including those in bodies."""
     for node in function.nodes:
         if name in node.inputs:
             yield f"node {node.name!r} ({node.op}) reads"

@@ -1,4 +1,4 @@
-"""Models to files, so that nothing is ever half-written."""
+"""Save models to ONNX files atomically, with optional external data, and ONNX test cases."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ from xrt.graph import Constant, DType, Function, Value
 
 __all__ = ["save", "save_case"]
 
-EXTERNAL_BYTES = 1024
-"""Constants of at least this size go to the data file, where there is one."""
+EXTERNAL_BYTES = 1024  # constants from this size on are stored in the data file, if there is one
+# Protobuf is limited to 2 GB, so models with more constants than this get a data file by default.
 AUTOMATIC_BYTES = 1 << 30
-"""A model whose constants take more than this gets a data file unasked: protobuf ends at 2 GB."""
-_PAGE = 4096
-"""Offsets are multiples of a page, so that any reader can map a tensor by itself."""
+_PAGE = 4096  # aligned offsets let readers map each tensor separately
 
 
 def save(function: Function, path: str | os.PathLike[str], external_data: bool | None = None) -> None:
-    """Write the Function as an ONNX file, whole or not at all; an existing file is replaced.
+    """Write a Function as an ONNX file atomically, replacing an existing one.
 
-    With ``external_data`` the large constants, those of bodies and attributes too, go to a file in the same directory,
-    ``NAME.DIGEST.data``; by default they do so in a model of more than 1 GB. The digest is of their content, so a crash between
+    With ``external_data``, large constants, including those of bodies and attributes, are stored in ``NAME.DIGEST.data`` in the
+    same directory; this is the default for models over 1 GB. The digest depends on their content, so that a crash between writing
     the two files leaves the old model with its old data. Data files of earlier saves under the same name are removed at the end.
-    Raises ModelError if the file cannot be written, or would take more than 2 GB.
+    Raises ModelError if the file cannot be written or would exceed 2 GB.
     """
     path = Path(path)
     if external_data is None:
@@ -71,7 +69,7 @@ def _save_in_two(function: Function, path: Path) -> None:
 
 
 class _Layout:
-    """The place of each large constant in the data file; equal ones are stored once."""
+    """The offset of each large constant in the data file; equal constants are stored once."""
 
     def __init__(self, function: Function) -> None:
         self._placed: dict[bytes, tuple[Constant, int]] = {}
@@ -84,7 +82,7 @@ class _Layout:
         self.digest = hashlib.sha256(b"".join(self._placed)).hexdigest()[:12]
 
     def tensor(self, location: str, constant: Constant, name: str) -> TensorProto:
-        """Return the constant's message: a reference into the data file, unless it is small."""
+        """The message of a constant: a reference to the data file, unless it is small."""
         if not _is_large(constant):
             return write_tensor(constant, name)
         return external_tensor(constant, name, location, self._placed[constant.digest][1])
@@ -123,7 +121,7 @@ def _serialised(model: ModelProto, hint: str) -> bytes:
 
 
 def _remove_old_data(path: Path, keep: str) -> None:
-    """Remove the data files that earlier saves under the same name have left."""
+    """Remove data files of earlier saves under the same name."""
     ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
     for entry in path.parent.iterdir():
         if ours.fullmatch(entry.name) and entry.name != keep:
@@ -131,10 +129,10 @@ def _remove_old_data(path: Path, keep: str) -> None:
 
 
 def save_case(function: Function, inputs: Sequence[Any], outputs: Sequence[Any], folder: str | os.PathLike[str]) -> None:
-    """Write ``model.onnx``, and ``test_data_set_0`` with one file per input and output, into a folder; it is made if need be.
+    """Write an ONNX test case: ``model.onnx``, and ``test_data_set_0`` with one file per input and output.
 
-    ONNX's own runner and those of the engines' projects read that layout. Raises ModelError where it cannot be written, or
-    for a value that is no tensor, no map of numbers, and no list of one of these.
+    ONNX's test runner and those of the engines read this layout. Creates the directory. Raises ModelError if it cannot be
+    written, or for a value that is not a tensor, a map of numbers, or a list of these.
     """
     folder = Path(folder)
     data = folder / "test_data_set_0"
@@ -166,7 +164,7 @@ def _tensors(name: str, content: Sequence[Any]) -> SequenceProto:
 
 
 def _map(name: str, content: Mapping[Any, Any]) -> MapProto:
-    """Return a map; its floats, which are Python's own, are float32 as in ONNX's operators."""
+    """Convert a map; Python floats become float32, as in ONNX's operators."""
     values = [np.array(x, np.float32 if isinstance(x, float) else None) for x in content.values()]
     values = [x.astype(object) if x.dtype.kind == "U" else x for x in values]
     if any(isinstance(key, str) for key in content):

@@ -1,6 +1,6 @@
-"""Tensors: between ONNX's messages and Constants.
+"""Conversion of tensors, external data, types and values between ONNX messages and the graph.
 
-A tensor's header announces a size; nothing is allocated before the announced size is compared with the available data.
+The size that a tensor's header announces is compared with the available data before anything is allocated.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
     "write_value",
 ]
 
+# Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: per tensor at most
+# LARGEST_DENSE, and DENSE_RATIO times its data unless the model's allowance of DENSE_FREE suffices.
 LARGEST_DENSE = 1 << 30
-"""Bytes that a sparse tensor may take once dense: its header alone decides that size, so it is not taken at its word."""
 DENSE_FREE = 1 << 24
-"""Bytes that the sparse tensors of one model may take once dense, however little they hold."""
 DENSE_RATIO = 1000
-"""How many times what it holds a sparse tensor may take once dense, if it takes more than is free."""
+# The field with the data of a tensor without raw_data; int32_data for all other element types.
 _FIELD = {
     DType.FLOAT32: "float_data",
     DType.COMPLEX64: "float_data",
@@ -55,23 +55,22 @@ _FIELD = {
     DType.UINT64: "uint64_data",
     DType.STRING: "string_data",
 }
-"""The field with an element type's data when it is not in ``raw_data``; all others are in ``int32_data``."""
+# Narrow types that int32_data stores unpacked, one element per entry.
 _UNPACKED_IN_FIELD = (DType.FLOAT6E2M3, DType.FLOAT6E3M2)
-"""Types under a byte that ``int32_data`` holds one to an entry."""
 
 
 def encode_bytes(dtype: DType, count: int) -> int:
-    """Return how many bytes ONNX stores that many elements in; types narrower than a byte are packed."""
+    """Bytes that ONNX uses for ``count`` elements; types narrower than a byte are packed."""
     return (dtype.bits * count + 7) // 8
 
 
 def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Constant:
-    """Return the tensor; ``raw_data`` and external data are not copied.
+    """Convert a tensor; ``raw_data`` and external data are not copied.
 
-    Two kinds are copied: types narrower than a byte, to unpack them, and data at an address that is unaligned for its type, so
-    that it is copied once here and not by each of its users.
+    Exceptions are types narrower than a byte, which are unpacked, and unaligned data, which is copied once here instead of by
+    each of its users.
 
-    ``what`` names the tensor in an error. Raises ModelError when the data does not fit the header.
+    ``what`` names the tensor in errors. Raises ModelError if the data does not match the header.
     """
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is a segment of a larger tensor, which ONNX has never defined how to join")
@@ -130,7 +129,7 @@ def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what:
 
 
 def _entries(dtype: DType, count: int) -> int:
-    """Return how many entries of its typed field that many elements take."""
+    """Number of entries of the typed field for ``count`` elements."""
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         return 2 * count
     if 0 < dtype.bits < 8 and dtype not in _UNPACKED_IN_FIELD:
@@ -141,18 +140,18 @@ def _entries(dtype: DType, count: int) -> int:
 def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     try:
         return array.reshape(shape)
-    except ValueError as error:  # an extent of 0 next to one that no array can have
+    except ValueError as error:  # for example, an extent of 0 next to one that is too large
         raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
 
 
 class DenseLimit:
-    """How much the sparse tensors of one model may still take once dense: what their headers say must be in proportion."""
+    """Limits the memory of sparse tensors of one model when they become dense."""
 
     def __init__(self) -> None:
         self._free = DENSE_FREE
 
     def take(self, size: int, held: int, what: str) -> None:
-        """Take the room for a tensor that holds so many bytes; raises ModelError where there is not so much."""
+        """Reserve memory for a tensor with ``held`` bytes of data; raises ModelError if the limit is exceeded."""
         earned = min(held * DENSE_RATIO, LARGEST_DENSE)
         allowed = max(earned, self._free)
         if size > allowed:
@@ -161,7 +160,7 @@ class DenseLimit:
 
 
 def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, room: DenseLimit) -> Constant:
-    """Return the tensor with its zeros filled in; raises ModelError when there is no room for that."""
+    """Convert a sparse tensor to a dense constant; raises ModelError if it would be too large."""
     values = read_tensor(sparse.values, external, what)
     shape = _shape(sparse.dims, what)
     room.take(math.prod(shape) * values.dtype.numpy.itemsize, values.nbytes, what)
@@ -174,7 +173,7 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, ro
 def _positions(
     sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], what: str
 ) -> np.ndarray[Any, Any]:
-    """Return where the values stand in the flattened tensor, from either of ONNX's two forms of index."""
+    """Flat positions of the values, from either of ONNX's two index formats."""
     indices = read_tensor(sparse.indices, external, f"the indices of {what}").array
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
@@ -188,7 +187,7 @@ def _positions(
 
 
 def write_tensor(constant: Constant, name: str = "") -> TensorProto:
-    """Return the message, with the data as ``raw_data`` (strings apart). Copies the data."""
+    """Convert a constant to a message with ``raw_data`` (except strings). Copies the data."""
     tensor = TensorProto(data_type=constant.dtype.onnx, dims=constant.shape, name=name)
     if constant.dtype is DType.STRING:
         tensor.string_data.extend(text.encode("utf-8", "surrogateescape") for text in constant.array.flat)
@@ -198,7 +197,7 @@ def write_tensor(constant: Constant, name: str = "") -> TensorProto:
 
 
 def encode_data(constant: Constant) -> memoryview:
-    """Return the bytes that ONNX stores for a constant that is not of strings; a view of the array where it is stored so."""
+    """The bytes that ONNX stores for a non-string constant; a view of the array if no packing is needed."""
     if constant.dtype.bits < 8:
         return memoryview(numpy_helper.from_array(constant.array).raw_data)
     array = constant.array.astype(constant.dtype.numpy.newbyteorder("<"), copy=False)
@@ -206,7 +205,7 @@ def encode_data(constant: Constant) -> memoryview:
 
 
 def external_tensor(constant: Constant, name: str, location: str, offset: int) -> TensorProto:
-    """Return the message of a tensor whose data is in an external file."""
+    """Create the message of a tensor with data in an external file."""
     tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
     length = encode_bytes(constant.dtype, constant.array.size)
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
@@ -215,24 +214,24 @@ def external_tensor(constant: Constant, name: str, location: str, offset: int) -
 
 
 class ExternalData:
-    """The external files of one model. Each is mapped once; the maps live as long as an array that views them."""
+    """The external data files of one model. Each is mapped once, for as long as an array refers to it."""
 
     def __init__(self, directory: Path | None = None, within: Callable[[str], memoryview | None] = lambda location: None) -> None:
         self.directory = directory
-        """The model's directory; None for a model that came as bytes or as a message, and so has no files."""
+        """The model's directory; None for a model from bytes or a message."""
         self._within = within
-        """Gives the data of the locations that are places in the model itself."""
+        """Looks up locations inside the model file."""
         self._maps: dict[str, memoryview] = {}
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The files that were mapped, as the model names them."""
+        """The mapped files, as named in the model."""
         return tuple(sorted(self._maps))
 
     def view(self, tensor: TensorProto, what: str) -> memoryview:
-        """Return the tensor's bytes, as long as its header says or up to the end of the file.
+        """The bytes of a tensor: the length in its header, or up to the end of the file.
 
-        Raises ModelError when the file is missing, is outside the model's directory, or ends before the data does.
+        Raises ModelError if the file is missing, outside the model's directory, or too short.
         """
         entries = {entry.key: text(entry.value, f"the external data of {what}") for entry in tensor.external_data}
         location = entries.get("location", "")
@@ -269,7 +268,7 @@ class ExternalData:
         try:
             path = (root / location.replace("\\", "/")).resolve()
             is_file = path.is_file()
-        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL in it
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long, NUL in it
             raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
         if not path.is_relative_to(root):
             raise ModelError(
@@ -290,11 +289,11 @@ def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:
 
 
 Entries: TypeAlias = tuple[tuple[str, str], ...]
-"""Keys and values; ``location``, ``offset`` and ``length`` are ONNX's own. A key may occur twice."""
+"""Keys and values; ``location``, ``offset`` and ``length`` are defined by ONNX. Keys may be repeated."""
 
 
 def read_entries(model: bytes) -> dict[str, Entries]:
-    """Return the entries of a model's external initializers by name, bodies excepted."""
+    """External data entries of a model's initializers by name, without bodies."""
     return {
         tensor.name: tuple((entry.key, entry.value) for entry in tensor.external_data)
         for tensor in ModelProto.FromString(model).graph.initializer
@@ -303,7 +302,7 @@ def read_entries(model: bytes) -> dict[str, Entries]:
 
 
 def write_entries(model: bytes, entries: Mapping[str, Iterable[tuple[str, str]]]) -> bytes:
-    """Return the model with these entries in place of those of the named initializers."""
+    """Replace the external data entries of the named initializers."""
     message = ModelProto.FromString(model)
     for tensor in message.graph.initializer:
         if tensor.name in entries:
@@ -314,16 +313,14 @@ def write_entries(model: bytes, entries: Mapping[str, Iterable[tuple[str, str]]]
     return written
 
 
-UNKNOWN = -1
-"""What exporters write for an extent that they do not know."""
+UNKNOWN = -1  # written by exporters for an unknown extent
 
 
 def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
-    """Return the type, None where the message says nothing definite (no element type; an opaque type).
+    """Convert a type; None if the message has no element type, or for an opaque type.
 
-    A sparse tensor becomes a dense one, as its data does. Where the symbols are given, an extent of any other name becomes
-    None. Raises ModelError for an element type that ONNX has not. Equal messages give the same object: a model has
-    far fewer types than values.
+    Sparse tensors become dense. With ``symbols``, symbolic extents of any other name become unknown. Raises ModelError for an
+    unknown element type. Equal messages give the same object, because models have far fewer types than values.
     """
     return _parsed(proto.SerializeToString(), symbols)
 
@@ -360,19 +357,18 @@ def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -
     if dim.dim_param:
         name = text(dim.dim_param, "the name of an extent")
         return name if symbols is None or name in symbols else None
-    if dim.HasField("dim_value") and dim.dim_value >= 0:  # UNKNOWN, or in the middle of a graph nonsense
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # negative: UNKNOWN, or invalid, which is ignored for inner values
         size: int = dim.dim_value
         return size
     return None
 
 
 def read_value(proto: ValueInfoProto) -> Value:
-    """Return the name with its type."""
     return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
 
 
 def read_border_value(proto: ValueInfoProto) -> Value:
-    """Return an input or output of a graph; raises ModelError for an extent that no array has."""
+    """Convert an input or output of a graph; raises ModelError for a negative extent other than `UNKNOWN`."""
     for kind in ("tensor_type", "sparse_tensor_type"):
         if proto.type.HasField(kind):
             for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
@@ -383,7 +379,6 @@ def read_border_value(proto: ValueInfoProto) -> Value:
 
 
 def write_type(type_: Type, proto: TypeProto) -> None:
-    """Fill in the message."""
     if isinstance(type_, TensorType):
         _write_tensor_type(type_, proto.tensor_type)
     elif isinstance(type_, SequenceType):
@@ -410,7 +405,7 @@ def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
-    """Fill in the message; a value of which nothing is known gets no type."""
+    """Fill in the message; the type is omitted if unknown."""
     proto.name = name
     if type_ is not None:
         write_type(type_, proto.type)

@@ -1,4 +1,4 @@
-"""Opset and IR versions: at which ones a Function means the same, and which is the lowest."""
+"""Opset and IR versions: the lowest ones that preserve the semantics of a Function, and the bounds of old Clip operators."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ __all__ = [
     "read_clip_bounds",
 ]
 
+# Before this version, initializers must also be inputs; XRT does not write them so.
 INITIALISERS_IR = 4
-"""The IR version since which an initialiser need not be an input too, which is how XRT writes them."""
+# IR versions that introduced element types (`Version` in onnx.proto); all others are older than INITIALISERS_IR.
 _DTYPE_IR = {
     DType.FLOAT8E4M3FN: 9,
     DType.FLOAT8E4M3FNUZ: 9,
@@ -43,12 +44,11 @@ _DTYPE_IR = {
     DType.FLOAT6E2M3: 14,
     DType.FLOAT6E3M2: 14,
 }
-"""The IR version that brought an element type (onnx.proto, `Version`); 4 or less for all others."""
 _OPTIONAL_IR = 8
 
 
 def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
-    """Raise ModelError unless every operator, bodies included, means the same at these opsets as at the declared ones."""
+    """Raise ModelError unless every operator, including bodies, has the same semantics at these opsets."""
     for holder, node in function.walk():
         asked = opsets.get(node.domain)
         if asked == holder.opsets.get(node.domain):
@@ -64,11 +64,11 @@ def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
 
 
 def lowest_opsets(function: Function) -> dict[str, int]:
-    """Return, for each domain in use, the lowest version at which every operator means what it means at the declared one.
+    """For each domain in use, the lowest version that preserves the semantics of every operator.
 
-    That is the newest `since_version` among them: each operator keeps its meaning from its own one to the declared version, so
-    the newest is in all of these intervals. Domains that onnx does not describe stay as declared. The result always contains
-    ai.onnx, since some readers require it.
+    This is the maximum of `since_version`: an operator is unchanged from there to the declared version, so the maximum is in all
+    of these intervals. Domains that onnx does not describe are unchanged. ai.onnx is always included, because some readers
+    require it.
     """
     lowest = {"": 1}
     for holder, node in function.walk():
@@ -81,7 +81,7 @@ def lowest_opsets(function: Function) -> dict[str, int]:
 
 
 def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function, Node, int]]:
-    """Yield each node of ai.onnx, bodies included, whose present meaning is newer than a version, and since when it is."""
+    """Yield the ai.onnx nodes, including bodies, introduced after ``max_opset``, with their `since_version`."""
     for holder, node in function.walk():
         since = since_version(node, holder)
         if not node.domain and since is not None and since > max_opset:
@@ -89,9 +89,9 @@ def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function,
 
 
 def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
-    """Return the lowest IR version that has words for the content, and that came no later than these opsets.
+    """The lowest IR version that can represent the contents and was released no later than these opsets.
 
-    The pairing with opsets is a custom (each release of ONNX has one of each) and no rule: it yields to the ceiling.
+    Pairing IR versions with opsets is a convention (each ONNX release has one of each), so ``ceiling`` overrides it.
     """
     known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
@@ -101,12 +101,12 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
 
 
 def find_content_ir(function: Function) -> tuple[int, str]:
-    """Return the lowest IR version that has words for every type in the Function, and which value needs it."""
+    """The lowest IR version with all types in the Function, and the value that requires it."""
     return _greatest(_typed(function))
 
 
 def node_ir(node: Node, function: Function) -> tuple[int, str]:
-    """Return the same for one node, bodies included, and the values that it touches."""
+    """Like `find_content_ir`, for the values of one node including its bodies."""
     touched = ((f"value {name!r}", function.get_type(name)) for name in (*node.uses, *node.defines))
     return _greatest(chain(touched, _typed_inside(node)))
 
@@ -117,7 +117,7 @@ def _greatest(typed: Iterable[tuple[str, Type | None]]) -> tuple[int, str]:
 
 
 def _typed(function: Function) -> Iterator[tuple[str, Type | None]]:
-    """Yield everything in the Function that has a type, bodies included, and what to call it."""
+    """Yield everything with a type, including bodies, with a description for errors."""
     for value in (*function.inputs, *function.outputs):
         yield f"value {value.name!r}", value.type
     for name, type_ in function.types.items():
@@ -150,20 +150,21 @@ def _type_ir(type_: Type | None) -> int:
 
 
 BOUNDS_ARE_INPUTS = 11
-"""The first opset in which they are. There one that is left out bounds nothing, as in the operator's own function body."""
+"""The first opset with the bounds of Clip as inputs. An omitted bound is then unlimited, as in ONNX's definition."""
 MOST = float(np.finfo(np.float32).max)
-"""What ONNX's schema of version 6 has for a bound that is left out, in every element type: it makes a number of an infinity, but
-in float16, where it is one.
+"""Default bound in ONNX's schema of version 6, for all element types.
+
+It replaces infinities by a finite number, except in float16, where it is infinite.
 """
 
 
 def read_clip_bounds(node: Node) -> tuple[float, float]:
-    """Return the lower and the upper bound."""
+    """The lower and the upper bound."""
     return float(node.attr("min", -MOST)), float(node.attr("max", MOST))
 
 
 def add_clip_bounds(node: Node) -> Node:
-    """Return the Clip with both of its attributes; itself where it has them."""
+    """Add both attributes to a Clip; returns the node unchanged if it has them."""
     if node.attr("min") is not None and node.attr("max") is not None:
         return node
     low, high = read_clip_bounds(node)

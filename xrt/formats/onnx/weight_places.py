@@ -1,4 +1,4 @@
-"""Where the weights of a model file lie: so that a later process reads one that it needs, and not the model."""
+"""Locations of weights in model files, so that another process can read one weight without parsing the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Place(NamedTuple):
-    """Bytes of a file."""
+    """A byte range of a file."""
 
     path: Path
     offset: int
@@ -31,16 +31,16 @@ class Place(NamedTuple):
 
 
 class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a file, in memory of their own; views of them are plain arrays."""
+    """A byte range of a file, copied to memory; views of it are plain arrays."""
 
     stamp: Stamp = ()
-    """The file as it was when it was read."""
+    """Identity of the file when it was read."""
     start: int = 0
-    """The place of the first byte in the file."""
+    """Offset of the first byte in the file."""
 
 
 def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
-    """Return a part of the file in aligned memory of its own; raises ModelError where the file ends before."""
+    """Read a part of the file to aligned memory; raises ModelError if the file is too short."""
     from xrt.graph.constants import make_aligned_block
 
     length = end - start
@@ -54,7 +54,7 @@ def read_file_part(file: BufferedReader, start: int, end: int) -> memoryview:
 
 
 def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
-    """Return the stamp of the file that a C-contiguous array was read from, and its place there; None for any other array."""
+    """Stamp of the file that a C-contiguous array was read from, and its offset; None for any other array."""
     if not array.flags.c_contiguous:
         return None
     base: Any = array
@@ -66,9 +66,9 @@ def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
 
 
 def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, Place]:
-    """Return where constants are in a model's file, which has this stamp, or its external data.
+    """Locate constants in a model file with this stamp, or in its external data. Reads nothing.
 
-    One that was read from no file, or from another state of it, is left out. Nothing is read.
+    Constants from memory, or from another version of the file, are omitted.
     """
     found: dict[str, Place] = {}
     for name, constant in constants.items():
@@ -81,9 +81,9 @@ def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> 
 
 
 def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) -> Bytes:
-    """Return bytes of an open file, in aligned memory of their own if it is the model's file, else mapped.
+    """Read bytes of an open file: to aligned memory if it is the model file (``is_own``), else mapped.
 
-    Raises ModelError where the file ends before they do, and where it cannot be read.
+    Raises ModelError if the file is too short or cannot be read.
     """
     try:
         if offset + size > os.fstat(file).st_size:
@@ -94,7 +94,7 @@ def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) 
 
         part = make_aligned_block(size)
         done = 0
-        while done < size:  # one reading gives two gigabytes at most
+        while done < size:  # one call reads at most 2 GB
             got = os.preadv(file, [part.data[done:]], offset + done)
             if not got:
                 raise ModelError(f"{os.fspath(path)!r} became shorter while it was read")

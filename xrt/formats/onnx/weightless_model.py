@@ -1,8 +1,8 @@
-"""A serialised model without the data of its large tensors, and the place of that data.
+"""Extract a model without the data of its large tensors, and the locations of that data.
 
-Protobuf reads a whole file into one buffer, parses that into a message, returns each tensor's bytes as a copy, and is limited to
-2 GB. So it gets an excerpt. Each large tensor in it is external data, in a file of a name that no file can have. A reader of the
-tensor finds its bytes in the original.
+Protobuf reads a whole file into one buffer, parses it, copies each tensor's bytes, and is limited to 2 GB. Therefore it only
+gets an excerpt, in which each large tensor is external data in a file with an impossible name. A reader of the tensor looks up
+its bytes in the original.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from xrt.formats.onnx.protobuf_wire import Buffer, Field, MalformedMessage, Walk
 
 __all__ = ["Span", "WeightlessModel", "extract_weights"]
 
+# Raw data from this size on is left out; smaller messages are not searched.
 LARGE_BYTES = 1 << 16
-"""Tensors with at least this much raw data are left out, and nothing smaller is looked into."""
 
-_DEEPEST = 100
-"""Messages in messages that protobuf admits."""
+_DEEPEST = 100  # nesting limit of protobuf
 
+# Fields that lead to tensors. Bodies of functions are not searched: onnx's inliner needs them whole.
 _INSIDE = {
     ModelProto: ("graph",),
     GraphProto: ("node", "initializer", "sparse_initializer"),
@@ -28,7 +28,6 @@ _INSIDE = {
     AttributeProto: ("t", "g", "tensors", "graphs", "sparse_tensor", "sparse_tensors"),
     SparseTensorProto: ("values", "indices"),
 }
-"""The fields through which the way leads to tensors. The bodies of functions are left to onnx's inliner, whole."""
 
 _MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
 _WAYS = {
@@ -39,7 +38,7 @@ _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 _ELSEWHERE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
 
 Span = tuple[int, int]
-"""From the first byte to the one after the last."""
+"""Start and end offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,14 @@ class WeightlessModel:
 
     model: ModelProto
     spans: dict[str, Span]
-    """The place of each large tensor's data in the original, by the location that the model names for it."""
+    """Location of each large tensor's data in the original, by the external data location in the model."""
 
 
 def extract_weights(data: Buffer) -> WeightlessModel:
-    """Return the excerpt of a serialised model.
+    """Extract a serialized model without large data.
 
-    Raises Unsound if the walk does not understand the data, though protobuf may (it merges repeated messages of a singular
-    field), and DecodeError if protobuf does not understand it. No announced size is trusted.
+    Raises MalformedMessage if the walk does not support the data, although protobuf may (it merges repeated messages of a
+    singular field), and DecodeError if protobuf does not. No announced size is trusted.
     """
     if len(data) < LARGE_BYTES:
         return WeightlessModel(ModelProto.FromString(bytes(data)), {})
@@ -70,7 +69,7 @@ class _Cutter:
     spans: dict[str, Span] = field(default_factory=dict)
 
     def message(self, kind: type, start: int, end: int, depth: int) -> list[bytes]:
-        """Return the parts of the message between two places, without the large data in it."""
+        """The parts of the message between two offsets, without large data."""
         if kind is TensorProto:
             return self.tensor(start, end)
         if depth > _DEEPEST:
@@ -92,11 +91,11 @@ class _Cutter:
         return [*parts, self.walk.data[kept:end]]
 
     def tensor(self, start: int, end: int) -> list[bytes]:
-        """Return the parts of a tensor, with a location in place of its data where that is large."""
+        """The parts of a tensor, with a location instead of large data."""
         data, raw = self.walk.data, None
         for found in self.walk.fields(start, end):
             if found.number in _ELSEWHERE or (found.number == _RAW_DATA and raw):
-                return [data[start:end]]  # the data is elsewhere, or given twice: protobuf knows which counts
+                return [data[start:end]]  # external or repeated data: leave it to protobuf
             if found.number == _RAW_DATA and found.holds_bytes:
                 raw = found
         if raw is None or raw.end - raw.content < LARGE_BYTES:
@@ -104,7 +103,7 @@ class _Cutter:
         return [data[start : raw.at], data[raw.end : end], self.reference(raw)]
 
     def reference(self, raw: Field) -> bytes:
-        """Return the fields that stand for a tensor's data."""
+        """The fields that replace a tensor's data."""
         location = f"\0{len(self.spans)}"
         self.spans[location] = raw.content, raw.end
         tensor = TensorProto(data_location=TensorProto.EXTERNAL)

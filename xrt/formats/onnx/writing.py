@@ -1,4 +1,4 @@
-"""From a Function to a ModelProto."""
+"""Convert a Function to a ModelProto."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
 __all__ = ["Style", "TensorWriter", "node_message", "to_model", "write_model", "write_styled_model"]
 
 TensorWriter = Callable[[Constant, str], TensorProto]
-"""Makes the message of a constant under a name."""
+"""Creates the message of a constant with a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a Function is written."""
+    """Options for writing a Function."""
 
     constants: TensorWriter = write_tensor
-    """For the constants of the main graph."""
+    """Writes constants of the main graph."""
     inner: TensorWriter = write_tensor
-    """For the constants of bodies, and for tensors among the attributes."""
+    """Writes constants of bodies, and tensors among attributes."""
     carries: bool = True
-    """Whether docs, metadata and what ONNX has no word for are written too; an engine needs none of it."""
+    """Include docs, metadata, and properties without an ONNX equivalent; engines do not need them."""
 
 
 def to_model(function: Function, *, opset: Mapping[str, int] | None = None, ir_version: int | None = None) -> ModelProto:
-    """Return the Function as a model from which `load` makes an equal Function.
+    """Convert to a model that `load` converts back to an equal Function.
 
-    It is written at the opsets that the Function declares, or at those given (by domain; the others stay), where every
-    operator must mean the same: ModelError otherwise. The IR version is the lowest that has words for the content,
-    or the one given. Constants are copied into the model; one of more than 2 GB cannot be serialised: use `save`.
+    The opsets are those of the Function, overridden by ``opset`` (by domain), at which every operator must have the same
+    semantics: raises ModelError otherwise. The default IR version is the lowest that can represent the contents. Constants are
+    copied into the model; if they exceed 2 GB it cannot be serialized: use `save`.
     """
     return write_styled_model(function, Style(), opset, ir_version)
 
@@ -44,7 +44,7 @@ def to_model(function: Function, *, opset: Mapping[str, int] | None = None, ir_v
 def write_styled_model(
     function: Function, style: Style, opset: Mapping[str, int] | None = None, ir_version: int | None = None
 ) -> ModelProto:
-    """Return what `to_model` does, with the tensors written in a style."""
+    """Like `to_model`, with the options of ``style``."""
     opsets = {**function.opsets, **(opset or {})}
     if opset:
         check_same_meaning(function, opsets)
@@ -53,7 +53,7 @@ def write_styled_model(
 
 
 def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
-    """Return the model at exactly these versions, which the caller has checked."""
+    """Write a model at exactly these versions, which are not checked."""
     model = ModelProto(ir_version=ir_version, producer_name="xrt")
     for domain in sorted(opsets):
         model.opset_import.add(domain=domain, version=opsets[domain])
@@ -64,14 +64,14 @@ def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, 
 
 
 def node_message(node: Node) -> NodeProto:
-    """Return one node as a message, without what ONNX has no word for."""
+    """Convert one node, without properties that ONNX cannot express."""
     graph = GraphProto()
     _Writer(Style(carries=False)).node(node, graph.node)
     return graph.node[0]
 
 
 class _Writer:
-    """Writes the graphs of one model in one style."""
+    """Writes the graphs of one model."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
