@@ -41,6 +41,23 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (f32(NAN, NAN, NAN, 1),),
     ),
     CorpusEntry(
+        "hash_of_unsigned_integers",
+        "the steps of a hash use all bits of a uint32; OpenVINO computes them in int32",
+        graph(
+            {"x": "uint32[5]"},
+            {"y": "uint32[5]"},
+            node("BitShift", "x s", "a", direction="RIGHT"),
+            node("BitwiseXor", "x a", "b"),
+            node("Mul", "b m", "c"),
+            node("BitShift", "c s", "d", direction="RIGHT"),
+            node("BitwiseXor", "c d", "y"),
+            constants={"s": np.array(15, np.uint32), "m": np.array(0x7FEB352D, np.uint32)},
+            opset=18,
+        ),
+        (np.array([0, 1, 77, 0x7FFFFFFF, 0xFFFFFFF0], np.uint32),),
+        (np.array([0, 2146159355, 2042498548, 1255380390, 342766975], np.uint32),),
+    ),
+    CorpusEntry(
         "powers_of_great_integers",
         "a power of integers is exact beyond what a double holds",
         graph({"x": "int64[4]", "n": "int64[4]"}, {"y": "int64[4]"}, node("Pow", "x n", "y")),
