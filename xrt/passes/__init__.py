@@ -1,8 +1,7 @@
-"""Passes: from a Function to a Function that computes the same.
+"""Passes: stateless functions from a Function to an equivalent Function.
 
-Each is a function without state; what cannot be improved stays as it is, so no pass fails on a model that runs. None of them
-runs an operator itself, integers of computed shapes excepted: the evaluator that `fold_constants` needs is handed in, and
-`evaluate` is one, ONNX's own, for engines, which may not see another.
+A pass returns its input unchanged where it cannot improve it, so no pass fails on a model that runs. Passes do not execute
+operators, except integer arithmetic on shapes: `fold_constants` receives the evaluator as an argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute once what depends on constants alone."""
+"""Constant folding: evaluate nodes that depend on constants only."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from xrt.passes.splicing import BodyNames, Splice
 __all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "find_constant", "fold_constants"]
 
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
-"""Runs a Function on inputs, in order, and returns its outputs, in order."""
+"""Runs a Function on positional inputs and returns its outputs in order."""
 
 IsKept = Callable[[Node, Function], bool]
-"""Whether a DequantizeLinear of constants in a Function is to stay."""
+"""Whether to keep a DequantizeLinear of constants in a Function."""
 
 LARGEST_BYTES = 64 << 20
-"""No value larger than this is computed, neither as a result nor inside of a body."""
+"""Limit in bytes for each folded value, including values inside bodies."""
 
 LARGEST_UNKNOWN_BYTES = 1 << 20
-"""Operators whose output is as large as the data decide are computed on constants of at most this size."""
+"""Limit in bytes for the constant inputs of operators with data-dependent output sizes."""
 
 MOST_TRIPS = 1000
-"""A Loop is computed only where it is known to end after at most so many iterations."""
+"""A Loop is folded only if it is known to end after at most this many iterations."""
 
 _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
-"""Operators whose output sizes depend on the data, but are at most a small multiple of the input's."""
+"""Operators whose output size depends on the data, but is bounded by a small multiple of the input size."""
 
 
 def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | None = None) -> Function:
-    """Return the Function with the outputs of nodes that read constants only as constants, under the same names.
+    """Replace the outputs of nodes that read only constants by constants of the same names.
 
-    What can be said of a computed shape element by element is a constant too where all its elements are known, whatever the
-    values are whose shapes it was computed of. It is one walk: a node's types are inferred from what was folded before it,
-    and an If or a Loop that is decided by then is inlined (see `inline_constant_control_flow`).
-    Each such node is handed to ``evaluate`` as a Function without inputs. A node stays where it is random, of a domain
-    that onnx does not describe, part of a control edge, not known beforehand to give tensors of at most `LARGEST_BYTES`,
-    a DequantizeLinear of which ``is_kept`` says so, or where the evaluation fails. Nodes with bodies are folded where
-    all they capture is constant; otherwise the bodies are folded inside. Constants that only folded nodes have read are
-    dropped. The function itself is returned where nothing is folded. Infer shapes first: it says how large the results
-    are; and last, for what goes around in the bodies that are left; other types are inferred here. Linear.
+    The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If or Loop that
+    is decided by then is inlined (see `inline_constant_control_flow`). A computed shape is a constant as soon as all its
+    elements are known, even if the tensor whose shape it is remains unknown. Every other candidate is passed to ``evaluate`` as
+    a Function without inputs.
+
+    A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
+    DequantizeLinear that ``is_kept`` selects, or if its evaluation fails. A node with bodies is folded if all captured values
+    are constants; otherwise its bodies are folded. Constants without remaining readers are removed. Call `infer_shapes` first,
+    because sizes decide what is folded. Return `function` itself if nothing is folded. Linear time.
     """
     with pause_gc(function.size):
         return _Folding(evaluate, BodyNames(function), is_kept).function(function, None)
 
 
 def find_constant(node: Node, function: Function) -> Constant | None:
-    """Return what the node gives where that needs no computing, None elsewhere: a Constant, or the Shape of a static value."""
+    """The value of a Constant node or of the Shape of a static tensor, which need no evaluation; None for other nodes."""
     if node.op == "Constant":
         return _constant(node)
     type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
@@ -65,7 +65,7 @@ def find_constant(node: Node, function: Function) -> Constant | None:
 
 
 _PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-"""Element types of what Constant says without a tensor."""
+"""Element types of the non-tensor attributes of Constant."""
 
 
 def _constant(node: Node) -> Constant | None:
@@ -77,7 +77,7 @@ def _constant(node: Node) -> Constant | None:
 
 
 def _fill(node: Node, known: Knowledge) -> Constant | None:
-    """Return what a ConstantOfShape of a constant gives; None where it is too large, or no shape."""
+    """Evaluate a ConstantOfShape; None if its shape is unknown or invalid or the result too large."""
     given, value = known.find_constant(node.inputs[0]), node.attr("value")
     if given is None or given.dtype is not DType.INT64 or len(given.shape) != 1:
         return None
@@ -91,14 +91,14 @@ def _fill(node: Node, known: Knowledge) -> Constant | None:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """One walk over a Function and its bodies: each node's types are inferred, then it is computed, inlined or kept."""
+    """One walk over a Function and its bodies: infer each node's types, then fold, inline or keep it."""
 
     evaluate: Evaluate
     names: BodyNames
     is_kept: IsKept | None
 
     def function(self, function: Function, outer: Knowledge | None) -> Function:
-        """Return the Function folded; ``outer`` is what is known around a body."""
+        """Fold a Function; `outer` has the values that a body can capture."""
         splice = Splice(function, self.names)
         known = Knowledge(function, outer, splice.constants, splice.types)
         opset, arrived = function.opsets.get("", 0), set[str]()
@@ -117,13 +117,13 @@ class _Folding:
         return splice.result()
 
     def inside(self, node: Node, known: Knowledge) -> Node:
-        """Return the node with its bodies folded."""
+        """Fold the bodies of a node."""
         node = known.refine_bodies(node).map_bodies(lambda body: self.function(body, known))
         known.infer_from_bodies(node)
         return node
 
     def node(self, node: Node, known: Knowledge) -> dict[str, Constant] | None:
-        """Return the node's outputs as constants, None where it has to stay."""
+        """The node's outputs as constants, or None if it cannot be folded."""
         if node.op == "Constant" and (value := _constant(node)) is not None:
             return {node.outputs[0]: value}
         if (integers := known.list_known_integers(node)) is not None:
@@ -144,7 +144,7 @@ class _Folding:
         return self.computed(alone) if _is_bounded(alone) else None
 
     def computed(self, alone: Function) -> dict[str, Constant] | None:
-        """Return the outputs of a Function without inputs; None where they cannot be had, or are no tensors as announced."""
+        """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
         try:
             results = self.evaluate(alone, [])
         except Exception:  # noqa: BLE001  # whatever an evaluator cannot do is left to the engine that will run the node
@@ -156,7 +156,7 @@ class _Folding:
 
 
 def _is_bounded(alone: Function) -> bool:
-    """Whether a one-node Function is known to make no value that is too large, and to end."""
+    """Whether a one-node Function terminates and all its values are known to be small."""
     node = alone.nodes[0]
     if node.op in _DATA_SIZED:
         return sum(constant.nbytes for constant in alone.constants.values()) <= LARGEST_UNKNOWN_BYTES
@@ -170,13 +170,13 @@ def _are_small(function: Function, node: Node) -> bool:
 
 
 def _trips(node: Node, function: Function) -> float:
-    """Return the most iterations that a Loop can take, infinity where no constant of the Function limits it."""
+    """Upper bound on the iterations of a Loop; infinity if no constant limits it."""
     limit = function.constants.get(node.inputs[0])
     return math.inf if limit is None else int(limit.array.reshape(()))
 
 
 def _nbytes(type_: Type | None) -> float:
-    """Return the bytes that a value takes, infinity where that is not known; a string counts as a pointer."""
+    """Size of a value in bytes, infinity if unknown; a string counts as one pointer."""
     if not isinstance(type_, TensorType) or not type_.is_static:
         return math.inf
     size = type_.nbytes
@@ -184,7 +184,7 @@ def _nbytes(type_: Type | None) -> float:
 
 
 def _fits(constant: Constant, type_: Type | None) -> bool:
-    """Whether a result is of the type that was announced, as far as one was."""
+    """Whether a constant matches the inferred type and is not too large."""
     if constant.nbytes > LARGEST_BYTES:
         return False
     if not isinstance(type_, TensorType):

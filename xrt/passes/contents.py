@@ -1,4 +1,4 @@
-"""Partly known contents of small tensors: what a shape that is computed holds, element by element."""
+"""Propagate the partly known contents of small integer tensors, so that computed shapes are known element by element."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ __all__ = [
 ]
 
 MOST_ELEMENTS = 128
-"""Shapes, pads and bounds are shorter; what is longer is not followed."""
+"""Larger tensors are not tracked: shapes, pads and bounds are shorter."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
-"""Types that shapes are computed in."""
+"""Element types in which models compute shapes."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""Numbers, names of extents (which are integers and not negative), and None for what is unknown."""
+"""Numbers, symbolic extents (non-negative integers, as str), and None for unknown elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A tensor whose shape is known, and of whose elements some are."""
+    """A tensor of known shape, of which some elements are known."""
 
     dtype: DType
     elements: Elements
 
     @classmethod
     def of(cls, constant: Constant) -> Contents | None:
-        """Return the contents of a constant; None where it is too large, or of a type that no shape is computed in."""
+        """The contents of a constant; None if it is too large or of a type that is not tracked."""
         if constant.dtype not in FOLLOWED or constant.array.size > MOST_ELEMENTS:
             return None
         return cls(constant.dtype, constant.array.astype(object))
@@ -52,17 +52,17 @@ class Contents:
         return all(not isinstance(element, str) and element is not None for element in self.elements.flat)
 
     def constant(self) -> Constant | None:
-        """Return the tensor where every element is a number."""
+        """The tensor as a Constant if every element is a number, else None."""
         return Constant(self.elements.astype(self.dtype.numpy)) if self.is_known else None
 
     def integers(self) -> list[int] | None:
-        """Return the elements as a list, None where one is not known."""
+        """The elements as a flat list, or None if any is unknown."""
         return [int(element) for element in self.elements.flat] if self.is_known else None
 
 
 @dataclass(frozen=True, slots=True)
 class PropagationCase:
-    """A node whose first input, or one of them, is partly known."""
+    """A node with the known contents and types of its inputs."""
 
     node: Node
     inputs: Sequence[Contents | None]
@@ -72,7 +72,7 @@ class PropagationCase:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """Return an input of integers, or the attribute that it was in older opsets; None where neither is known."""
+        """An integer input, or the attribute that it was in older opsets; None if unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
         found = self.known(index)
@@ -82,14 +82,17 @@ class PropagationCase:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def spread(self) -> list[Contents] | None:
-        """Return what all inputs hold, unknown elements included; None where a shape is not known, or nothing at all."""
+        """The contents of all inputs, with unknown elements as None.
+
+        Return None if the shape of an input is unknown, or if nothing is known about any input.
+        """
         parts = [one or _unknown(type_) for one, type_ in zip(self.inputs, self.types, strict=True)]
         known = [one for one in parts if one is not None]
         return known if len(known) == len(parts) and any(one is not None for one in self.inputs) else None
 
 
 def _unknown(type_: Type | None) -> Contents | None:
-    """Return contents of which nothing but the number is known."""
+    """Contents of known shape with all elements unknown."""
     if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype not in FOLLOWED:
         return None
     shape = tuple(d for d in type_.shape or () if isinstance(d, int))
@@ -97,15 +100,15 @@ def _unknown(type_: Type | None) -> Contents | None:
 
 
 Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
-"""Says what the outputs of a node hold."""
+"""Computes the contents of the outputs of a node."""
 Array: TypeAlias = np.ndarray[Any, Any]
 # ---------------------------------------------------------------------- computed
 
 
 def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, gives: DType | None = None) -> Rule:
-    """Return the rule of an elementwise operator.
+    """Make the rule of an elementwise operator.
 
-    ``compute`` is of arrays of numbers, in their own type; ``rule`` of two elements of which one is no number.
+    ``compute`` works on arrays of numbers; ``rule`` on two elements of which at least one is symbolic or unknown.
     """
 
     def apply(case: PropagationCase) -> Sequence[Contents | None]:
@@ -171,7 +174,7 @@ def _neutral(a: Any, b: Any, neutral: int) -> Any:
 
 
 def _larger(a: Any, b: Any) -> Any:
-    """No extent is negative."""
+    """Maximum of an extent and a number: extents are never negative."""
     number, name = (b, a) if isinstance(a, str) else (a, b)
     return name if isinstance(name, str) and _is_at_most(number, 0) else None
 
@@ -339,7 +342,7 @@ def _same(case: PropagationCase) -> Sequence[Contents | None]:
 
 
 def _moved(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
-    """Return the rule of an operator that takes elements of its first input to other places."""
+    """Make the rule of an operator that only moves elements of its first input."""
 
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
         given = case.known(0)
@@ -451,11 +454,11 @@ MOVES: Mapping[str, Rule] = {
 }
 _RULES: Mapping[str, Rule] = {**MOVES, **ARITHMETIC}
 PROPAGATED = frozenset(_RULES)
-"""Operators of ai.onnx whose contents are followed."""
+"""Operators of ai.onnx with a propagation rule."""
 
 
 def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None]) -> Sequence[Contents | None] | None:
-    """Return what the outputs of one of the `PROPAGATED` hold, given what its inputs hold and their types; None for nothing."""
+    """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known."""
     rule = _RULES[node.op_type]
     try:
         found = rule(PropagationCase(node, inputs, types))

@@ -1,4 +1,4 @@
-"""Inline control flow that is decided before the run: an If with a constant condition, a Loop of at most one turn."""
+"""Inline control flow that constants decide, and remove dead nodes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from xrt.passes.splicing import BodyNames, Splice, SplicedBody
 __all__ = ["drop_dead_nodes", "find_decided_body", "inline_constant_control_flow"]
 
 Lookup = Callable[[str], Constant | None]
-"""Gives the constant of that name, None where the value is not known before the run."""
+"""Returns the constant of that name, or None if the value is only known at run time."""
 _AXES_ARE_AN_INPUT = 13
-"""The opset since which Unsqueeze reads its axes."""
+"""First opset in which Unsqueeze reads its axes from an input."""
 
 
 def inline_constant_control_flow(function: Function) -> Function:
-    """Return the Function with the nodes of each If and Loop that constants decide in its place, in bodies too.
+    """Replace each If with a constant condition, and each Loop of at most one iteration, by its body.
 
-    The outputs keep their names, and so do inlined values and nodes unless a name is taken. Control edges to such a node
-    lead to the last of its nodes, its own to the first ones. A Loop is inlined where constants limit it to one turn. Nothing
-    is computed. The Function itself is returned where nothing is inlined. Linear.
+    Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. A
+    control edge to an inlined node becomes an edge to its last nodes, and its control inputs move to its first ones. Return
+    `function` itself if nothing is inlined. Linear time.
     """
     return _inlined(function, {}, BodyNames(function))
 
@@ -33,6 +33,7 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames
         return function
     splice = Splice(function, names)
     given: dict[str, Constant] = {}  # of Constant nodes, which stay nodes
+    # # Constant nodes are collected too: a condition may come from one.
     scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # the last is only read
     for node in splice.iter_pending():
         body = find_decided_body(node, scope.get, function.opsets.get("", 0))
@@ -44,7 +45,7 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames
 
 
 def find_decided_body(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
-    """Return the body that runs in place of an If or a Loop that constants decide; None for any other node."""
+    """The body that runs in place of an If or Loop that constants decide; None for any other node."""
     if node.op == "If":
         taken = _flag(lookup(node.inputs[0]))
         return None if taken is None else _branch(node, taken)
@@ -67,7 +68,7 @@ def _pairs(results: Sequence[Value], names: Sequence[str]) -> tuple[tuple[str, s
 
 
 def _turns(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
-    """Return what is left of a Loop of at most one turn."""
+    """The body of a Loop that runs at most once, or None."""
     body, carried = node.attr("body"), node.inputs[2:]
     limit, condition = (*node.inputs, "", "")[:2]
     flag = lookup(condition) if condition else Constant(np.array(True))
@@ -76,7 +77,7 @@ def _turns(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
     if not fits or not all(carried):
         return None
     if _flag(flag) is False or (count is not None and count <= 0):
-        # What is stacked in no turn has a shape that only its type may tell.
+        # Scan outputs of a Loop without iterations have a shape that only the declared type knows.
         stacked = any(node.outputs[len(carried) :])
         ends = body.inputs[2:]
         return (
@@ -99,7 +100,7 @@ def _given(inputs: Sequence[Value], names: Sequence[str]) -> dict[str, str]:
 
 
 def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Function:
-    """Return the body for its first turn: what it carries comes in and goes out, what the Loop stacks has an axis of one more."""
+    """Close the body over the first iteration; scan outputs get a leading axis of 1."""
     step, go = (value.name for value in body.inputs[:2])
     constants = {**body.constants, step: Constant(np.array(0)), go: _shaped_like(flag, body.inputs[1])}
     taken = {*body.value_names(), *body.captures}
@@ -116,7 +117,7 @@ def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Funct
 
 
 def _shaped_like(flag: Constant, value: Value) -> Constant:
-    """Return the flag with as many axes as the body declares for it: both a scalar and one element are allowed."""
+    """Reshape the condition to the rank that the body declares: ONNX allows a scalar and a tensor of one element."""
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return flag if rank is None or rank == len(flag.shape) else Constant(flag.array.reshape((1,) * rank))
 
@@ -129,11 +130,11 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def drop_dead_nodes(function: Function) -> Function:
-    """Return the Function without the nodes, constants and types that no output needs, in bodies too.
+    """Remove nodes, constants and types that no output depends on, in nested bodies too.
 
-    Operators that onnx describes have no effect but their outputs, random ones included. An operator of another domain
-    may have one, so a node that is or holds such an operator stays, with all that it reads; so does a node that a
-    staying one must run after. Inputs and outputs stay. The function itself is returned where nothing is dropped. Linear.
+    ONNX operators have no side effects, random ones included. An operator of a custom domain may have one, so such a node stays,
+    together with its inputs and control predecessors. Function inputs and outputs stay. Return `function` itself if nothing is
+    removed. Linear time.
     """
     trimmed = [node.map_bodies(drop_dead_nodes) for node in function.nodes]
     nodes, needed = _needed(function, trimmed)
@@ -147,7 +148,7 @@ def drop_dead_nodes(function: Function) -> Function:
 
 
 def _needed(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], set[str]]:
-    """Return the nodes that stay, and the values that they and the outputs read."""
+    """The live nodes in order, and the values that they and the outputs read."""
     values = {value.name for value in function.outputs}
     names: set[str] = set()
     kept = []
@@ -160,7 +161,7 @@ def _needed(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...]
 
 
 def _may_have_effect(node: Node, function: Function) -> bool:
-    """Whether the node is, or holds, an operator that onnx does not describe."""
+    """Whether the node is, or contains, an operator without an ONNX schema."""
     if since_version(node, function) is None:
         return True
     return any(_may_have_effect(inner, body) for body in node.bodies for inner in body.nodes)

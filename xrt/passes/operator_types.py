@@ -1,4 +1,4 @@
-"""What a rule is given of a node, and the words that most rules are made of."""
+"""Output types of the operators of com.microsoft and ai.onnx.ml, for which onnx has no inference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["MICROSOFT", "ML", "OPERATOR_TYPES", "Operands", "Rule", "as_first", 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A node, and what is known of its inputs."""
+    """A node with the types and constants of its inputs."""
 
     node: Node
     types: Sequence[Type | None]
     constants: Mapping[str, Constant]
-    """Those of the inputs that are constants, by value name."""
+    """Constant inputs by value name."""
     opset: int
-    """The version of ai.onnx."""
+    """The imported version of ai.onnx."""
 
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attr(name, default)
@@ -48,7 +48,7 @@ class Operands:
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
     def like(self, op: str, inputs: Sequence[int], *attributes: str, **given: Any) -> Shape | None:
-        """Return the shape that an operator of ai.onnx gives for some of the inputs, taken for float32, and some attributes."""
+        """The output shape of the ai.onnx operator `op` for these inputs, treated as float32, and the named attributes."""
         types = [self.tensor(index) for index in inputs]
         if None in types:
             return None
@@ -63,26 +63,26 @@ class Operands:
 
 
 Rule: TypeAlias = Callable[[Operands], Sequence[Type | None]]
-"""Says the types of the node's outputs; there may be fewer of them than outputs."""
+"""Computes the types of a node's outputs; trailing outputs may be missing."""
 
 
 def make_type(dtype: DType | None, shape: Shape | None) -> Type | None:
-    """Return the tensor type, None where the element type is not known."""
+    """A tensor type, or None if the element type is unknown."""
     return None if dtype is None else TensorType(dtype, shape)
 
 
 def as_first(*, also: int = 1, dtype: int = 0) -> Rule:
-    """Return the rule of operators whose first outputs are of the first input's shape, and of the element type of an input."""
+    """Rule: the first `also` outputs have the shape of input 0 and the element type of input `dtype`."""
     return lambda o: [make_type(o.dtype(dtype), o.shape(0))] * also
 
 
 def of_dtype(dtype: int | DType) -> Rule:
-    """Return the rule of operators of which only the element type is known: an input's, or always the same."""
+    """Rule: only the element type is known, either that of an input (by index) or a fixed one."""
     return lambda o: [make_type(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
 
 
 def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **given: Any) -> Rule:
-    """Return the rule of operators that are one of ai.onnx with another element type or an activation behind."""
+    """Rule: the output shape is that of the ai.onnx operator `op`; element type of input `dtype`."""
     return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **given))]
 
 
@@ -91,13 +91,13 @@ _INTEGERS = ("classlabels_int64s", "classlabels_ints")
 
 
 def _rows(o: Operands) -> Dim:
-    """Return how many rows the first input has: one where it is a row itself."""
+    """Number of rows of input 0; a vector counts as one row."""
     shape = o.shape(0)
     return None if not shape else 1 if len(shape) == 1 else shape[0]
 
 
 def _labels(o: Operands) -> tuple[DType | None, Dim]:
-    """Return the type of the labels, and how many there are."""
+    """Type and number of the class labels."""
     for names, dtype in ((_STRINGS, DType.STRING), (_INTEGERS, DType.INT64)):
         for name in names:
             if given := o.attr(name):
@@ -217,7 +217,7 @@ ML: Mapping[str, Rule] = {
     "TreeEnsembleRegressor": _regressor,
     "ZipMap": _zipped,
 }
-"""What the definition of each operator says of its outputs."""
+"""Rules of ai.onnx.ml, after the operator documentation."""
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
@@ -231,7 +231,7 @@ def _product_microsoft(a: Dim, b: Dim) -> Dim:
 
 
 def _rows_by(o: Operands, columns: Dim) -> list[Type | None]:
-    """Return the first input's type with another last extent."""
+    """The type of input 0 with another last extent."""
     shape = o.shape(0)
     return [make_type(o.dtype(0), (*shape[:-1], columns) if shape else None)]
 
@@ -313,7 +313,7 @@ def _quantized_embed(o: Operands) -> Sequence[Type | None]:
 
 
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
-    """Input and weights are packed: the weights give queries, keys and values, concatenated."""
+    """Q, K and V projections are packed along the last axis of the weights."""
     sizes = list(o.attr("qkv_hidden_sizes") or ())
     hidden: Dim = sizes[2] if len(sizes) == 3 else _over(o.dim(1, 1), 3)
     batch, length = o.dim(0, 0), o.dim(0, 1)
@@ -455,6 +455,6 @@ MICROSOFT: Mapping[str, Rule] = {
     "Rfft": of_dtype(0),
     "Tokenizer": _tokens,
 }
-"""What the published definition of each operator says of its outputs."""
+"""Rules of com.microsoft, after the contrib operator documentation of ONNX Runtime."""
 OPERATOR_TYPES: Mapping[str, Mapping[str, Rule]] = {"com.microsoft": MICROSOFT, "ai.onnx.ml": ML}
-"""By domain and operator."""
+"""Rules by domain and operator."""

@@ -1,4 +1,4 @@
-"""Operators brought to a newer opset, by onnx's version converter, for engines that know no older ones."""
+"""Convert operators to a newer opset with onnx's version converter, for engines that support only recent opsets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["upgrade_opset", "why_not_upgradable"]
 
 
 def upgrade_opset(function: Function, opset: int) -> Function:
-    """Return an equivalent Function that declares at least that opset of ai.onnx; the function itself where it does already.
+    """Convert `function` to at least `opset` of ai.onnx; return it unchanged if it is new enough.
 
-    Types must be known: infer shapes first. Raises ModelError, naming the operator, where one cannot be converted, or has
-    bodies. A conversion is made once for each kind of node.
+    Types must be inferred first. Raises ModelError, which names the node, if a node cannot be converted or has a body. Equal
+    nodes are converted once.
     """
     if function.opset() >= opset:
         return function
@@ -35,7 +35,7 @@ def upgrade_opset(function: Function, opset: int) -> Function:
 
 
 def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
-    """Return why the node cannot be brought to that opset of ai.onnx; None when it can, or needs not. Never raises."""
+    """Explain why `node` cannot be converted to `opset`, or return None if it can or needs no conversion. Never raises."""
     if function.opset() >= opset:
         return None
     try:
@@ -46,7 +46,7 @@ def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None
 
 
 def _newer(node: Node, function: Function, scope: ConversionScope, opset: int) -> Function | None:
-    """Return a Function that does at the opset what the node does; None where the node means the same there."""
+    """Convert one node to a Function at `opset`; None if the operator did not change."""
     newest = find_operator(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, function)):
         return None
@@ -57,5 +57,5 @@ def _newer(node: Node, function: Function, scope: ConversionScope, opset: int) -
 
 
 def _whole(node: Node, function: Function) -> Node:
-    """Return the node with attributes that the converter forgets where they are left out, though they have a meaning."""
+    """Make implicit Clip bounds explicit, because onnx's converter drops their defaults."""
     return add_clip_bounds(node) if node.op == "Clip" and function.opset() < BOUNDS_ARE_INPUTS else node

@@ -1,4 +1,4 @@
-"""Passes as values, and the pipeline that a module runs before it partitions: both print, compare and can be listed."""
+"""Passes as frozen dataclasses, and the pipeline that a module runs before partitioning."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Pass:
-    """A transformation of a Function into one that computes the same. Its fields are its options.
+    """A transformation of a Function into an equivalent one. Its fields are its options.
 
-    Derive from it, give it a `name` and write `run`, which returns the Function itself where nothing changes.
+    To add a pass, derive from this class, set `name` and implement `run`, which returns `function` itself if nothing changes.
     """
 
     name: ClassVar[str] = ""
-    """What a pipeline is written and printed with: ``fold-constants``."""
+    """The name in a pipeline description, such as ``fold-constants``."""
 
     def run(self, function: Function) -> Function:
-        """Return the transformed Function."""
+        """Transform `function`."""
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class InferShapes(Pass):
 
 @dataclass(frozen=True)
 class ExpandGradientNodes(Pass):
-    """Write the Gradient nodes of ai.onnx.preview.training by other operators: see `expand_gradient_nodes`."""
+    """Replace the Gradient nodes of ai.onnx.preview.training: see `expand_gradient_nodes`."""
 
     name: ClassVar[str] = "expand-gradient-nodes"
 
@@ -74,7 +74,7 @@ class ExpandGradientNodes(Pass):
 
 @dataclass(frozen=True)
 class InlineConstantControlFlow(Pass):
-    """Inline an If with a constant condition and a Loop of at most one turn, and infer the types again where it did."""
+    """Inline an If with a constant condition or a Loop of at most one iteration, then infer types again."""
 
     name: ClassVar[str] = "inline-constant-control-flow"
 
@@ -85,18 +85,16 @@ class InlineConstantControlFlow(Pass):
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
-    """Compute the nodes that depend on constants alone, until nothing changes: see `fold_constants`.
-
-    A Function without bodies needs one turn. In one with bodies, types that follow from a turn may allow another.
-    """
+    """Evaluate nodes that depend on constants only, until nothing changes: see `fold_constants`."""
 
     name: ClassVar[str] = "fold-constants"
     evaluate: Evaluate
-    """Computes a one-node Function without inputs."""
+    """Evaluates a one-node Function without inputs."""
     is_kept: IsKept | None = None
-    """Which DequantizeLinear of constants stay; None for none."""
+    """Selects DequantizeLinear nodes of constants that must not be folded; None selects none."""
 
     def run(self, function: Function) -> Function:
+        # # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
         while (folded := fold_constants(function, self.evaluate, self.is_kept)) is not function:
             if not any(node.bodies for node in folded.nodes):
                 return folded
@@ -108,7 +106,7 @@ class FoldConstants(Pass):
 
 @dataclass(frozen=True)
 class DropDeadNodes(Pass):
-    """Drop what no output needs: see `drop_dead_nodes`."""
+    """Remove nodes that no output depends on: see `drop_dead_nodes`."""
 
     name: ClassVar[str] = "drop-dead-nodes"
 
@@ -117,12 +115,12 @@ class DropDeadNodes(Pass):
 
 
 PASSES = {one.name: one for one in (InferShapes, ExpandGradientNodes, InlineConstantControlFlow, FoldConstants, DropDeadNodes)}
-"""The passes that a pipeline may name."""
+"""Passes by the name that a pipeline description uses."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes that run one after the other.
+    """Passes that run in sequence.
 
     >>> print(Pipeline((InlineConstantControlFlow(), DropDeadNodes())))
     inline-constant-control-flow, drop-dead-nodes
@@ -131,7 +129,7 @@ class Pipeline:
     passes: tuple[Pass, ...]
 
     def run(self, function: Function, observe: Callable[[Pass, Function], object] | None = None) -> Function:
-        """Return the Function after all passes; ``observe`` receives each pass with the Function after it."""
+        """Run all passes; call `observe` with each pass and its result."""
         for one in self.passes:
             function = one.run(function)
             if observe is not None:
@@ -140,9 +138,9 @@ class Pipeline:
 
     @classmethod
     def parse(cls, text: str, evaluate: Evaluate) -> Pipeline:
-        """Return the pipeline that a list of names with commas describes. ``evaluate`` computes what is folded.
+        """Build a pipeline from comma-separated pass names. `evaluate` is the evaluator for constant folding.
 
-        Raises OptionError for a name that no pass has.
+        Raises OptionError for an unknown name.
         """
         made = []
         for name in filter(None, map(str.strip, text.split(","))):
@@ -164,6 +162,6 @@ class Pipeline:
 
 
 def make_pipeline(evaluate: Evaluate | None, is_kept: IsKept | None = None) -> Pipeline:
-    """Return the pipeline of a module; without ``evaluate`` it folds no constants. The Function's types are inferred already."""
+    """The default pipeline of a module, for a Function with inferred types. Without `evaluate` no constants are folded."""
     folding = (FoldConstants(evaluate, is_kept),) if evaluate is not None else ()
     return Pipeline((ExpandGradientNodes(), InlineConstantControlFlow(), *folding, DropDeadNodes()))

@@ -1,4 +1,4 @@
-"""Infer types: what ONNX infers of the whole, and then node by node what follows from more than ONNX looks at."""
+"""Type and shape inference: onnx's inference for the whole Function, then node by node with known shape contents."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 _ALL = 2**31 - 1
-"""From here on the end of a Slice means all there is, as exporters write it."""
+"""Exporters write this (or more) as the end of a Slice to mean "to the end of the axis"."""
 Known: TypeAlias = Sequence[Contents | None]
 
 
 def shape_from_contents(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    """Return the shape of the first output of one of the `SHAPED`, from what is known of its inputs; None where nothing is."""
+    """Output 0's shape of a node in `SHAPED`, from the contents of its inputs; None if unknown."""
     try:
         return SHAPED[node.op_type](node, types, known)
     except (IndexError, ValueError, TypeError):
@@ -68,7 +68,7 @@ def _at(known: Known, index: int) -> Contents | None:
 
 
 def _extents(known: Known, index: int) -> list[Dim] | None:
-    """Return the elements of an input of extents: numbers, names, None for each unknown one; None where it is unknown."""
+    """A 1-D input of extents as a list of numbers, names and None; None if it is unknown."""
     found = _at(known, index)
     return None if found is None or found.elements.ndim != 1 else list(found.elements)
 
@@ -97,7 +97,7 @@ def _is_negative(extent: Dim) -> bool:
 
 
 def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
-    """Return what is left of a shape when other extents are divided out: each name once for each time that it occurs."""
+    """The extent that -1 stands for in a Reshape: divide the other extents out of the shape, symbols by name."""
     left, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
     for extent in others:
         if not isinstance(extent, int):
@@ -167,7 +167,7 @@ def _slice(node: Node, types: Sequence[Type | None], known: Known) -> Shape | No
 
 
 def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """Return how many elements of an axis a Slice takes."""
+    """Number of elements that a Slice selects along an axis."""
     if start == 0 and step == 1 and ((isinstance(end, int) and end >= _ALL) or (isinstance(end, str) and end == extent)):
         return extent
     if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
@@ -199,7 +199,7 @@ def _plus(a: Dim, b: Dim) -> Dim:
 
 
 def _range(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    """ONNX says it of scalars; models, its own definition of AffineGrid too, have tensors of one element there."""
+    """ONNX infers only scalar operands; models, and ONNX's own definition of AffineGrid, pass tensors of one element."""
     start, limit, step = (None if one is None else one.elements.item() for one in known)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
@@ -234,11 +234,11 @@ SHAPED: Mapping[str, Callable[[Node, Sequence[Type | None], Known], Shape | None
     "Slice": _slice,
     "Tile": _tile,
 }
-"""Operators of ai.onnx whose output has a shape that their inputs hold."""
+"""Operators of ai.onnx whose output shape is the content of an input."""
 
 
 def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
-    """Return the type with each extent changed; the type itself where none changes."""
+    """Apply `change` to each extent of a type; return the type itself if none changes."""
     if isinstance(type_, TensorType):
         if type_.shape is None:
             return type_
@@ -250,7 +250,7 @@ def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
 
 
 def map_types(function: Function, change: Callable[[Type], Type]) -> Function:
-    """Return the Function with the type of each value changed, in bodies too; constants keep theirs."""
+    """Apply `change` to the type of each value, in nested bodies too; constants keep their types."""
 
     def changed(value: Value) -> Value:
         return value if value.type is None else Value(value.name, change(value.type))
@@ -264,7 +264,7 @@ def map_types(function: Function, change: Callable[[Type], Type]) -> Function:
 
 
 def list_symbols(function: Function) -> Iterator[str]:
-    """Yield every named extent, bodies included; a name as often as it occurs."""
+    """Yield every symbolic extent, bodies included, once per occurrence."""
     types = [*(v.type for v in (*function.inputs, *function.outputs)), *function.types.values()]
     for type_ in types:
         if type_ is not None:
@@ -284,46 +284,46 @@ def _symbols(type_: Type) -> Iterator[str]:
 
 
 def infer_by_onnx(function: Function) -> Function:
-    """Return the Function with the types that onnx infers; declarations count as `xrt.passes.infer_shapes` says. Linear."""
+    """Add the types that onnx infers; `infer_shapes` documents the precedence of declarations. Linear time."""
     symbols = frozenset(list_symbols(function))
     inferred = infer_types(_without_claims(function), symbols)
     if inferred is None:
         return function
     merged = _merged(function, inferred)
     if _declares_more(function, inferred):
-        # The declaration knows what the operators do not say; what follows from it is still to be found.
+        # A declaration added types that the operators do not imply: infer again from these.
         again = infer_types(merged, symbols)
         merged = merged if again is None else _merged(merged, again)
     return function if merged == function else merged
 
 
 def _without_claims(function: Function) -> Function:
-    """Return the Function without what it declares about values that onnx can judge by itself."""
+    """Drop the declared types of values that onnx can infer, so that a wrong declaration does not win."""
     types = {name: type_ for name, type_ in function.types.items() if not _is_judged(name, function)}
     outputs = [Value(v.name) if _is_judged(v.name, function) else _as_defined(v, function) for v in function.outputs]
     return function.with_types(types, outputs, _changed(function, [node.map_bodies(_without_claims) for node in function.nodes]))
 
 
 def _as_defined(value: Value, function: Function) -> Value:
-    """Return an output that is an input or a constant with its type: of two declarations onnx heeds the last that it meets."""
+    """Type an output that is an input or a constant: of two declarations onnx uses the last one."""
     if value.name in function.constants:
         return Value(value.name, function.constants[value.name].type)
     return next((given for given in function.inputs if given.name == value.name), value)
 
 
 def _is_judged(name: str, function: Function) -> bool:
-    """Whether the value comes from an operator that onnx describes."""
+    """Whether the value is produced by an operator with an ONNX schema."""
     node = function.producer(name)
     return node is not None and since_version(node, function) is not None
 
 
 def _changed(function: Function, nodes: list[Node]) -> list[Node] | None:
-    """Return the nodes, None where they are the Function's own."""
+    """The nodes, or None if they are identical to those of the Function."""
     return None if all(new is old for new, old in zip(nodes, function.nodes, strict=True)) else nodes
 
 
 def _merged(function: Function, inferred: InferredTypes) -> Function:
-    """Return the Function with what is inferred about its outputs and inner values."""
+    """Merge the inferred types into the outputs and inner values."""
     types = dict(function.types)
     for name in _inner_values(function):
         type_ = combine(inferred.types.get(name), types.get(name))
@@ -351,14 +351,14 @@ def _with_merged_bodies(node: Node, inferred: InferredTypes) -> Node:
 
 
 def _merged_body(body: Function, inferred: InferredTypes) -> Function:
-    """Return the body merged; its inputs too, as the node around it decides what they are."""
+    """Merge a body, inputs included: the enclosing node determines their types."""
     inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
     merged = _merged(body, inferred)
     return merged if inputs == body.inputs else merged.replace(inputs=inputs)
 
 
 def _declares_more(function: Function, inferred: InferredTypes) -> bool:
-    """Whether a declaration of an inner value, in bodies too, says what the operators do not."""
+    """Whether a declared type of an inner value, in bodies too, is more precise than the inferred one."""
     for name, declared in function.types.items():
         found = inferred.types.get(name)
         if _is_judged(name, function) and combine(found, declared) != found:
@@ -372,7 +372,7 @@ def _declares_more(function: Function, inferred: InferredTypes) -> bool:
 
 
 def combine(inferred: Type | None, declared: Type | None) -> Type | None:
-    """Return all that two sources know of one value; where they contradict each other, what is inferred."""
+    """Merge two types of one value; on a contradiction `inferred` wins."""
     if inferred is None or inferred == declared:
         return declared  # the same object where it is the same type: comparing it with itself is quick
     if declared is None:
@@ -402,12 +402,12 @@ def _combine_dims(inferred: Dim, declared: Dim) -> Dim:
 
 
 _EXACT = frozenset({DType.INT64, DType.INT32, DType.BOOL})
-"""Types whose arithmetic leaves no choice; floats are left to the evaluator."""
+"""Types with exact arithmetic; floats are left to the evaluator."""
 _FROM_TYPES = frozenset({"Shape", "Size"})
 
 
 def propagate_types(function: Function, known: Knowledge) -> Function:
-    """Return the Function with the types that follow, in bodies too; the function itself where none is new. Linear."""
+    """Add types that follow from known contents, in bodies too; return `function` itself if none is new. Linear time."""
     nodes = []
     for node in function.nodes:
         known.infer(node)
@@ -421,7 +421,7 @@ def propagate_types(function: Function, known: Knowledge) -> Function:
 
 
 def symbols_given(function: Function) -> frozenset[str]:
-    """Return the names of extents of the inputs."""
+    """Symbolic extents of the inputs."""
     types = [value.type for value in function.inputs]
     return frozenset(d for type_ in types if isinstance(type_, TensorType) for d in type_.shape or () if isinstance(d, str))
 
@@ -431,9 +431,9 @@ def _is_full(type_: TensorType, symbols: frozenset[str]) -> bool:
 
 
 class Knowledge:
-    """What is known of the values of one Function, while its nodes are visited in order.
+    """Known types, constants and contents of the values of a Function, updated while its nodes are visited in order.
 
-    What was not known when types were inferred of the whole is news; only what reads news is inferred again.
+    Values that became known after onnx's inference are news; only nodes that read news are inferred again.
     """
 
     def __init__(
@@ -443,12 +443,12 @@ class Knowledge:
         constants: Mapping[str, Constant] | None = None,
         types: dict[str, Type] | None = None,
     ) -> None:
-        """``constants`` and ``types`` are those that grow while the Function is changed; ``outer`` is of the Function around."""
+        """`constants` and `types` are live dicts of a Function being rewritten; `outer` belongs to the enclosing one."""
         self.function = function
         self.outer = outer
         self.constants = function.constants if constants is None else constants
         self.types: dict[str, Type] = {} if types is None else types
-        """Of values of which more is known than the Function says."""
+        """Types more precise than those in the Function."""
         self._contents: dict[str, Contents] = {}
         self._news: set[str] = set()
         self._opset = function.opsets.get("", 0)
@@ -472,7 +472,7 @@ class Knowledge:
         return None if hidden or self.outer is None else self.outer.find_constant(name)
 
     def find_contents(self, name: str) -> Contents | None:
-        """Return what is known of the elements of a value; None for nothing."""
+        """Known elements of a value, or None."""
         if not name:
             return None
         if (contents := self._contents.get(name)) is not None:
@@ -501,13 +501,13 @@ class Knowledge:
         return Value(name, self.get_type(name))
 
     def add_news(self, names: Iterable[str]) -> None:
-        """Take note of values that are known better now: constants that were computed."""
+        """Mark values as news, for example folded constants."""
         self._news.update(names)
 
     # ------------------------------------------------------------------ one node
 
     def infer(self, node: Node, *, again: bool = False) -> None:
-        """Take note of what the node's inputs say of its outputs; ``again``: whether they are news or not."""
+        """Infer the outputs of a node from its inputs; `again` forces it even if no input is news."""
         if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
             self._remember(node.outputs[0], Contents.of(value))
         elif node.op_type in PROPAGATED and not node.domain:
@@ -519,7 +519,7 @@ class Knowledge:
                 self._learn(name, type_)
 
     def _is_settled(self, node: Node) -> bool:
-        """Whether no more can be known of the outputs: each extent is a number, or a name that an input gives it."""
+        """Whether the output types are complete: each extent is a number or a symbol of an input."""
         for name in node.outputs:
             type_ = self.get_type(name) if name else None
             if name and (not isinstance(type_, TensorType) or not _is_full(type_, self._symbols)):
@@ -558,7 +558,7 @@ class Knowledge:
         return {name: constant for name, constant in found if constant is not None}
 
     def _asked(self, node: Node) -> Sequence[Type | None]:
-        """Return what onnx says of this node alone."""
+        """Run ONNX's inference for this node alone."""
         types = {name: type_ for name in node.inputs if name and (type_ := self.get_type(name)) is not None}
         try:
             return node_types(node, types, self._small(node), self.function.opsets)
@@ -566,7 +566,7 @@ class Knowledge:
             return ()  # the inputs contradict each other: `verify_types` and the engine that runs the node will say so
 
     def _shape(self, node: Node) -> Any:
-        """Return the shape that follows from partly known contents of inputs."""
+        """The output shape implied by the partly known contents of inputs."""
         if node.domain or node.op_type not in SHAPED:
             return None
         known = [self.find_contents(name) for name in node.inputs]
@@ -585,7 +585,7 @@ class Knowledge:
         return [combine(type_, TensorType(type_.dtype, shape)), *found[1:]]
 
     def _follow(self, node: Node) -> None:
-        """Take note of what the outputs hold."""
+        """Propagate the contents of the inputs to the outputs."""
         known = [self.find_contents(name) for name in node.inputs]
         if node.op_type not in _FROM_TYPES and not any(one is not None for one in known):
             return
@@ -599,7 +599,7 @@ class Knowledge:
     # ------------------------------------------------------------------ nodes with bodies
 
     def refine_bodies(self, node: Node) -> Node:
-        """Return a Loop or a Scan whose body has the types that follow from what goes in, where that is news."""
+        """Infer the body of a Loop, Scan or SequenceMap again if an input is news."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
         inferred = infer_by_onnx(self.alone(node))
@@ -608,7 +608,7 @@ class Knowledge:
         return inferred.nodes[0]
 
     def infer_from_bodies(self, node: Node) -> None:
-        """Take note of what the branches of an If say of its outputs."""
+        """Infer the outputs of an If from its branches."""
         if node.op != "If" or self._is_settled(node):
             return
         branches = [(body, Knowledge(body, self)) for body in node.bodies]
@@ -617,7 +617,7 @@ class Knowledge:
             self._learn(name, join_types(*found) if None not in found and len(found) == 2 else None)
 
     def alone(self, node: Node) -> Function:
-        """Return the node as a Function of its own, whose inputs are all that it reads and that is no constant."""
+        """The node as a Function whose inputs are the non-constant values that it reads."""
         names = dict.fromkeys(node.uses)
         constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
         return Function(
@@ -632,7 +632,7 @@ class Knowledge:
     # ------------------------------------------------------------------ all of them
 
     def list_known_integers(self, node: Node) -> dict[str, Constant] | None:
-        """Return the node's outputs where they are integers or flags all of which are known; None elsewhere."""
+        """The node's outputs as constants if they are integers or booleans and fully known; else None."""
         if node.outputs[0] not in self._contents:
             return None
         found = {}
@@ -645,7 +645,7 @@ class Knowledge:
         return found
 
     def add_types(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
-        """Return the Function with what is known of its values, and those nodes; itself where it says all that."""
+        """The Function with the known types and the given nodes; `function` itself if nothing changes."""
         if not self.types and nodes is None:
             return function
         outputs = [Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs]
@@ -655,16 +655,16 @@ class Knowledge:
 
 
 def infer_shapes(function: Function) -> Function:
-    """Return the Function with all that can be known of its values' types, in bodies too.
+    """Infer the types of all values, in nested bodies too.
 
-    Where the operators and the declaration differ: a number beats a name, and a name beats nothing; between two
-    names the declared one stays. Where both are numbers, or the element types or ranks differ, the operators are right, for
-    outputs too: a declaration does not change what is computed. The types of the main inputs are the caller's to give and
-    stay as they are. Names that onnx makes up (``unk__0``) are no knowledge and become None.
+    Where inference and declaration differ, a number wins over a symbol and a symbol over an unknown extent; of two symbols the
+    declared one stays. If both are numbers, or element types or ranks differ, the inferred type wins, for outputs too, because a
+    declaration does not change the result. Types of the main inputs belong to the caller and stay. Symbols that onnx invents
+    (``unk__0``) become None.
 
-    Contents of shapes that are computed are followed element by element, and operators of com.microsoft and ai.onnx.ml give
-    what their definition says. The Function must obey the rules of `xrt.graph.verify`. What cannot be inferred keeps its
-    declaration. The function itself is returned where nothing new is known. Weights are not copied. Linear.
+    Contents of computed shapes are tracked element by element, and com.microsoft and ai.onnx.ml have rules of their operator
+    documentation. The Function must satisfy `xrt.graph.verify`. A value that cannot be inferred keeps its declared type. Return
+    `function` itself if nothing changes. Weights are not copied. Linear time.
     """
     with pause_gc(function.size):
         inferred = infer_by_onnx(function)
@@ -672,7 +672,7 @@ def infer_shapes(function: Function) -> Function:
 
 
 def _is_settled(function: Function) -> bool:
-    """Whether every value is a tensor of known extents, and nothing is hidden in a body."""
+    """Whether every value is a tensor of static shape and no node has a body."""
     if any(not isinstance(v.type, TensorType) or not v.type.is_static for v in function.outputs):
         return False
     for node in function.nodes:
@@ -687,11 +687,10 @@ def _is_settled(function: Function) -> bool:
 
 
 def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
-    """Return the Function for inputs of exactly these shapes, all other types inferred again.
+    """Fix the shapes of the named inputs and infer all types again.
 
-    A named extent takes its number wherever it occurs, so inputs that are not given get theirs through shared names. Extents that
-    are still unknown stay so. Raises InputError for an input that is not there or is no tensor, a shape that does not fit the
-    declared one, and two numbers for one name.
+    A symbolic extent is replaced wherever it occurs, so other inputs may become static too; unknown extents stay unknown. Raises
+    InputError for an unknown or non-tensor input, a shape that contradicts the declared one, and two sizes for one symbol.
     """
     inputs = {value.name: value for value in function.inputs}
     bound: dict[str, int] = {}
@@ -704,9 +703,9 @@ def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Fun
 
 
 def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Return the Function with those named extents as numbers wherever they occur, all other types inferred again.
+    """Replace symbolic extents by numbers wherever they occur, and infer all types again.
 
-    Raises InputError for a number that no extent can be.
+    Raises InputError for a size that is negative or too large.
     """
     for name, size in sizes.items():
         if not 0 <= size <= LARGEST_EXTENT:
@@ -715,7 +714,7 @@ def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
 
 
 def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
-    """Add the numbers that the shape gives to the input's named extents."""
+    """Record the sizes that the shape assigns to the input's symbolic extents."""
     type_ = value.type
     if type_ is not None and not isinstance(type_, TensorType):
         raise InputError(f"input {value.name!r} is {type_}, which has no shape; the shape {list(shape)} was given for it")

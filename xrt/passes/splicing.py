@@ -1,4 +1,4 @@
-"""Put the nodes of a body in place of the node that holds it."""
+"""Splice the nodes of a body into the Function in place of the node that owns the body."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from xrt.graph.node import rename_node
 __all__ = ["BodyNames", "Splice", "SplicedBody"]
 
 _ANY_TYPE_OPSET = 16
-"""From this opset on, Identity takes sequences and optionals too."""
+"""First opset in which Identity supports sequences and optionals."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplicedBody:
-    """A body that runs exactly once, and what goes in and out."""
+    """A body that runs exactly once, with the mapping of its inputs and outputs."""
 
     function: Function
     results: tuple[tuple[str, str], ...]
-    """Pairs: an output of the body, and the value of the outer Function that it becomes."""
+    """Pairs of a body output and the outer value that it becomes."""
     given: Mapping[str, str] = FrozenDict()
-    """By input of the body: the value of the outer Function that it is."""
+    """Outer value by body input."""
 
 
 class BodyNames:
-    """How often each value name is defined in a model, bodies included, while bodies move outward."""
+    """Counts the definitions of each value name in a model, nested bodies included, while bodies are inlined."""
 
     def __init__(self, root: Function) -> None:
         self._root = root
@@ -40,12 +40,12 @@ class BodyNames:
         return self._counts
 
     def release(self, node: Node) -> None:
-        """Forget the names that the node's bodies define."""
+        """Remove the names defined in the node's bodies."""
         for body in node.bodies:
             self.counts.subtract(_defined_in(body))
 
     def adopt(self, name: str) -> str:
-        """Take the name as it is where it is free, numbered elsewhere."""
+        """Reserve `name`, with a numeric suffix if it is in use."""
         fresh, count = name, 1
         while self.counts[fresh] > 0:
             count += 1
@@ -55,7 +55,7 @@ class BodyNames:
 
 
 def _defined_in(function: Function) -> Iterator[str]:
-    """Yield every name that the Function or a body in it defines."""
+    """Yield every name defined by the Function or a nested body."""
     yield from function.value_names()
     for node in function.nodes:
         for body in node.bodies:
@@ -63,41 +63,41 @@ def _defined_in(function: Function) -> Iterator[str]:
 
 
 class Splice:
-    """A Function under change: its nodes one after the other, each of which may be replaced by those of its body."""
+    """A Function being rewritten node by node, where a node may be replaced by the nodes of its body."""
 
     def __init__(self, function: Function, names: BodyNames) -> None:
         self.function = function
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = {}
-        """Types of values that came with inlined nodes."""
+        """Types of values of inlined nodes."""
         self.nodes: list[Node] = []
-        """What is kept, in order."""
+        """The nodes of the result, in order."""
         self._names = names
         self._waiting = list(reversed(function.nodes))
         self.inlined: list[Node] = []
-        """What was inlined last."""
+        """The nodes inlined last."""
         self._awaited = {name for node in function.nodes for name in node.control}
         self._last: dict[str, tuple[str, ...]] = {}
-        """By the name of a replaced node: the nodes that must have run where it had to."""
+        """By replaced node: the nodes that control edges to it must point to."""
         self._node_names: set[str] | None = None
         self._came: set[str] = set()
 
     def iter_pending(self) -> Iterator[Node]:
-        """Yield each node in order, those included that replace another."""
+        """Yield each node in order, inlined ones included."""
         while self._waiting:
             yield self._waiting.pop()
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every node was kept as it was."""
+        """Whether no node was replaced."""
         kept, own = self.nodes, self.function.nodes
         return not self._last and len(kept) == len(own) and all(new is old for new, old in zip(kept, own, strict=True))
 
     def inline(self, node: Node, body: SplicedBody) -> bool:
-        """Let the body's nodes be visited in place of the node; False where its outputs cannot be passed on under their names.
+        """Replace the node by the body's nodes, which are visited next; return False if that is not possible.
 
-        Names stay where they are free in the whole model. The first nodes run after what the node had to run after, and what had
-        to run after the node runs after the last ones.
+        Names are kept unless they collide within the model. The first nodes inherit the control inputs of the node, and the
+        nodes that waited for it wait for the last ones.
         """
         if not _can_be_passed_on(body, self.function) or _is_hidden(body):
             return False
@@ -117,7 +117,7 @@ class Splice:
         return True
 
     def is_awaited(self, node: Node) -> bool:
-        """Whether another node must run after it."""
+        """Whether a control edge starts at the node."""
         return node.name in self._awaited
 
     def _own_node_names(self) -> set[str]:
@@ -126,7 +126,7 @@ class Splice:
         return self._node_names
 
     def _renamed_values(self, node: Node, body: SplicedBody) -> dict[str, str]:
-        """Return the outer name of each value that the body, or a body inside of it, defines."""
+        """Map each value defined in the body, nested bodies included, to its outer name."""
         inner = body.function
         self._names.release(node)
         values = dict(body.given)
@@ -142,7 +142,7 @@ class Splice:
         return values
 
     def _passed_on(self, body: SplicedBody, values: Mapping[str, str], known: set[str]) -> Iterator[Node]:
-        """Yield a copy for each result that no node of the body makes for it alone."""
+        """Yield an Identity for each result that is not a distinct node output."""
         for result, name in body.results:
             if body.function.producer(result) is None or values[result] != name:
                 yield Node("Identity", (values.get(result, result),), (name,), name=_free(name, known))
@@ -155,10 +155,7 @@ class Splice:
                 self.types[new] = type_
 
     def result(self) -> Function:
-        """Return the Function of what was kept; the Function itself where that is what it was made of.
-
-        Constants that only nodes read which are no more are left out.
-        """
+        """The rewritten Function, or the original if nothing changed. Constants that lost their last reader are removed."""
         if self.is_unchanged:
             return self.function
         function = self.function
@@ -174,7 +171,7 @@ class Splice:
         )
 
     def after(self, node: Node) -> Node:
-        """Return the node with its control predecessors as they are after inlining."""
+        """Redirect control edges from replaced nodes to the inlined ones."""
         if self._last.keys().isdisjoint(node.control):
             return node
         return replace(node, control=tuple(dict.fromkeys(name for old in node.control for name in self._resolved(old))))
@@ -187,13 +184,13 @@ class Splice:
 
 
 def _read(nodes: Sequence[Node], function: Function) -> set[str]:
-    """Return every value that the nodes read or define, or the function returns."""
+    """Every value that the nodes read or define, or that the function returns."""
     values = {name for node in nodes for name in (*node.uses, *node.outputs)}
     return values.union(value.name for value in function.outputs)
 
 
 def _can_be_passed_on(body: SplicedBody, function: Function) -> bool:
-    """Whether Identity takes every result that it would have to copy."""
+    """Whether Identity supports the type of every result that must be copied."""
     if function.opsets.get("", 0) >= _ANY_TYPE_OPSET:
         return True
     made = [result for result, _ in body.results if body.function.producer(result) is not None]
@@ -202,13 +199,13 @@ def _can_be_passed_on(body: SplicedBody, function: Function) -> bool:
 
 
 def _is_hidden(body: SplicedBody) -> bool:
-    """Whether a body inside defines a value of the name of an input: renaming could then catch what is read from outside."""
+    """Whether a nested body redefines the name of an input: renaming could then capture the wrong value."""
     inside = (name for node in body.function.nodes for inner in node.bodies for name in _defined_in(inner))
     return bool(body.function.inputs) and not {value.name for value in body.function.inputs}.isdisjoint(inside)
 
 
 def _free(name: str, known: set[str]) -> str:
-    """Take the name as it is where no node has it, numbered elsewhere."""
+    """Reserve a node name, with a numeric suffix if it is in use."""
     fresh, count = name, 1
     while fresh in known:
         count += 1
@@ -218,7 +215,7 @@ def _free(name: str, known: set[str]) -> str:
 
 
 def _after(nodes: list[Node], control: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the nodes, those that wait for no other among them made to run after the predecessors."""
+    """Yield the nodes; those without predecessors among them get the control edges."""
     made = {name for node in nodes for name in node.defines}
     for node in nodes:
         first = bool(control) and not node.control and made.isdisjoint(node.uses)
@@ -226,12 +223,12 @@ def _after(nodes: list[Node], control: tuple[str, ...]) -> Iterator[Node]:
 
 
 def _last_names(nodes: list[Node]) -> Iterator[str]:
-    """Yield the names of the nodes for which no other among them waits."""
+    """Yield the names of the nodes that no other node in the list depends on."""
     read = {name for node in nodes for name in node.uses}
     before = {name for node in nodes for name in node.control}
     return (node.name for node in nodes if node.name not in before and read.isdisjoint(node.defines))
 
 
 def _held(inner: Node, node: Node) -> Node:
-    """Return the inner node on the device of the node that held it, unless it has one of its own."""
+    """Inherit the device of the outer node unless the inner node has one."""
     return replace(inner, device=node.device) if node.device and not inner.device else inner

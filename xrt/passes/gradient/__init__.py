@@ -1,7 +1,7 @@
-"""Reverse-mode differentiation: a Function goes in, and a Function that returns gradients too comes out, in ONNX's own operators.
+"""Reverse-mode differentiation of a Function into a Function of ONNX operators that also returns gradients.
 
-A table has one rule per operator, with its mathematical source; an operator without a rule is differentiated through its
-definition in other operators. Nothing is computed here, and no rule asks for an engine: any engine runs the result.
+A table holds one rule per operator, with its mathematical source. An operator without a rule is decomposed first. The pass
+executes nothing and depends on no engine, so every engine can run the result.
 """
 
 from __future__ import annotations

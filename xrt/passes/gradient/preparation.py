@@ -1,4 +1,4 @@
-"""A Function before the sweep: types known, at an opset that the rules write, operators without a rule by their definition."""
+"""Prepare a Function for differentiation: infer types, raise the opset, decompose operators without a rule."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 
 
 def new_builder(function: Function) -> Builder:
-    """Return a builder without inputs that imports what the Function does."""
+    """An empty builder with the opsets of the Function."""
     return Builder(function.name, opsets=dict(function.opsets), inference=node_types)
 
 
 def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
-    """Return a builder that has recorded the Function, outputs excepted, and the Function's values by name."""
+    """A builder that already contains the nodes of the Function, and the Function's values by name."""
     builder = new_builder(function)
     for name in list_names(function):
         builder.names.take(name)
@@ -58,7 +58,7 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
 
 
 def list_names(function: Function) -> Iterator[str]:
-    """Yield every name of a value or a node in the Function and its bodies, some more than once."""
+    """Yield all names of values and nodes, bodies included, possibly more than once."""
     yield from function.value_names()
     yield from function.captures
     for node in function.nodes:
@@ -70,9 +70,9 @@ def list_names(function: Function) -> Iterator[str]:
 def record_function(
     builder: Builder, function: Function, inputs: Sequence[Tensor], outer: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Record the nodes of a Function on other inputs, and return its values by the names that they have in it.
+    """Record the nodes of a Function on other inputs and return its values by original name.
 
-    ``outer`` has what it captures. Everything that it defines, also in bodies inside of it, gets a new name.
+    ``outer`` resolves captures. All names defined in the Function, nested bodies included, are replaced by fresh ones.
     """
     found = {name: outer[name] for name in function.captures}
     found.update({value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)})
@@ -90,7 +90,7 @@ def record_function(
 
 
 def _list_defined(function: Function) -> Iterator[str]:
-    """Yield every name that the Function or a body in it defines."""
+    """Yield every name defined by the Function or a nested body."""
     yield from function.value_names()
     for node in function.nodes:
         for body in node.bodies:
@@ -98,7 +98,7 @@ def _list_defined(function: Function) -> Iterator[str]:
 
 
 def lift_constants(function: Function) -> Function:
-    """Return the Function with what its Constant nodes give, and the Shape of static values, among its constants."""
+    """Turn Constant nodes, and the Shape of static values, into constants of the Function."""
     lifted: dict[str, Constant] = {}
     kept = []
     for node in function.nodes:
@@ -117,14 +117,14 @@ def lift_constants(function: Function) -> Function:
 
 
 Definition: TypeAlias = Callable[[RuleContext], "Sequence[Tensor | None]"]
-"""Returns the outputs of the node in their places; missing places at the end are outputs that it cannot be asked for."""
+"""Returns the outputs of the node by position; missing trailing outputs are not supported."""
 DEFINITIONS: dict[str, Definition] = {}
-"""By operator."""
+"""Decompositions by operator."""
 _Definition = TypeVar("_Definition", bound=Definition)
 
 
 def definition(*operators: str) -> Callable[[_Definition], _Definition]:
-    """Register a function as the definition of those operators."""
+    """Decorator: register a decomposition for operators."""
 
     def register(function: _Definition) -> _Definition:
         for operator in operators:
@@ -135,7 +135,7 @@ def definition(*operators: str) -> Callable[[_Definition], _Definition]:
 
 
 def define(alone: Function) -> Function:
-    """Return a Function that computes by other operators what a Function of one node does."""
+    """Decompose a one-node Function with its entry in `DEFINITIONS`."""
     (node,) = alone.nodes
     builder = new_builder(alone)
     with builder:
@@ -158,7 +158,7 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
     **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"), _DRAWN),
     **dict.fromkeys(("ConstantOfShape", "EyeLike", "Shape", "Size"), _SHAPE),
 }
-"""Operators through which no gradient passes, each with the reason. Nor does one through values of integers or booleans."""
+"""Operators with zero gradient, each with the reason. Integer and boolean values have none either."""
 _SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
 _QUANTIZED = "its results are integers, or scales that depend on the largest element"
 _WAITS = "its rule is not written yet"
@@ -183,26 +183,26 @@ MISSING: Mapping[str, str] = {
         _SEQUENCES,
     ),
 }
-"""Operators that have neither a rule nor a definition to be differentiated through, each with the reason."""
+"""Operators with neither a rule nor a decomposition that can be differentiated, each with the reason."""
 
 
 def describe_missing(node: Node) -> str:
-    """Return why there is no gradient of a node."""
+    """Explain why a node has no gradient."""
     return MISSING.get(node.op, "there is no rule for it, and ONNX does not define it by other operators")
 
 
 OPSET = 18
-"""The least opset that the rules write: axes of reductions are inputs, and scatters add."""
+"""Lowest opset that the rules emit: reductions take axes as inputs, and scatters have reduction="add"."""
 SMALL = 64
-"""Elements up to which a constant input may decide how an operator is defined."""
+"""Constant inputs up to this many elements may select the form of a decomposition."""
 DEPTH = 8
-"""How often operators are replaced by their definitions; no definition of ONNX's needs more."""
+"""Limit on nested decompositions; none of ONNX's needs more."""
 
 
 def prepare(function: Function, targets: Collection[str], wanted: Collection[str]) -> Function:
-    """Return an equivalent Function in which every node between the wanted values and the targets has a rule, if it can have one.
+    """Decompose all nodes between `wanted` and `targets` that have no rule.
 
-    Raises ModelError where the Function cannot be brought to `OPSET`.
+    Raises ModelError if the Function cannot be converted to `OPSET`.
     """
     prepared = lift_constants(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     for _ in range(DEPTH):
@@ -214,7 +214,7 @@ def prepare(function: Function, targets: Collection[str], wanted: Collection[str
 
 
 def expand_body(body: Function) -> Function:
-    """Return a body in which nodes with results of floating point are written by operators with rules, as far as they can be."""
+    """Decompose the nodes of a body that have floating point results and no rule."""
     body = lift_constants(body)
     for _ in range(DEPTH):
         floating = {node.name for node in body.nodes if any(may_have_gradient(body.get_type(name)) for name in node.defines)}
@@ -226,7 +226,7 @@ def expand_body(body: Function) -> Function:
 
 
 def _find_path(function: Function, targets: Collection[str], wanted: Collection[str]) -> set[str]:
-    """Return the names of the nodes by which the targets depend on the wanted values."""
+    """Names of the nodes on a differentiable path from `wanted` to `targets`."""
     active, needed = set(wanted), set(targets)
     forward = []
     for node in function.nodes:
@@ -242,7 +242,7 @@ def _find_path(function: Function, targets: Collection[str], wanted: Collection[
 
 
 def _expanded(function: Function, chosen: Collection[str]) -> Function:
-    """Return the Function with those of its nodes that have no rule in the words of their definition, once."""
+    """Decompose, by one level, the chosen nodes without a rule."""
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     names: Names | None = None
@@ -260,7 +260,7 @@ def _expanded(function: Function, chosen: Collection[str]) -> Function:
 
 
 def _find_definition(node: Node, function: Function) -> Function | None:
-    """Return a node in other operators; None where it has a rule, or no definition."""
+    """Decompose one node; None if it has a rule or no decomposition."""
     if find_rule(node) or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
     alone = _alone(node, function)
@@ -277,12 +277,12 @@ def _find_definition(node: Node, function: Function) -> Function | None:
 
 
 def _evaluate_nothing(function: Function, inputs: list[Any]) -> Sequence[Any]:
-    """Leave folding to what is known of shapes, which decides the branches of definitions."""
+    """Evaluator that refuses all: folding then uses known shapes only, which select the branches of decompositions."""
     raise ModelError(f"{function.name!r} is not computed here")
 
 
 def _alone(node: Node, function: Function) -> Function:
-    """Return the node as a Function of its own, under its own names."""
+    """The node as a Function with unchanged names."""
     return Function(
         inputs=tuple(map(function.value, dict.fromkeys(filter(None, node.inputs)))),
         outputs=tuple(map(function.value, node.defines)),
@@ -292,7 +292,7 @@ def _alone(node: Node, function: Function) -> Function:
 
 
 def _with_constants(meaning: Function, function: Function) -> Function:
-    """Return the definition with its small constant inputs as constants, from which shapes follow."""
+    """Bind small constant inputs of a decomposition, because shapes may follow from them."""
     found = {value.name: constant for value in meaning.inputs if (constant := function.constants.get(value.name)) is not None}
     small = {name: constant for name, constant in found.items() if constant.array.size <= SMALL}
     inputs = tuple(value for value in meaning.inputs if value.name not in small)
@@ -302,9 +302,9 @@ def _with_constants(meaning: Function, function: Function) -> Function:
 def _spliced(
     meaning: Function, node: Node, names: Names, constants: dict[str, Constant], types: dict[str, Type]
 ) -> Iterator[Node]:
-    """Yield the nodes of a definition under names that are free; its constants and types are added to the others.
+    """Yield the nodes of a decomposition under fresh names; add its constants and types to the given dicts.
 
-    The node that makes the first result gets the name of the one that is defined.
+    The node that computes the first output inherits the name of the decomposed node.
     """
     ends = {*filter(None, node.inputs), *node.defines}
     values = {name: names.plain(f"{node.name}/{name}") for name in dict.fromkeys(list_names(meaning)) if name not in ends}

@@ -1,4 +1,4 @@
-"""The table of rules, and what a rule is given: one node with the gradients of its outputs."""
+"""The table of gradient rules, the context that a rule receives, and helpers to write rules."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ __all__ = [
 
 
 def integers(*items: int) -> np.ndarray[Any, Any]:
-    """Return a row of integers as operators take axes and shapes."""
+    """A 1-D int64 array, the form of axes and shapes."""
     return np.asarray(items, np.int64)
 
 
 def number(value: float, like: Tensor) -> np.ndarray[Any, Any]:
-    """Return a number as a scalar of the tensor's element type."""
+    """A scalar of the element type of `like`."""
     return np.asarray(value, like.dtype.numpy)
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """Return the tensor in that element type; itself where it has it."""
+    """Cast to `dtype`, if necessary."""
     return x if x.dtype is dtype else emit("Cast", x, to=dtype.onnx)
 
 
@@ -67,12 +67,12 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def get_shape(x: Tensor) -> Any:
-    """Return the shape as an array where it is known, as a tensor elsewhere."""
+    """The shape: an array if static, else a tensor."""
     return integers(*x.shape) if x.tensor_type.is_static else emit("Shape", x)  # type: ignore[arg-type]  # static: all are integers
 
 
 def extent(x: Tensor, axis: int) -> Any:
-    """Return one extent as an array of one element where it is known, as a tensor of one elsewhere."""
+    """One extent as a vector of one element: an array if static, else a tensor."""
     shape = x.tensor_type.shape
     known = None if shape is None else shape[axis]
     if isinstance(known, int):
@@ -82,7 +82,7 @@ def extent(x: Tensor, axis: int) -> Any:
 
 
 def reshape_to(x: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor in the shape of another one of as many elements."""
+    """Reshape `x` to the shape of `like`, if necessary."""
     if x.type == like.type and x.tensor_type.is_static:
         return x
     wanted = get_shape(like)
@@ -91,35 +91,35 @@ def reshape_to(x: Tensor, like: Tensor) -> Tensor:
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Return the elements as one row."""
+    """Reshape to one dimension."""
     return emit("Reshape", x, integers(-1))
 
 
 def expand_to(x: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor broadcast to the shape of another one."""
+    """Broadcast `x` to the shape of `like`, if necessary."""
     if x.tensor_type.is_static and like.tensor_type.is_static and x.shape == like.shape:
         return x
     return emit("Expand", x, get_shape(like))
 
 
 def transpose(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Return the tensor with its axes in that order; itself where they are in it."""
+    """Permute the axes, if necessary."""
     return x if list(order) == list(range(len(order))) else emit("Transpose", x, perm=list(order))
 
 
 def add_axes(x: Tensor, *axes: int) -> Tensor:
-    """Return the tensor with new axes of extent 1 at those places of the result."""
+    """Insert axes of extent 1 at these positions of the result."""
     return emit("Unsqueeze", x, integers(*axes)) if axes else x
 
 
 def split(x: Tensor, sizes: Any, axis: int, parts: int) -> Sequence[Tensor]:
-    """Return the tensor in parts of those sizes."""
+    """Split into `parts` tensors of these sizes along an axis."""
     found: Any = (x,) if parts == 1 else apply("Split", (x, sizes), {"axis": axis}, outputs=parts)
     return tuple(found)
 
 
 def gather_axis(x: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Return the part of the tensor at one index of an axis, which is gone then."""
+    """Select one index along an axis and drop the axis."""
     return emit("Gather", x, index, axis=axis)
 
 
@@ -127,43 +127,43 @@ def gather_axis(x: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 def zeros(shape: Any, dtype: DType) -> Tensor:
-    """Return zeros of a shape."""
+    """Zeros of a shape, which may be an array or a tensor."""
     return emit("ConstantOfShape", shape, value=np.zeros(1, dtype.numpy))
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """Return zeros of the tensor's type and shape."""
+    """Zeros of the shape and type of `x`."""
     return zeros(get_shape(x), x.dtype)
 
 
 def fill_like(x: Tensor, value: float) -> Tensor:
-    """Return a tensor of the same type and shape all of whose elements are the number."""
+    """A tensor of the shape and type of `x`, filled with `value`."""
     return emit("ConstantOfShape", get_shape(x), value=np.full(1, value, x.dtype.numpy))
 
 
 def count(whole: Tensor, part: Tensor) -> Any:
-    """Return how many elements of one tensor come to one of the other, as a number of their type."""
+    """The ratio of the element counts of two tensors, as a scalar of their element type."""
     if whole.tensor_type.is_static and part.tensor_type.is_static:
         return number(math.prod(whole.shape) / max(math.prod(part.shape), 1), whole)  # type: ignore[arg-type]  # static
     return cast(emit("Div", emit("Size", whole), emit("Size", part)), whole.dtype)
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape."""
+    """Sum of tensors of equal shape."""
     if len(parts) == 1:
         return parts[0]
     return emit("Add", *parts) if len(parts) == 2 else emit("Sum", *parts)
 
 
 def reduce_sum(x: Tensor, axes: Sequence[int], *, keepdims: bool = False) -> Tensor:
-    """Return the sums over the axes; the tensor itself for none."""
+    """Sum over the axes; `x` itself if there are none."""
     return emit("ReduceSum", x, integers(*axes), keepdims=int(keepdims)) if axes else x
 
 
 def sum_to(g: Tensor, like: Tensor) -> Tensor:
-    """Return the sums of ``g`` over the axes along which ``like`` was broadcast to its shape: the gradient of broadcasting.
+    """Sum `g` over the axes along which ``like`` was broadcast: the gradient of broadcasting.
 
-    The axes are known where the types say which extents are 1; elsewhere they are computed from both shapes at run time.
+    The axes are static if the types tell which extents are 1; otherwise they are computed from both shapes at run time.
     """
     source, target = g.tensor_type.shape, like.tensor_type.shape
     if source is None or target is None or len(source) < len(target):
@@ -178,7 +178,7 @@ def sum_to(g: Tensor, like: Tensor) -> Tensor:
 
 
 def _may_be_broadcast(whole: Any, part: Any) -> bool | None:
-    """Whether an extent was broadcast from the other; None where the types do not say."""
+    """Whether the extent `part` was broadcast to `whole`; None if that is only known at run time."""
     if part == 1 and isinstance(part, int):
         return not (whole == 1 and isinstance(whole, int))
     if isinstance(part, int):
@@ -196,16 +196,16 @@ def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
 
 
 Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
-"""Returns the gradient of each input in its place; None, or a missing place at the end, where there is none."""
+"""Returns the gradient of each input, by position; None or a missing trailing entry means no gradient."""
 RULES: dict[str, Rule] = {}
-"""The rule of each operator, by its name with the domain as in `Node.op`."""
+"""Gradient rules by qualified operator name, as in `Node.op`."""
 _CONDITIONS: dict[str, Callable[[Node], bool]] = {}
-"""Of a rule that is not for every node of its operator: whether it is for a node. Others have a definition."""
+"""Predicates of rules that apply to some nodes only; the other nodes are decomposed."""
 _Rule = TypeVar("_Rule", bound=Rule)
 
 
 def rule(*operators: str, when: Callable[[Node], bool] | None = None) -> Callable[[_Rule], _Rule]:
-    """Register a function as the rule of those operators; with ``when``, of the nodes for which that is true."""
+    """Decorator: register a gradient rule for operators, optionally only for nodes that satisfy `when`."""
 
     def register(function: _Rule) -> _Rule:
         for operator in operators:
@@ -218,20 +218,20 @@ def rule(*operators: str, when: Callable[[Node], bool] | None = None) -> Callabl
 
 
 def find_rule(node: Node) -> Rule | None:
-    """Return the rule for a node, None where there is none."""
+    """The rule for a node, or None."""
     condition = _CONDITIONS.get(node.op)
     return RULES.get(node.op) if condition is None or condition(node) else None
 
 
 def may_have_gradient(type_: Type | None) -> bool:
-    """Whether a value of the type can have a gradient: floats can, integers, booleans and strings cannot."""
+    """Whether values of the type can have a gradient: floats can, integers, booleans and strings cannot."""
     if isinstance(type_, SequenceType | OptionalType):
         return may_have_gradient(type_.element)
     return type_ is None or (isinstance(type_, TensorType) and type_.dtype.is_float)
 
 
 def refuse(node: Node, reason: str) -> NoReturn:
-    """Raise the ModelError for a node that cannot be differentiated."""
+    """Raise ModelError for a node that cannot be differentiated."""
     raise ModelError(
         f"node {node.name!r} ({node.op}) has no gradient: {reason}. Leave out of with_respect_to what reaches `of` through it, "
         f"or write it with other operators"
@@ -239,7 +239,7 @@ def refuse(node: Node, reason: str) -> NoReturn:
 
 
 class RuleContext:
-    """A node, its inputs and outputs as tensors of the graph that is recorded, and the gradients of its outputs."""
+    """Everything a rule needs: the node, its inputs and outputs as tensors, and the gradients of its outputs."""
 
     def __init__(
         self,
@@ -251,16 +251,16 @@ class RuleContext:
     ) -> None:
         self.node = node
         self.tensors = tensors
-        """Every value that the node may read, by its name."""
+        """All values in scope, by name."""
         self.gradients = tuple(gradients)
-        """By output; None where no gradient arrives."""
+        """By output; None if no gradient arrives."""
         self.active = active
-        """The values whose gradients are wanted."""
+        """Values whose gradients are wanted."""
         self.builder = builder
         self.inputs = tuple(tensors[name] if name else None for name in node.inputs)
         self.outputs = tuple(tensors[name] if name else None for name in node.outputs)
         self.captured: dict[str, Tensor] = {}
-        """Gradients of what the node's bodies capture; the rule fills it in."""
+        """Gradients of values captured by the bodies, filled in by the rule."""
 
     @property
     def x(self) -> Tensor:
@@ -274,48 +274,48 @@ class RuleContext:
 
     @property
     def g(self) -> Tensor:
-        """The gradient of the first output; zeros where none arrives."""
+        """The gradient of the first output, zeros if none arrives."""
         return self.gradient(0)
 
     def input(self, index: int) -> Tensor:
-        """Return an input that the operator requires."""
+        """A required input."""
         return self.tensors[self.node.inputs[index]]
 
     def optional(self, index: int) -> Tensor | None:
-        """Return an input, None where it is left out."""
+        """An input, or None if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def gradient(self, index: int) -> Tensor:
-        """Return the gradient of an output; zeros where none arrives."""
+        """The gradient of an output, zeros if none arrives."""
         found = self.gradients[index]
         return zeros_like(self.tensors[self.node.outputs[index]]) if found is None else found
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient of that input is wanted."""
+        """Whether the gradient of this input is needed."""
         return index < len(self.node.inputs) and self.node.inputs[index] in self.active
 
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attr(name, default)
 
     def constant(self, index: int) -> np.ndarray[Any, Any] | None:
-        """Return the array that an input is known to be, None where it is left out or computed."""
+        """The value of a constant input; None if it is omitted or computed."""
         symbol = self.optional(index)
         found = None if symbol is None else symbol.builder.find_constant(symbol)
         return None if found is None else found.array
 
     def rank(self, tensor: Tensor) -> int:
-        """Return the number of axes; refuse the node where it is not known."""
+        """The rank of a tensor; refuses the node if it is unknown."""
         rank = tensor.tensor_type.rank
         if rank is None:
             self.refuse(f"the rank of {tensor.name!r} is not known")
         return rank
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise the ModelError that names the node and the reason."""
+        """Raise ModelError for this node."""
         refuse(self.node, reason)
 
     def output(self, index: int, type_: Type) -> Tensor:
-        """Return an optional output of that type; where the node leaves it out, it is made to give it."""
+        """An output of the forward node; an omitted optional output is added to the node."""
         names = [*self.node.outputs, *[""] * (index + 1 - len(self.node.outputs))]
         if not names[index]:
             names[index] = self.builder.fresh(f"{self.node.name}_output_{index + 1}")
@@ -323,7 +323,7 @@ class RuleContext:
         return self.tensors[names[index]]
 
     def replace_node(self, node: Node, types: Mapping[str, Type | None]) -> None:
-        """Put a node that gives more in the place of this one in the graph; ``types`` are those of the new outputs."""
+        """Replace the forward node by one with more outputs; ``types`` has the types of the new ones."""
         place = next(index for index, known in enumerate(self.builder.nodes) if known.name == self.node.name)
         self.builder.nodes[place] = self.node = node
         self.builder.types.update((name, type_) for name, type_ in types.items() if type_ is not None)

@@ -1,7 +1,7 @@
-"""Padding of open dims: a Function whose inputs are filled up with zeros, and whose results begin with what they were.
+"""Padding of dynamic dims, so that one compiled program serves several sizes.
 
-What goes in is a Function with named extents; what comes out is one that may be given larger sizes, with masks where an operator
-would read what was padded. A dim for which that cannot be shown is left as it is, with the node and the reason.
+The result accepts larger, zero-padded inputs; the leading part of each output is the result without padding. Masks are inserted
+before operators that would read padding. A dim for which that cannot be proved is refused, with the node and the reason.
 """
 
 from xrt.passes.padding.function import PaddedFunction, pad_dims

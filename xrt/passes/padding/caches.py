@@ -1,4 +1,4 @@
-"""Growing caches made static: buffers of a capacity, of which a length is valid, in place of a Concat with what is new."""
+"""Turn growing KV caches into static ones: buffers with a capacity and a length, written in place of a Concat."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["CAPACITY", "LEAST_FRONT", "LENGTH", "make_static_caches", "read_fron
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
 """The state that counts what the caches hold."""
 CAPACITY = "capacity"
-"""How the extent is named that grows."""
+"""Name of the dim that replaces the growing extent."""
 SCATTER_OPSET = 24
-"""TensorScatter came with it."""
+"""First opset with TensorScatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A state that a Concat makes longer."""
+    """A state that grows by a Concat."""
 
     state: State
     node: Node
     axis: int
     dim: str
-    """The extent that grows."""
+    """The growing extent."""
 
     @property
     def new(self) -> str:
-        """What a call adds."""
+        """The entries that a call appends."""
         return self.node.inputs[1]
 
 
 class _CachePadder(Padder):
-    """A Function whose past is a buffer: what is added by a call is written behind what is valid of it."""
+    """Pads the past to the capacity; new entries are written behind the valid ones."""
 
     def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
@@ -51,11 +51,12 @@ class _CachePadder(Padder):
         self.added = added
         self.fed[self._dim] = LENGTH
         self._room = Extent.of(capacity) - added
+        # # Read the capacity from the output: another reader of the input would prevent an update in place.
         self._sources[CAPACITY] = (caches[0].state.output, caches[0].axis)  # a reader of the input would keep it from an update
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
-        """Return sizes that count a whole buffer where the model has what is valid of it."""
+        """Sizes of the whole buffer where the model uses sizes of the valid part."""
         found = self._contents[name]
         if any(one is None for one in found.flat):
             return name
@@ -68,7 +69,7 @@ class _CachePadder(Padder):
 
 
 def _write(cache: _Cache) -> Callable[[Padder, Node], Node]:
-    """Return the rule of a Concat that becomes a write behind what is valid; what is behind that stays zero."""
+    """Make the rule that replaces a Concat by a write behind the valid entries; the rest of the buffer stays zero."""
 
     def rule(p: Padder, node: Node) -> Node:
         past, new = node.inputs
@@ -93,11 +94,11 @@ def _write(cache: _Cache) -> Callable[[Padder, Node], Node]:
 
 
 def make_static_caches(function: Function, states: Iterable[State], capacity: int | None) -> Function:
-    """Return the Function with caches in buffers of a capacity, the length of which is a further state.
+    """Store growing caches in buffers of fixed capacity; their length becomes an additional state.
 
-    ``capacity`` is what they hold; None makes it the named extent `CAPACITY`, which a session enlarges. What attention reads
-    behind the length has no weight: it is masked as padding is. Raises ModelError where no state grows by a Concat, and where
-    that cannot be shown, with the node and the reason.
+    ``capacity`` is the number of entries; None makes it the symbolic dim `CAPACITY`, which a session can enlarge. Attention
+    masks the entries behind the length. Raises ModelError, with node and reason, if no state grows by a Concat or if the result
+    is not provably the same.
     """
     chosen = tuple(states)
     caches = [cache for state in chosen if (cache := _find_cache(function, state)) is not None]
@@ -113,7 +114,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
 
 
 def _find_cache(function: Function, state: State) -> _Cache | None:
-    """Return the cache that a state is; None where it does not grow. Raises ModelError where it grows in another way."""
+    """The cache of a state, or None if it does not grow by a Concat. Raises ModelError if it has other readers."""
     before = function.get_type(state.input)
     node = function.producer(state.output)
     if node is None or node.op != "Concat" or not isinstance(before, TensorType) or before.shape is None:
@@ -134,7 +135,7 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
 
 
 def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
-    """Return how much a call adds, which must be the same for all caches; raises ModelError where it is not known."""
+    """The number of entries that a call appends; raises ModelError unless it is one known extent for all caches."""
     p = Padder(function, frozenset())
     walk(p)
     try:
@@ -187,7 +188,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
 
 
 def _find_limit(p: _CachePadder) -> int:
-    """Return the largest capacity with which the model reads no table beyond its end; raises ModelError where it is not known."""
+    """The largest capacity with which no table is read beyond its end; raises ModelError if unknown."""
     limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
     for condition in p.conditions:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
@@ -201,7 +202,7 @@ def _find_limit(p: _CachePadder) -> int:
 
 
 def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
-    """Return a cache with its capacity, and other values as they are."""
+    """Give a cache its capacity; other values are unchanged."""
     if cache is None:
         return value
     type_ = function.get_type(cache.state.input)
@@ -211,7 +212,7 @@ def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | s
 
 
 def _forget(value: Value, p: Padder) -> Value:
-    """Return an output without extents that are named after what the caches held."""
+    """Drop symbolic extents of an output that are named after the cache length."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return value
@@ -219,7 +220,7 @@ def _forget(value: Value, p: Padder) -> Value:
 
 
 def _find_source(function: Function, added: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
-    """Return the input and the axis that tell how much a call adds."""
+    """The input and axis whose extent is the number of new entries."""
     for value in function.inputs:
         shape = value.type.shape if isinstance(value.type, TensorType) and value.name not in caches else None
         for axis, dim in enumerate(shape or ()):
@@ -229,18 +230,18 @@ def _find_source(function: Function, added: Extent, caches: Mapping[str, object]
 
 
 LEAST_FRONT = 64
-"""The smallest front; larger ones are twice as long each."""
+"""Smallest front in entries; each further one is twice as long."""
 FRONT = "xrt.front"
-"""The value that says how much of the caches a call reads."""
+"""Value that holds how many cache entries a call reads."""
 
 
 def read_fronts(function: Function, capacity: int) -> Function:
-    """Return a Function with caches of a named capacity with buffers of ``capacity``, whose calls read a front of them.
+    """Limit reads of caches to a front of the buffer, so that short sequences do not pay for the whole capacity.
 
-    The function is one of `make_static_caches` without a capacity. A front is the first power of two, from `LEAST_FRONT` on, that
-    holds what the cache has after the call. To write to a buffer and read its front is to write to a buffer of the front's size,
-    since nothing behind the front is valid: so whatever has been shown of the named capacity holds. An engine must take a value
-    for the size of a Slice. Raises ModelError for a capacity that the model cannot have.
+    `function` is a result of `make_static_caches` without a capacity; its caches get buffers of ``capacity`` entries. The front
+    is the smallest power of two, at least `LEAST_FRONT`, that holds the valid entries after the call. Entries behind it are
+    invalid, so the result is that of a buffer of the front's size. The engine must support a computed Slice size. Raises
+    ModelError for a capacity that the model does not allow.
     """
     declared = find_capacity(function)
     assert declared is not None  # it is one of static caches
@@ -268,14 +269,14 @@ def read_fronts(function: Function, capacity: int) -> Function:
 
 
 def _find_axis(function: Function, name: str) -> int | None:
-    """Return the axis along which a state has the capacity; None where it has none."""
+    """The axis of a state that has the capacity, or None."""
     type_ = function.get_type(name)
     shape = type_.shape if isinstance(type_, TensorType) else None
     return shape.index(CAPACITY) if shape is not None and CAPACITY in shape else None
 
 
 def _choose_front(capacity: int, constants: dict[str, Constant]) -> list[Node]:
-    """Return the nodes that choose a front, and put what they read among the constants."""
+    """Nodes that compute the front; their constants are added to `constants`."""
     sizes, size = [], LEAST_FRONT
     while size < capacity:
         sizes.append(size)

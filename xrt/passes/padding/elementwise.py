@@ -1,4 +1,4 @@
-"""Padding of operators that compute each element from those at its place."""
+"""Padding rules of elementwise operators, reductions, matrix products, softmax and normalizations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 KEEPING_ZERO = frozenset(
     {"Abs", "Cast", "Ceil", "Floor", "Identity", "LeakyRelu", "Neg", "Relu", "Round", "Sign", "ThresholdedRelu"}
 )
-"""Operators that give zero for zero, on every engine."""
+"""Operators that map zero to zero on every engine."""
 ELEMENTWISE = KEEPING_ZERO | frozenset(
     {
         *("Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
@@ -42,17 +42,17 @@ ELEMENTWISE = KEEPING_ZERO | frozenset(
         *("Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "Where", "Xor"),
     }
 )
-"""Operators of ai.onnx whose output at a place depends on their inputs at that place alone."""
+"""Operators of ai.onnx whose output element depends only on the input elements at the same position."""
 
 
 def apply_elementwise(p: Padder, node: Node) -> None:
-    """The output is padded where the inputs are; an axis that is padded in one is padded in all, or broadcast."""
+    """Output axes are padded like those of the inputs; an axis padded in one is padded or broadcast in all."""
     keeps = node.op_type in KEEPING_ZERO
     p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if keeps else ())
 
 
 def apply_integer_division(p: Padder, node: Node) -> Node:
-    """As elementwise; integers are divided by 1 where the divisor is padded: a division by zero may end the process."""
+    """As elementwise, with integer divisors masked by 1: a division by zero can crash the process."""
     apply_elementwise(p, node)
     given, divisor = node.inputs
     if not p.dtype(given).is_float:
@@ -61,7 +61,7 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
 
 
 def apply_first(p: Padder, node: Node) -> None:
-    """The first output is padded as the first input is; other inputs are numbers, and other outputs are not there."""
+    """Outputs are padded like the first input; the other inputs are parameters."""
     if any(name in p.states for name in node.inputs[1:] if name):
         raise p.refuse("a parameter is padded", *(axis for name in node.inputs[1:] if name for axis in p.axes(name)))
     p.set(node.outputs[0], p.axes(node.inputs[0]))
@@ -70,7 +70,7 @@ def apply_first(p: Padder, node: Node) -> None:
 
 
 def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
-    """Return the axes of what the inputs of a node broadcast to, but for the last ones."""
+    """Axes that the inputs broadcast to, without the last `skip` ones."""
     shapes = [p.axes(name) for name in node.inputs if name]
     shapes = [shape[: len(shape) - skip] if skip else shape for shape in shapes]
     rank = max(map(len, shapes), default=0)
@@ -78,7 +78,7 @@ def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
 
 
 def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
-    """Return the axis that several broadcast to."""
+    """The axis that several axes broadcast to."""
     found = list(dict.fromkeys(axis for axis in axes if axis != ONE))
     if len(found) < 2:
         return found[0] if found else ONE
@@ -89,9 +89,9 @@ def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
 
 
 def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
-    """Return both sides of a sum of products with zeros behind what is valid of the axis that is summed.
+    """Mask the summed axis of both operands with zeros.
 
-    Zeros on one side alone would not do: what is behind may be infinite or NaN on the other.
+    Masking one side is not enough: the padding of the other may be infinite or NaN.
     """
     axes = p.axes(left)[left_axis], p.axes(right)[right_axis]
     if not any(map(p.is_padded, axes)):
@@ -102,7 +102,7 @@ def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int)
 
 
 def apply_matmul(p: Padder, node: Node) -> Node:
-    """Rows and columns may be padded; the axis between them is masked."""
+    """Rows and columns may be padded; the contracted axis is masked."""
     left, right = node.inputs
     ranks = len(p.axes(left)), len(p.axes(right))
     if 0 in ranks:
@@ -116,7 +116,7 @@ def apply_matmul(p: Padder, node: Node) -> Node:
 
 
 def apply_gemm(p: Padder, node: Node) -> Node:
-    """As MatMul; what is added broadcasts to the product."""
+    """As MatMul; the bias broadcasts to the product."""
     left, right, *more = node.inputs
     turned = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
     left, right = _contract(p, left, 1 - turned[0], right, turned[1])
@@ -130,7 +130,7 @@ def apply_gemm(p: Padder, node: Node) -> Node:
 
 
 def apply_einsum(p: Padder, node: Node) -> Node:
-    """A letter of the output may be padded; one that is summed is masked in each input that has it."""
+    """Output indices may be padded; a contracted index is masked in each input."""
     equation = node.attr("equation", "").replace(" ", "")
     if "." in equation or "->" not in equation:
         raise Refused("its equation has an ellipsis, or no output")
@@ -156,7 +156,7 @@ NEUTRAL: dict[str, float | str] = {
     **dict.fromkeys(("ReduceMin", "ArgMin"), _MOST),
     "ReduceProd": 1,
 }
-"""What an operator may read any number of times without another result."""
+"""Neutral element of each reduction, for masks."""
 
 
 def _neutral(p: Padder, node: Node) -> Any:
@@ -186,7 +186,7 @@ def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
 
 
 def apply_reduction(p: Padder, node: Node) -> Node | None:
-    """A mean is the sum, divided by how many elements there are without padding."""
+    """Mask with the neutral element; a mean becomes the sum divided by the true element count."""
     over = _read_axes(p, node)
     given, axes = node.inputs[0], p.axes(node.inputs[0])
     _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
@@ -202,7 +202,7 @@ def apply_reduction(p: Padder, node: Node) -> Node | None:
 
 
 def _divide_sum(p: Padder, node: Node, masked: str, over: Sequence[int], total: Extent) -> Node:
-    """Return the node that divides the sum over those axes by their true extent."""
+    """Divide the sum over the axes by the true element count."""
     dtype, keep = p.dtype(node.inputs[0]), node.attr("keepdims", 1)
     if dtype not in (DType.FLOAT32, DType.FLOAT64):
         raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
@@ -215,11 +215,11 @@ def _divide_sum(p: Padder, node: Node, masked: str, over: Sequence[int], total: 
 
 
 SUM_AXES_OPSET = 13
-"""From here on ReduceSum takes its axes as an input."""
+"""First opset in which ReduceSum reads its axes from an input."""
 
 
 def apply_global_pool(p: Padder, node: Node) -> Node | None:
-    """As a reduction over all axes but the first two."""
+    """A reduction over all but the first two axes."""
     (given,) = node.inputs
     axes, over = p.axes(given), range(2, len(p.axes(given)))
     _reduce(p, node, over, keep=True)
@@ -234,7 +234,7 @@ def apply_global_pool(p: Padder, node: Node) -> Node | None:
 
 
 def apply_arg(p: Padder, node: Node) -> Node:
-    """The place of the largest element, the first of several: what is masked comes after all others."""
+    """Masked elements lose against all others, and of equal ones the first wins."""
     axes = p.axes(node.inputs[0])
     axis = node.attr("axis", 0) % len(axes)
     _reduce(p, node, [axis], keep=bool(node.attr("keepdims", 1)))
@@ -246,11 +246,11 @@ def apply_arg(p: Padder, node: Node) -> Node:
 
 
 WHOLE_AXIS_OPSET = 13
-"""Before it, Softmax worked on all axes from the given one on."""
+"""Before this opset, Softmax normalized over all axes from the given one on."""
 
 
 def apply_softmax(p: Padder, node: Node) -> Node:
-    """What is behind has the score of minus infinity, so its share is zero."""
+    """Mask with minus infinity, so that padding gets weight 0."""
     (given,) = node.inputs
     axes, is_new = p.axes(given), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
     first = node.attr("axis", -1 if is_new else 1) % max(len(axes), 1)
@@ -262,7 +262,7 @@ def apply_softmax(p: Padder, node: Node) -> Node:
 
 
 def apply_normalization(p: Padder, node: Node) -> None:
-    """Normalization over axes that are not padded."""
+    """Supported if the normalized axes are not padded."""
     given, rank = node.inputs[0], len(p.axes(node.inputs[0]))
     axes = p.axes(given)
     over = _find_normalized(node, rank)
@@ -289,7 +289,7 @@ def _find_normalized(node: Node, rank: int) -> list[int]:
 
 
 def apply_cumulative(p: Padder, node: Node) -> Node:
-    """What comes later in the order of the sum changes nothing; from the end on it is masked."""
+    """Padding comes after all valid elements, so it matters only for a reverse sum, where it is masked."""
     axes, asked = p.axes(node.inputs[0]), p.integers(node, 1)
     if asked is None:
         raise Refused("its axis is not known")

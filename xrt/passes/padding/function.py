@@ -1,4 +1,4 @@
-"""A Function with padded dims: which dims can be padded, and how results are cut to what they are without padding."""
+"""Pad the dynamic dims of a Function: choose the dims, walk the nodes, and crop the results to their true sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["PaddedFunction", "follow", "pad_dims", "walk"]
 
 
 def follow(p: Padder, node: Node) -> bool:
-    """Take note of what integers a node computes from sizes, and say whether that tells all that there is to know of it."""
+    """Propagate the symbolic integers that a node computes from sizes; return whether that describes the node fully."""
     rule = _CONTENTS.get(node.op_type) if not node.domain else None
     if rule is None:
         return False
@@ -47,7 +47,7 @@ def follow(p: Padder, node: Node) -> bool:
 
 
 def _lift(compute: Callable[..., Extent | None]) -> Callable[..., Contents]:
-    """Return the function for arrays of extents; what depends on an unknown one is unknown."""
+    """Vectorize a function of extents; unknown operands give unknown results."""
     several = np.frompyfunc(lambda *given: None if None in given else compute(*given), compute.__code__.co_argcount, 1)
     return lambda *given: _array(several(*given))
 
@@ -93,7 +93,7 @@ def _gather(p: Padder, node: Node) -> Contents:
 
 
 def _numbers(found: Contents) -> Any:
-    """Return the contents as numbers; raises TypeError where one depends on a dim."""
+    """The contents as integers; raises TypeError if one depends on a dim."""
     return np.vectorize(lambda one: int(one.number), otypes=[np.int64])(found) if found.size else found.astype(np.int64)
 
 
@@ -113,7 +113,7 @@ def _concat(p: Padder, node: Node) -> Contents:
 
 
 def _unknown(p: Padder, name: str) -> Contents:
-    """Return a vector of which no element is known."""
+    """A vector of unknown elements."""
     if name in p.states:
         raise Refused("padding changes it")
     ((extent,),) = p.axes(name)
@@ -164,6 +164,7 @@ def _divide(p: Padder, node: Node) -> Contents:
             return exact
         if other.number is None or other.number < 1:
             return None
+        # # Both are equal for numbers that are not negative.
         p.require(one)  # operators round to zero, quotients down
         return one // other.number
 
@@ -213,32 +214,32 @@ _CONTENTS: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
-"""What operators make of sizes: each gives what the output holds, None for what is not known."""
+"""Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
 
 
 @dataclass(frozen=True)
 class PaddedFunction:
-    """A Function some of whose open dims may be given larger sizes than those that are meant."""
+    """A Function that accepts padded sizes for some of its dynamic dims."""
 
     function: Function
-    """The inputs of the model, then an input for each size that it must know."""
+    """Its inputs are those of the model, then one int64 scalar per true size that it needs."""
     dims: tuple[str, ...]
-    """The dims that may be padded; an extent without a name is called by its input and axis, ``x[0]``."""
+    """Dims that may be padded; an unnamed extent is named by input and axis, ``x[0]``."""
     fed: tuple[str, ...]
-    """The dims whose sizes without padding are the further inputs."""
+    """Dims whose true sizes are the additional inputs."""
     axes: tuple[tuple[Axis, ...] | None, ...]
-    """The extents of each output; None where padding does not change it."""
+    """Extents of each output; None if padding does not affect it."""
     conditions: tuple[Extent, ...]
-    """What must not be negative, for the sizes with padding and for those without."""
+    """Extents that must not be negative, for both the true and the padded sizes."""
     refusals: Mapping[str, PaddingRefusal]
-    """Why the other dims cannot be padded."""
+    """Why each of the other dims cannot be padded."""
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
-        """Whether these sizes may be padded to those."""
+        """Whether inputs of these sizes may be padded to `padded`."""
         return all(one.at(sizes) >= 0 and one.at(padded) >= 0 for one in self.conditions)
 
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
-        """Return the results without padding: arrays of their own."""
+        """Crop the results to their true sizes; the arrays are contiguous copies where cropped."""
         pairs = zip(results, self.axes, strict=True)
         return [result if axes is None else _cut(result, axes, sizes, padded) for result, axes in pairs]
 
@@ -256,10 +257,10 @@ def _cut(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Ma
 
 
 def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFunction:
-    """Return the Function for padded sizes of its open dims: of those given, or of all.
+    """Make a Function accept padded sizes of its dynamic dims: of `dims`, or of all.
 
-    The result's ``function`` gives, in front of its outputs, what the model gives for inputs without padding: whatever the
-    inputs are, and whatever a padded size is. Linear for each dim that cannot be padded.
+    The leading part of each output equals the result for inputs without padding, for all inputs and all padded sizes. The walk
+    is repeated once per dim that cannot be padded.
     """
     left = list(_list_open(function) if dims is None else dims)
     refusals = _check_inputs(function, left)
@@ -274,7 +275,7 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
 
 
 def _list_open(function: Function) -> dict[str, None]:
-    """Return the dims of the inputs that are no numbers."""
+    """Dynamic dims of the inputs."""
     found: dict[str, None] = {}
     for value in function.inputs:
         for axis, dim in enumerate(value.type.shape or () if isinstance(value.type, TensorType) else ()):
@@ -284,7 +285,7 @@ def _list_open(function: Function) -> dict[str, None]:
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
-    """Return the refusals of dims of inputs that cannot be padded; of one that is updated in place, a copy would be."""
+    """Refusals of dims of inputs that cannot be padded, such as inputs updated in place: padding would copy them."""
     updated = {before for before, _ in function.aliases}
     found: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
@@ -299,7 +300,7 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
 
 
 def _find_output_state(p: Padder, value: Value) -> object:
-    """Return the state of an output; a refusal where it cannot be cut."""
+    """State of an output; a refusal if it cannot be cropped."""
     state, node = p.states.get(value.name), p.function.producer(value.name)
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
@@ -312,7 +313,7 @@ def _find_output_state(p: Padder, value: Value) -> object:
 
 
 def walk(p: Padder) -> None:
-    """Pad the inputs, and visit each node."""
+    """Register the inputs, then visit each node."""
     for value in p.function.inputs:
         p.open_input(value)
     for node in p.function.nodes:
@@ -320,7 +321,7 @@ def walk(p: Padder) -> None:
 
 
 def _visit(p: Padder, node: Node) -> Node:
-    """Return the node to use in place of a node, and take note of what it gives."""
+    """Return the replacement of a node and record the state of its outputs."""
     states = [p.states[name] for name in node.uses if name in p.states]
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
@@ -338,7 +339,7 @@ def _visit(p: Padder, node: Node) -> Node:
 
 
 def _note(p: Padder, node: Node) -> Node:
-    """Return a node that padding does not change, and take note of the extents of its outputs where they have names."""
+    """Record the extents of outputs that padding does not affect, if they have names."""
     rule = RULES.get((node.domain, node.op_type))
     if rule is not None and not node.bodies:
         with suppress(Refused, IndexError, ValueError, TypeError, AttributeError, KeyError):

@@ -1,4 +1,4 @@
-"""Padding of operators that move elements: a padded axis goes along, or is cut where both sizes give the same."""
+"""Padding rules of operators that move elements: shapes, concatenation, gather, scatter, slices."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 
 def apply_transpose(p: Padder, node: Node) -> None:
-    """Axes in another order."""
+    """Permute the axes."""
     axes, zeros = p.axes(node.inputs[0]), p.zeros(node.inputs[0])
     order = list(node.attr("perm") or reversed(range(len(axes))))
     p.set(node.outputs[0], [axes[n] for n in order], [place for place, n in enumerate(order) if n in zeros])
 
 
 def apply_unsqueeze(p: Padder, node: Node) -> None:
-    """New axes of one element."""
+    """Insert axes of extent 1."""
     axes, asked = list(p.axes(node.inputs[0])), p.integers(node, 1, "axes") or []
     old, rank = iter(enumerate(axes)), len(axes) + len(asked)
     new = {axis % rank for axis in asked}
@@ -54,7 +54,7 @@ def apply_unsqueeze(p: Padder, node: Node) -> None:
 
 
 def apply_squeeze(p: Padder, node: Node) -> None:
-    """Axes of one element go."""
+    """Drop axes of extent 1."""
     axes, asked = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
     gone = {n % len(axes) for n in asked} if asked else {n for n, axis in enumerate(axes) if axis == ONE}
     if asked is None and any(p.is_padded(axis) or axis[0].number is None for axis in axes):
@@ -65,7 +65,7 @@ def apply_squeeze(p: Padder, node: Node) -> None:
 
 
 def apply_concat(p: Padder, node: Node) -> None:
-    """Other axes may be padded; along its own only the last input, or there is padding between the parts."""
+    """Along the concatenated axis only the last input may be padded; otherwise padding would lie between the parts."""
     shapes = [p.axes(name) for name in node.inputs]
     rank = len(shapes[0])
     place = node.attr("axis") % rank
@@ -95,7 +95,7 @@ def _add(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
 
 
 def apply_split(p: Padder, node: Node) -> None:
-    """Other axes than its own may be padded."""
+    """All axes but the split one may be padded."""
     axes = list(p.axes(node.inputs[0]))
     place = node.attr("axis", 0) % len(axes)
     if p.is_padded(axes[place]):
@@ -113,7 +113,7 @@ def apply_split(p: Padder, node: Node) -> None:
 
 
 def apply_expand(p: Padder, node: Node) -> None:
-    """Axes of one element may become padded ones."""
+    """Axes of extent 1 may expand to padded ones."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if wanted is None or None in wanted:
         raise Refused(f"its shape {node.inputs[1]!r} is not known")
@@ -130,7 +130,7 @@ def apply_expand(p: Padder, node: Node) -> None:
 
 
 def apply_tile(p: Padder, node: Node) -> None:
-    """Axes that are not padded may be repeated."""
+    """Only axes without padding may be repeated."""
     axes, repeats = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if repeats is None or None in repeats:
         raise Refused(f"its repeats {node.inputs[1]!r} are not known")
@@ -143,7 +143,7 @@ def apply_tile(p: Padder, node: Node) -> None:
 
 
 def apply_pad(p: Padder, node: Node) -> Node:
-    """What is added behind a padded axis takes the place of what is there."""
+    """Elements added behind a padded axis go directly behind its valid part."""
     given, axes = node.inputs[0], p.axes(node.inputs[0])
     pads = p.integers(node, 1, "pads") or []
     places = p.integers(node, 3) or list(range(len(axes)))
@@ -177,7 +177,7 @@ def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: in
 
 
 def apply_range(p: Padder, node: Node) -> Node | None:
-    """Numbers up to a padded one: what is behind are further numbers."""
+    """A Range up to a padded limit only gets more numbers behind the valid ones."""
     found = [p.elements(name) for name in node.inputs]
     start, limit, step = (one[0] if one else None for one in found)
     if start is None or limit is None or step is None or step.number is None or step.number < 1:
@@ -193,7 +193,7 @@ def apply_range(p: Padder, node: Node) -> Node | None:
 
 
 def apply_fill(p: Padder, node: Node) -> None:
-    """One number everywhere."""
+    """The same number everywhere."""
     extents = p.elements(node.inputs[0])
     if extents is None or None in extents:
         raise Refused(f"its shape {node.inputs[0]!r} is not known")
@@ -204,7 +204,7 @@ def apply_fill(p: Padder, node: Node) -> None:
 
 
 def apply_one_hot(p: Padder, node: Node) -> None:
-    """A new axis; the other ones may be padded."""
+    """Insert an axis; the others may be padded."""
     axes = list(p.axes(node.inputs[0]))
     if any(name in p.states for name in node.inputs[1:]):
         raise Refused("a parameter is padded")
@@ -213,7 +213,7 @@ def apply_one_hot(p: Padder, node: Node) -> None:
 
 
 def apply_depth_to_space(p: Padder, node: Node) -> None:
-    """Channels become neighbors, so each element becomes a block."""
+    """Channels move to the spatial axes, so that each element becomes a block."""
     batch, channels, *spatial = p.axes(node.inputs[0])
     if p.is_padded(channels) or any(len(axis) != 1 for axis in spatial):
         raise p.refuse("its channels are padded", channels)
@@ -225,18 +225,18 @@ def apply_depth_to_space(p: Padder, node: Node) -> None:
 
 
 Target: TypeAlias = Sequence["Extent | None"]
-"""The extents of the output; None for the one that is what is left."""
+"""Extents of the output; None for the inferred one (-1)."""
 
 
 class _Parts:
-    """What is left of the extents of the input, outermost first."""
+    """The input extents that are not yet matched, outermost first."""
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
         self._p = p
         self.left = _join_clean(p, [part for axis in axes for part in axis])
 
     def take(self, wanted: Extent, *, last: bool) -> Axis:
-        """Take what has that extent from the front, or from the back; raises Refused where nothing has."""
+        """Match an output extent at the front (or back) of the remaining extents; raises Refused on a mismatch."""
         taken: list[Extent] = []
         while wanted != ONE[0]:
             if not self.left:
@@ -247,7 +247,7 @@ class _Parts:
         return _merge(self._p, taken)
 
     def _match(self, part: Extent, wanted: Extent, last: bool) -> tuple[Extent, Extent]:
-        """Return what is still wanted after a part, and what of the part is used; the rest of it goes back."""
+        """Match one part: the extent still to match, and the matched portion. The unmatched portion is put back."""
         if (rest := wanted.divide(part)) is not None:
             return rest, part
         rest = part.divide(wanted)
@@ -263,12 +263,12 @@ class _Parts:
         return ONE[0], wanted
 
     def rest(self) -> Axis:
-        """Return all that is left as one axis."""
+        """All remaining extents as one axis."""
         return _merge(self._p, self.left)
 
 
 def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
-    """Return the parts with neighbors that are not padded as one; extents of one are dropped."""
+    """Merge adjacent extents without padding, and drop extents of 1."""
     found: list[Extent] = []
     for part in parts:
         if part == ONE[0]:
@@ -280,7 +280,7 @@ def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
 
 
 def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
-    """Return parts as one axis: a single extent where what is valid of it is its front."""
+    """Merge extents to one axis; a single Extent if the valid part is still a leading block."""
     joined = _join_clean(p, parts)
     if not any(map(p.is_padded, joined[1:])):
         return (multiply(tuple(joined)),)
@@ -288,7 +288,7 @@ def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
 
 
 def apply_reshape(p: Padder, node: Node) -> None:
-    """Extents that are padded stay whole, or are merged with their neighbors."""
+    """Padded extents stay whole or merge with their neighbors."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if wanted is None:
         raise Refused(f"its shape {node.inputs[1]!r} is not known")
@@ -314,7 +314,7 @@ def _reshape(p: Padder, node: Node, target: Target) -> None:
 
 
 def _find_zeros(p: Padder, given: str, axes: Sequence[Axis]) -> list[int]:
-    """Return the axes whose one padded extent is that of an axis of zeros, and of no other axis."""
+    """Output axes whose padding is known to be zero."""
     zeros = p.zeros(given)
     old = [axis for n, axis in enumerate(p.axes(given)) if p.is_padded(axis) and n not in zeros]
     own = [p.axes(given)[n] for n in zeros]
@@ -322,7 +322,7 @@ def _find_zeros(p: Padder, given: str, axes: Sequence[Axis]) -> list[int]:
 
 
 def apply_flatten(p: Padder, node: Node) -> None:
-    """The axes before the given one are merged, and those from it on."""
+    """Merge the axes before the given one, and those from it on."""
     axes = p.axes(node.inputs[0])
     place = node.attr("axis", 1)
     place += len(axes) if place < 0 else 0
@@ -331,11 +331,11 @@ def apply_flatten(p: Padder, node: Node) -> None:
 
 
 _ALL = 2**31 - 1
-"""From here on the end of a Slice means all there is, as exporters write it."""
+"""Exporters write this (or more) as the end of a Slice to mean "to the end of the axis"."""
 
 
 def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
-    """Return the indices with the extent added where they are negative: they count from the end without padding."""
+    """Resolve negative indices, which count from the end without padding."""
     known = p.contents(indices)
     if known is not None and all(isinstance(one, Extent) and (one.number or 0) >= 0 for one in known.flat):
         for one in known.flat:
@@ -355,7 +355,7 @@ def _add_where_negative(p: Padder, indices: str, size: str) -> str:
 
 
 def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
-    """Return indices that are in range behind their valid part too."""
+    """Indices that are in range behind their valid part too."""
     indices = p.mask_all(indices, range(len(p.axes(indices))), 0) if indices in p.states else indices
     extents = p.axes(data)[axis]
     if not p.is_padded(extents):
@@ -366,7 +366,7 @@ def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
 
 
 def apply_gather(p: Padder, node: Node) -> Node:
-    """Indices behind their valid part are zero, which is in range; negative ones count from the end without padding."""
+    """Padding of indices is masked with 0, which is in range; negative indices count from the true end."""
     data, indices = node.inputs
     axes = p.axes(data)
     axis = node.attr("axis", 0) % len(axes)
@@ -377,7 +377,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
 
 
 def apply_gather_elements(p: Padder, node: Node) -> Node:
-    """As Gather; the other axes are padded in both, or in none."""
+    """As Gather; the other axes must be padded alike in data and indices."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
@@ -390,7 +390,7 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
 
 
 def apply_gather_nd(p: Padder, node: Node) -> Node:
-    """As Gather, with a position along several axes."""
+    """As Gather, for positions along several axes."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     depth = places[-1][0].number
@@ -406,9 +406,9 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
 
 
 def apply_scatter_elements(p: Padder, node: Node) -> Node:
-    """What is behind the valid part of its own axis is replaced by the last valid entry, which is written once more.
+    """Padding of the updates repeats the last valid entry, so that it is written twice with the same value.
 
-    The other axes are padded in all operands, or in none.
+    The other axes must be padded alike in all operands.
     """
     data, indices, updates = node.inputs
     axes, places = p.axes(data), p.axes(indices)
@@ -432,7 +432,7 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
 
 
 def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
-    """What is written is as long as without padding: entries one by one, the last valid one in place of all behind it."""
+    """Replaced by a ScatterElements if the update is padded, with the last valid entry repeated."""
     past, update, *rest = node.inputs
     axes, places = p.axes(past), p.axes(update)
     axis = node.attr("axis", -2) % len(axes)
@@ -458,7 +458,7 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
 
 
 def _repeat_last(p: Padder, name: str, axis: int) -> str:
-    """Return the positions along an axis, the last valid one in place of all that is behind it."""
+    """Positions along an axis; padding repeats the last valid position."""
     valid, (extent,) = p.find_valid(name, axis), p.axes(name)[axis]
     p.require(extent - Extent.of(1))
     zero, one = p.constant(np.int64(0)), p.constant(np.int64(1))
@@ -466,7 +466,7 @@ def _repeat_last(p: Padder, name: str, axis: int) -> str:
 
 
 def apply_top_k(p: Padder, node: Node) -> None:
-    """Other axes than its own may be padded."""
+    """All axes but the sorted one may be padded."""
     axes = list(p.axes(node.inputs[0]))
     axis = node.attr("axis", -1) % len(axes)
     if p.is_padded(axes[axis]):
@@ -476,7 +476,7 @@ def apply_top_k(p: Padder, node: Node) -> None:
 
 
 def apply_slice(p: Padder, node: Node) -> Node | None:
-    """What begins at a fixed place is cut as without padding; what counts from the end is gathered where it is then."""
+    """Slices from a fixed start are unchanged; those relative to the end are gathered from their true positions."""
     axes = list(p.axes(node.inputs[0]))
     starts, ends = (_read(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
     places = [n % len(axes) for n in p.integers(node, 3, "axes") or range(len(starts))]
@@ -499,7 +499,7 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
 def _gather_moved(
     p: Padder, node: Node, places: Sequence[int], axes: Sequence[Axis], moved: Mapping[int, tuple[int, Extent]]
 ) -> Node:
-    """Return the last of the nodes that cut where places are fixed, and gather elsewhere."""
+    """Slice the fixed axes and gather the others; return the last node."""
     given, kept = node.inputs[0], [number for number in range(len(places)) if number not in moved]
     if kept:
         if len(node.inputs) < 3:
@@ -541,7 +541,7 @@ def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent 
 
 
 def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
-    """Return the bounds of a slice counted from the start, which must be within the axis with padding and without."""
+    """Slice bounds counted from the start, which must lie within both the true and the padded axis."""
     if len(axis) != 1 or start is None or end is None or step < 1:
         raise p.refuse("it cuts at places that are not known, or backwards", axis)
     (extent,) = axis

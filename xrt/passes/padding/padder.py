@@ -1,4 +1,4 @@
-"""A walk over the nodes of a Function that pads some of its dims: what is known of each value, and the nodes that it adds."""
+"""The state of a Function while its dims are padded: symbolic extents, masks, and the nodes that are added."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """An extent divided by a number, rounded down."""
+    """Floor division of an extent by a number."""
 
     dividend: Extent
     divisor: int
@@ -47,7 +47,7 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A polynomial with integer coefficients over names of dims and over quotients; equal extents are equal values.
+    """A polynomial with integer coefficients over dim names and quotients, in normal form.
 
     >>> s = Extent.of("s")
     >>> str((s + Extent.of(3)) * Extent.of(2) - s)
@@ -58,7 +58,7 @@ class Extent:
 
     @classmethod
     def of(cls, value: int | Atom) -> Extent:
-        """Return the extent that is a number, a named dim or a quotient."""
+        """The extent of a number, a dim name or a quotient."""
         return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
 
     @classmethod
@@ -83,12 +83,12 @@ class Extent:
         return self._sum(found)
 
     def __floordiv__(self, divisor: int) -> Extent:
-        """Return the extent divided by a number from 1 on, rounded down."""
+        """Floor division by a positive number."""
         exact = self.divide(Extent.of(divisor))
         return exact if exact is not None else Extent.of(Quotient(self, divisor))
 
     def divide(self, other: Extent) -> Extent | None:
-        """Return the quotient where it is a monomial, or the divisor is one; None where the division is not seen to be exact."""
+        """Exact division, if the divisor or the quotient is a monomial; None if it is not provably exact."""
         if not other.terms:
             return None
         if len(other.terms) == 1:
@@ -102,7 +102,7 @@ class Extent:
 
     @property
     def number(self) -> int | None:
-        """The number that it is; None where it depends on a dim."""
+        """The value as a number; None if it depends on a dim."""
         if not self.terms:
             return 0
         (monomial, factor), *more = self.terms
@@ -110,7 +110,7 @@ class Extent:
 
     @property
     def atoms(self) -> frozenset[str]:
-        """The names of dims that it depends on."""
+        """Names of the dims that it depends on."""
         found: set[str] = set()
         for monomial, _ in self.terms:
             for atom in monomial:
@@ -118,11 +118,11 @@ class Extent:
         return frozenset(found)
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return the number for these sizes of the dims; raises KeyError for a dim that has none."""
+        """Evaluate for these sizes of the dims; raises KeyError for a missing dim."""
         return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
 
     def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
-        """Return the extent with named dims replaced where the function returns an extent for them."""
+        """Replace each dim for which `change` returns an extent."""
         total = Extent.of(0)
         for monomial, factor in self.terms:
             product = Extent.of(factor)
@@ -137,12 +137,12 @@ class Extent:
 
 
 Axis: TypeAlias = tuple[Extent, ...]
-"""The extents that make up one axis, outermost first; several where a reshape has merged a padded one with others."""
+"""The extents that form an axis, outermost first; several if a reshape merged a padded extent with others."""
 ONE: Axis = (Extent.of(1),)
 
 
 def multiply(axis: Axis) -> Extent:
-    """Return the product of extents."""
+    """Product of the extents of an axis."""
     product = Extent.of(1)
     for part in axis:
         product *= part
@@ -161,7 +161,7 @@ def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
 
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
-    """Return one term divided by another; None where that is not exact."""
+    """Divide two terms; None if that is not exact."""
     rest, (wanted, divisor) = list(term[0]), other
     if divisor == 0 or term[1] % divisor:
         return None
@@ -174,14 +174,14 @@ def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A tensor whose leading part, along each padded extent, is what the model gives without padding.
+    """A tensor whose leading part, along each padded axis, is the result without padding.
 
-    What is behind that part is anything: the reason why most operators that reduce over such an axis need a mask.
+    The rest is undefined, which is why reductions over such an axis need a mask.
     """
 
     axes: tuple[Axis, ...]
     zeros: frozenset[int] = frozenset()
-    """Axes along which what is behind is known to be zero."""
+    """Axes whose padding is known to be zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class PaddingRefusal:
 
 
 class Refused(Exception):  # it never leaves the package
-    """An operator cannot be padded; ``dims`` are those that it fails for, all of its inputs where there are none."""
+    """Internal: an operator cannot be padded along ``dims``; empty means all dims of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
@@ -206,7 +206,7 @@ class Refused(Exception):  # it never leaves the package
 
 
 class _Size:
-    """The state of integers that are sizes: their contents are known, and padding changes them."""
+    """Marks integers that are sizes: their contents are known, and padding changes them."""
 
     def __repr__(self) -> str:
         return "SIZE"
@@ -214,21 +214,21 @@ class _Size:
 
 SIZE = _Size()
 State: TypeAlias = Padded | PaddingRefusal | _Size
-"""What is known of a value that padding changes; a value without a state is the same with and without padding."""
+"""State of a value affected by padding; a value without a state is the same with and without padding."""
 Contents: TypeAlias = "np.ndarray[Any, Any]"
-"""The elements of a small tensor of integers: an Extent each, None where it is not known."""
+"""Elements of a small integer tensor: an Extent each, or None if unknown."""
 Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
-"""Takes note of the outputs of a node, and returns the node to use in its place; raises Refused where padding changes them."""
+"""Records the outputs of a node and returns its replacement; raises Refused if padding changes the result."""
 SIZE_INPUT = "xrt.size."
-"""How the input is named that holds the size of a dim without padding."""
+"""Prefix of the inputs that hold true sizes."""
 MOST_ELEMENTS = 64
-"""Elements of a tensor whose contents are followed: those of shapes."""
+"""Larger integer tensors are not tracked: they are no shapes."""
 OPSET = 11
-"""Masks are made of operators of this opset."""
+"""Lowest opset of the operators in masks."""
 
 
 class Padder:
-    """A Function while it is padded along some dims."""
+    """A Function being padded along `dims`."""
 
     def __init__(self, function: Function, dims: frozenset[str]) -> None:
         self.function = function
@@ -237,22 +237,22 @@ class Padder:
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
         self.rules: dict[str, Rule] = {}
-        """The rules of single nodes, by name."""
+        """Rules for single nodes, by node name."""
         self.conditions: dict[Extent, None] = {}
-        """What must not be negative, with padding and without."""
+        """Extents that must not be negative, with and without padding."""
         self.fed: dict[str, str] = {}
-        """By dim: the input that holds its size without padding."""
+        """Input that holds the true size, by dim."""
         self._contents: dict[str, Contents] = {}
         self._made: dict[object, str] = {}
         self._noted: dict[str, tuple[Axis, ...]] = {}
-        """The extents of values that padding does not change."""
+        """Extents of values that padding does not affect."""
         self._types: dict[str, TensorType] = {}
-        """Of values that were added."""
+        """Types of added values."""
         self._taken = set(function.value_names())
         self._known: set[str] = set()
-        """The open extents of inputs: those that are known before a call."""
+        """Dynamic extents of the inputs, which are known before a call."""
         self._sources: dict[str, tuple[str, int]] = {}
-        """Where the extent of a name that is not padded can be read: value and axis."""
+        """Value and axis where an extent without padding can be read, by name."""
 
     # ------------------------------------------------------------------ what is known
 
@@ -261,12 +261,12 @@ class Padder:
         return any(part.atoms & self.dims for part in parts)
 
     def refuse(self, reason: str, *axes: Axis | Extent) -> Refused:
-        """Return the error for the dims of those axes."""
+        """Make the exception for the dims of these axes."""
         parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
         return Refused(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
     def open_input(self, value: Value) -> None:
-        """Take note of an input: the open extents that are padded, filled up with zeros."""
+        """Register an input, whose dims are padded with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return
         axes = self._declared(value.name, value.type)
@@ -280,7 +280,7 @@ class Padder:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
 
     def axes(self, name: str) -> tuple[Axis, ...]:
-        """Return the extents of a value; raises Refused where its rank is not known."""
+        """The extents of a value; raises Refused if its rank is unknown."""
         state = self.states.get(name)
         if isinstance(state, Padded):
             return state.axes
@@ -298,19 +298,19 @@ class Padder:
         return axes
 
     def dtype(self, name: str) -> DType:
-        """Return the element type; raises Refused where it is not known."""
+        """The element type; raises Refused if it is unknown."""
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType):
             raise Refused(f"the element type of {name!r} is not known")
         return type_.dtype
 
     def zeros(self, name: str) -> frozenset[int]:
-        """Return the axes along which what was padded is zero."""
+        """Axes whose padding is known to be zero."""
         state = self.states.get(name)
         return state.zeros if isinstance(state, Padded) else frozenset()
 
     def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
-        """Take note of an output."""
+        """Record the extents of an output."""
         if name:
             self._set(name, tuple(axes), frozenset(zeros))
 
@@ -326,13 +326,13 @@ class Padder:
             self._noted[name] = axes
 
     def unknown(self, name: str, axis: int) -> Axis:
-        """Return an extent of an output that is not padded, and of which nothing is known."""
+        """A fresh unknown extent of an output axis without padding."""
         atom = f"{name}[{axis}]"
         self._sources[atom] = (name, axis)
         return (Extent.of(atom),)
 
     def require(self, extent: Extent) -> None:
-        """Let sizes be padded only where that extent is not negative, before and after."""
+        """Add the condition that this extent is not negative, with and without padding."""
         if not self.is_padded(extent):
             return  # it is the same with padding
         if not self.is_known(extent):
@@ -340,13 +340,13 @@ class Padder:
         self.conditions[extent] = None
 
     def is_known(self, extent: Extent) -> bool:
-        """Whether the inputs of a call tell the extent before it is made."""
+        """Whether the extent is determined by the input shapes."""
         return extent.atoms <= self._known
 
     # ------------------------------------------------------------------ contents
 
     def contents(self, name: str) -> Contents | None:
-        """Return what is known of the elements of a tensor of integers; None for nothing."""
+        """Known elements of an integer tensor, or None."""
         if name in self._contents:
             return self._contents[name]
         constant = self.function.constants.get(name)
@@ -359,7 +359,7 @@ class Padder:
         return self.set_contents(name, constant.array.tolist())
 
     def set_contents(self, name: str, elements: Any) -> Contents:
-        """Take note of the elements of a tensor: numbers, extents, None for each unknown one."""
+        """Record the elements of a tensor: numbers, extents, or None if unknown."""
         given = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
         found = np.empty(given.shape, object)
         for index in np.ndindex(given.shape):
@@ -370,14 +370,14 @@ class Padder:
         return found
 
     def elements(self, name: str) -> list[Extent | None] | None:
-        """Return the elements of a vector or scalar; None where none are known."""
+        """Elements of a vector or scalar, or None."""
         found = self.contents(name) if name else None
         return None if found is None or found.ndim > 1 else list(found.reshape(-1))
 
     def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
-        """Return the numbers in an attribute, or else in an input; None where there is neither.
+        """Integers of an attribute, or else of an input; None if both are absent.
 
-        Raises Refused where the input is not known.
+        Raises Refused if the input is not constant.
         """
         given = node.attr(attribute) if attribute else None
         if given is not None:
@@ -393,7 +393,7 @@ class Padder:
     # ------------------------------------------------------------------ new nodes
 
     def constant(self, value: Any) -> str:
-        """Return the name of a constant."""
+        """Add a constant, unless there is an equal one, and return its name."""
         constant = Constant(np.asarray(value))
         key = (constant.dtype, constant.shape, constant.digest)
         if key not in self._made:
@@ -402,7 +402,7 @@ class Padder:
         return self._made[key]
 
     def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node with one output, and return that; a node that was added before is not added again."""
+        """Add a node, unless there is an equal one, and return its output."""
         key = (op_type, inputs, tuple(sorted(attributes.items())))
         if key not in self._made:
             self._made[key] = self._fresh(f"xrt.{op_type.lower()}")
@@ -417,7 +417,7 @@ class Padder:
         return name
 
     def value(self, extent: Extent) -> str:
-        """Return the 0-d int64 that is the extent without padding."""
+        """Emit the extent without padding as an int64 scalar."""
         total = ""
         for monomial, factor in extent.terms:
             names = [self._atom(atom) for atom in monomial]
@@ -437,16 +437,16 @@ class Padder:
         return self.length(*self._sources[atom])
 
     def length(self, name: str, axis: int) -> str:
-        """Return the 0-d int64 that is the extent of a value with padding."""
+        """Emit the extent of a value with padding as an int64 scalar."""
         return self.node("Gather", self.node("Shape", name), self.constant(np.int64(axis)), axis=0)
 
     def vector(self, elements: Iterable[Extent]) -> str:
-        """Return the int64 vector of those extents without padding."""
+        """Emit the extents without padding as an int64 vector."""
         parts = [self.node("Reshape", self.value(one), self.constant(np.array([1], np.int64))) for one in elements]
         return self.node("Concat", *parts, axis=0)
 
     def exact(self, name: str) -> str:
-        """Return what the value, integers that are sizes, is without padding."""
+        """Emit the sizes in `name` without padding."""
         found, dtype = self._contents[name], self.dtype(name)
         if any(one is None for one in found.flat):
             raise Refused(f"{name!r} holds sizes that are known in part")
@@ -456,18 +456,18 @@ class Padder:
         return made
 
     def positions(self, start: Extent, count: Extent) -> str:
-        """Return the int64 vector of so many numbers from an extent without padding on; the count is not padded."""
+        """Emit `count` consecutive int64 numbers from `start`, both without padding."""
         numbers = self.node("Range", self.constant(np.int64(0)), self.value(count), self.constant(np.int64(1)))
         return self.node("Add", numbers, self.value(start))
 
     def shape_operand(self, name: str) -> str:
-        """Return the integers that say of an operator's result how large it is with padding: here what the model computes."""
+        """The shape operand of an operator that creates padded results; by default as computed by the model."""
         return name
 
     # ------------------------------------------------------------------ masks
 
     def find_valid(self, name: str, axis: int) -> str:
-        """Return the vector of flags that is true before the padding of an axis."""
+        """Emit the boolean vector that is true for the valid part of an axis."""
         if (opset := self.function.opsets.get("", 0)) < OPSET:
             raise Refused(f"a mask needs opset {OPSET}, and the model has {opset}")
         parts = self.axes(name)[axis]
@@ -481,7 +481,7 @@ class Padder:
         return self._made[key]
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
-        """Return the value with a number in place of what is behind the valid part of an axis."""
+        """Replace the padding of an axis by `fill`."""
         if fill == 0 and axis in self.zeros(name):
             return name
         shape = [1] * len(self.axes(name))
@@ -496,7 +496,7 @@ class Padder:
         return masked
 
     def mask_all(self, name: str, axes: Iterable[int], fill: Any) -> str:
-        """Return the value with a number behind the valid part of those of its axes that are padded."""
+        """Replace the padding of these axes by `fill`."""
         for axis in axes:
             if self.is_padded(self.axes(name)[axis]):
                 name = self.mask(name, axis, fill)

@@ -1,4 +1,4 @@
-"""The padding rule of each operator."""
+"""The table of padding rules by operator."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ SHAPE_SLOTS: Mapping[str, frozenset[int]] = {
     "Slice": frozenset({1, 2}),
     "Tile": frozenset({1}),
 }
-"""Inputs that are sizes of what there is with padding; elsewhere a size is a value, and has to be that without padding."""
+"""Inputs that describe shapes and so use padded sizes; in all other inputs a size is a value and must be the true one."""
 SIZED = frozenset({"OneHot", "Pad", "Resize", "Split", "TopK"})
-"""Operators with further inputs that say how large the result is."""
+"""Operators whose other inputs determine the shape of the result."""
 
 
 def _apply_dropout(p: Padder, node: Node) -> None:
@@ -79,7 +79,7 @@ def _apply_dropout(p: Padder, node: Node) -> None:
 
 
 def _apply_quantized(p: Padder, node: Node) -> None:
-    """Scales per axis may be those of an axis that is not padded."""
+    """Per-axis scales must belong to an axis without padding."""
     if any(name in p.states for name in node.inputs[1:] if name) or node.attr("block_size", 0):
         raise Refused("its scales are padded, or of blocks")
     axes = p.axes(node.inputs[0])
@@ -89,7 +89,7 @@ def _apply_quantized(p: Padder, node: Node) -> None:
 
 
 def _apply_trilu(p: Padder, node: Node) -> None:
-    """What is cut off depends on the position alone."""
+    """The triangle depends on positions only."""
     axes = p.axes(node.inputs[0])
     if any(len(axis) != 1 for axis in axes[-2:]):
         raise p.refuse("the padded axis is merged with others", *axes)
@@ -157,4 +157,4 @@ RULES: Mapping[tuple[str, str], Apply] = {
     **{("", op): rule for op, rule in _ONNX.items()},
     **{("com.microsoft", op): rule for op, rule in _MICROSOFT.items()},
 }
-"""By domain and operator: what takes note of the outputs of a node with padded inputs, and returns the node to use for it."""
+"""Padding rules by domain and operator; a rule records the output state and returns the replacement of the node."""

@@ -1,4 +1,4 @@
-"""Padding of operators with windows: what a window reads behind the end is what it reads there without padding."""
+"""Padding rules of convolutions, pooling, attention, recurrent layers and resize."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a node has of one spatial axis."""
+    """Window of one spatial axis."""
 
     reach: int
-    """From the first to the last element that the window reads, both included."""
+    """Extent of the window, dilation included."""
     stride: int
     begin: int
     end: int
-    """Elements that it adds in front and behind."""
+    """Padding attributes of the node, in elements."""
 
     def count(self, extent: Extent) -> Extent:
-        """Return how often the window fits."""
+        """Number of window positions."""
         return (extent + Extent.of(self.begin + self.end - self.reach)) // self.stride + Extent.of(1)
 
 
@@ -55,7 +55,7 @@ def _read_windows(p: Padder, node: Node, kernel: Sequence[int]) -> list[_Window]
 
 
 def _same(p: Padder, node: Node, number: int, reach: int, stride: int) -> tuple[int, int]:
-    """Return what SAME adds, which is the same for all sizes where the stride is 1."""
+    """Padding of the SAME modes, which is independent of the size only for stride 1."""
     axis = p.axes(node.inputs[0])[2 + number]
     if stride != 1 and p.is_padded(axis):
         raise p.refuse("what auto_pad adds depends on the size", axis)
@@ -64,7 +64,7 @@ def _same(p: Padder, node: Node, number: int, reach: int, stride: int) -> tuple[
 
 
 def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tuple[str, list[Axis]]:
-    """Return the input, masked where windows read behind its end, and the axes of the output."""
+    """The input, masked if windows reach behind its end, and the spatial axes of the output."""
     axes = p.axes(name)
     if p.is_padded(axes[1]):
         raise p.refuse("its channels are padded", axes[1])
@@ -80,7 +80,7 @@ def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tup
 
 
 def apply_conv(p: Padder, node: Node) -> Node:
-    """A window that reads behind the end reads zeros there, so what is behind is masked where a window reaches it."""
+    """Windows that reach behind the end must read zeros, so the padding is masked."""
     given, weight = node.inputs[:2]
     kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(weight)[2:]]
     if None in kernel or any(name in p.states for name in node.inputs[1:]):
@@ -100,7 +100,7 @@ def _check_pool(p: Padder, node: Node) -> list[_Window]:
 
 
 def apply_max_pool(p: Padder, node: Node) -> Node:
-    """As Conv; what is behind the end is the least number."""
+    """As Conv, masked with minus infinity."""
     (given,) = node.inputs
     if not p.dtype(given).is_float:
         raise Refused("it is of integers")
@@ -110,7 +110,7 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
 
 
 def apply_average_pool(p: Padder, node: Node) -> Node:
-    """As Conv where each window divides by the same number; LpPool divides by none."""
+    """As Conv, if all windows have the same divisor; LpPool has none."""
     (given,) = node.inputs
     windows = _check_pool(p, node)
     counts_all = node.op_type == "LpPool" or node.attr("count_include_pad", 0)
@@ -123,7 +123,7 @@ def apply_average_pool(p: Padder, node: Node) -> Node:
 
 
 def apply_conv_transpose(p: Padder, node: Node) -> Node:
-    """Each element of the input adds to a window of the output, so those behind the end are zero."""
+    """Each input element adds to a window of the output, so the padding is masked with zeros."""
     given, weight = node.inputs[:2]
     if node.attr("output_shape") or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise Refused("its output has a given size")
@@ -143,7 +143,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
 
 
 def apply_resize(p: Padder, node: Node) -> None:
-    """The nearest element, a whole number of times along a padded axis."""
+    """Padded axes support nearest-neighbor resizing by an integer factor."""
     given = node.inputs[0]
     scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
     axes = p.axes(given)
@@ -163,12 +163,12 @@ def apply_resize(p: Padder, node: Node) -> None:
 
 
 _NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
-"""How places and roundings may be combined: each element of the output is of the one that it covers."""
+"""Combinations of coordinate and rounding modes that map each output element to the input element it covers."""
 _Q, _K, _V, _MASK = range(4)
 
 
 def apply_attention(p: Padder, node: Node) -> Node:
-    """Queries may be padded; keys behind the valid part are hidden by the mask, and their values are zero."""
+    """Queries may be padded; the mask hides padded keys, and padded values are zeroed."""
     names = [*node.inputs, *[""] * (7 - len(node.inputs))]
     if any(names[4:]) or any(node.outputs[1:]):
         raise Refused("it has past keys, or gives more than one output")
@@ -196,7 +196,7 @@ def _check_mask(p: Padder, mask: str, query: Axis, key: Axis) -> None:
 
 
 def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
-    """Return the mask that also hides what is behind the valid part of the keys."""
+    """A mask that also hides padded keys."""
     flags = p.find_valid(key, axis)
     if not mask:
         return p.node("Reshape", flags, p.constant(np.array([1, -1], np.int64)))
@@ -206,7 +206,7 @@ def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
 
 
 def apply_recurrent(p: Padder, node: Node) -> Node:
-    """The batch may be padded in all inputs; the length is an input of the network where it has none yet."""
+    """The batch may be padded in all inputs; a padded time axis uses the sequence_lens input."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
     time, batch, width = p.axes(names[0])
     if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in (*names[1:4], names[7]) if name):
@@ -228,13 +228,13 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
 
 
 def _reads_end(p: Padder, node: Node) -> bool:
-    """Whether anything reads what the network remembers at the end."""
+    """Whether a final state is used."""
     ends = {value.name for value in p.function.outputs}
     return any(name and (name in ends or p.function.users(name)) for name in node.outputs[1:])
 
 
 def _feed_length(p: Padder, given: str, time: Axis) -> str:
-    """Return the length without padding, for each sequence of the batch."""
+    """The true sequence length, per batch element."""
     if len(time) != 1:
         raise p.refuse("the padded axis is merged with others", time)
     one = p.constant(np.array([1], np.int64))
@@ -246,7 +246,7 @@ _INT32 = 6
 
 
 def apply_rotary(p: Padder, node: Node) -> Node:
-    """Each position is turned by itself; indices behind the valid part are zero."""
+    """Positions are independent; padded position indices are masked with zero."""
     names = list(node.inputs)
     axes = p.axes(names[0])
     sequence = axes[-2] if len(axes) == 4 else axes[1]

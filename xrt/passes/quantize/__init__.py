@@ -1,7 +1,7 @@
-"""Quantization: a Function and the ranges of its values go in, a Function with QuantizeLinear and DequantizeLinear comes out.
+"""Quantization: rewrite a Function with QuantizeLinear and DequantizeLinear around products and convolutions.
 
-Products and convolutions read operands of bytes that are dequantized just before, so that an engine may compute in integers
-and any engine computes the same numbers. Nothing is run here: the ranges are those of a calibration table.
+Engines may fuse these patterns into integer kernels; all engines compute the same numbers. The passes run nothing: activation
+ranges come from a calibration table.
 """
 
 from __future__ import annotations

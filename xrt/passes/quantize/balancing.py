@@ -1,8 +1,7 @@
-"""Move large channels of a normalization's result into the weights that read it, where they have scales of their own.
+"""Balance activation channels before quantization (Xiao et al. 2023, "SmoothQuant").
 
-A value has one scale for all channels, so a few large ones leave few integers for the others. Dividing channels by a factor in
-the LayerNormalization and multiplying the rows of the weights by it changes nothing in real arithmetic (Xiao et al. 2023,
-"SmoothQuant").
+An activation has one scale for all channels, so a few large channels leave few integer levels for the others. Weights have one
+scale per channel. Divide the channels in the LayerNormalization and multiply the weight rows by the same factors.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ LARGEST_FACTOR = 1e4
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A LayerNormalization, and the products that alone read it."""
+    """A LayerNormalization whose only readers are products."""
 
     node: Node
     products: tuple[Node, ...]
 
 
 def list_balanced_values(function: Function) -> list[str]:
-    """Return the values whose channels can be balanced: results of LayerNormalization that only products by constants read."""
+    """Values whose channels can be balanced: outputs of LayerNormalization read only by products with constants."""
     return [group.node.outputs[0] for group in _find_groups(function)]
 
 
 def balance_channels(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> Function:
-    """Return the Function with the channels of those values divided by factors, and the weights that read them multiplied.
+    """Divide the channels of activations by factors, and multiply the weights that read them.
 
-    ``magnitudes`` has for each value of `list_balanced_values` the largest magnitude of each channel over the calibration data. A
-    factor is ``magnitude^strength / weight^(1 - strength)``, with the largest weight of the channel. With 0 the values keep
-    nothing of their differences, with 1 the weights get all of them. Types must be known: infer shapes first. Ranges must be
-    calibrated on the result. Raises OptionError for a strength that is not from 0 to 1.
+    ``magnitudes`` has, for each value of `list_balanced_values`, the largest magnitude per channel over the calibration data.
+    The factor is ``magnitude^strength / weight^(1 - strength)``, with the largest weight of the channel: 1 moves all
+    differences into the weights, 0 makes all weight rows equally large. Infer shapes first, and calibrate ranges on the result.
+    Raises OptionError unless strength is between 0 and 1.
     """
     return scale_channels(function, find_channel_factors(function, magnitudes, strength))
 
 
 def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> dict[str, Array]:
-    """Return what `balance_channels` divides the channels of each value by."""
+    """The divisors of `balance_channels`, per value and channel."""
     if not 0 <= strength <= 1:
         raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
     named = ((group, group.node.outputs[0]) for group in _find_groups(function))
@@ -59,9 +58,9 @@ def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], st
 
 
 def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function:
-    """Return the Function with the channels of values divided by factors, and the weights that read them multiplied.
+    """Divide the channels of activations by given factors, and multiply the weights that read them.
 
-    Factors that are powers of two change no digit of a number. Types must be known: infer shapes first.
+    Powers of two are exact. Infer shapes first.
     """
     names, constants = FreshNames(function), dict(function.constants)
     changed: dict[str, Node] = {}
@@ -88,7 +87,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
 
 
 def _find_factors(group: _Group, function: Function, magnitudes: Array, strength: float) -> Array:
-    """Return what each channel is divided by; 1 where it, or its weights, are zeros."""
+    """Divisors per channel; 1 if the activation or its weights are all zero."""
     weights = [
         np.abs(function.constants[product.inputs[1]].array).max(axis=1 - find_inner_axis(product)) for product in group.products
     ]
@@ -110,13 +109,13 @@ def _find_groups(function: Function) -> Iterator[_Group]:
 
 
 def _has_constant_terms(node: Node, function: Function) -> bool:
-    """Whether it normalizes one axis, by a constant scale and bias of it."""
+    """Whether it normalizes a single axis with constant scale and bias."""
     terms = [function.constants.get(name) for name in node.inputs[1:] if name]
     return all(one is not None and one.dtype is DType.FLOAT32 and len(one.shape) == 1 and one.shape[0] > 1 for one in terms)
 
 
 def _find_products(value: str, channels: int, function: Function, outputs: set[str]) -> list[Node] | None:
-    """Return all products that read the value, also as rows; None where something else reads it."""
+    """Products that read the value, directly or through a Reshape to rows; None if there are other readers."""
     found: list[Node] = []
     for use in function.users(value):
         node = use.node

@@ -1,4 +1,4 @@
-"""Which nodes can be quantized, and which values need a range for it."""
+"""Select the nodes to quantize, and the values that need a calibrated range."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ __all__ = [
 ActivationType: TypeAlias = Literal["uint8", "int8"]
 WeightType: TypeAlias = Literal["int8", "uint8", "int4", "uint4"]
 DEFAULT = (NodePattern(("Conv", "Gemm", "MatMul")),)
-"""ConvTranspose is quantized where it is asked for: ONNX Runtime has no integer kernel of it."""
+"""ConvTranspose is opt-in: ONNX Runtime has no integer kernel for it."""
 SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """Which nodes are quantized, and to what. Raises OptionError for an impossible value."""
+    """Which nodes to quantize, and to which types. Raises OptionError for an invalid value."""
 
     include: tuple[NodePattern, ...] = DEFAULT
-    """The nodes, or their patterns as text: ``"Conv|Gemm"``, ``"name:/layer1/*"``. One of them must select a node."""
+    """Nodes to quantize, as patterns or text: ``"Conv|Gemm"``, ``"name:/layer1/*"``. A node must match one of them."""
     exclude: tuple[NodePattern, ...] = ()
-    """Nodes that stay as they are, in the same form."""
+    """Nodes to keep in floating point, in the same form."""
     activations: ActivationType = "uint8"
     symmetric_activations: bool = False
-    """Whether the zero point of activations is in the middle of their type."""
+    """Whether the zero point of activations is the middle of their type."""
     weights: WeightType = "int8"
-    """Those of 4 bits are for weights alone: see `quantize_weights`."""
+    """4-bit types are for weight-only quantization: see `quantize_weights`."""
     symmetric_weights: bool = True
-    """Whether the zero point of weights is in the middle of their type; ONNX Runtime's integer kernels want it so."""
+    """Whether the zero point of weights is the middle of their type, as ONNX Runtime's integer kernels require."""
     per_channel: bool = True
-    """Whether each output channel of a weight has a scale of its own."""
+    """Whether each output channel of a weight has its own scale."""
     reduce_range: bool = False
-    """Whether weights use 7 of their 8 bits: x86 processors without VNNI sum products of uint8 and int8 in 16 bits, and two
-    products of 8 and 7 bits fit."""
+    """Whether weights use 7 of 8 bits. x86 processors without VNNI add pairs of uint8 x int8 products in 16 bits, which
+    overflow with 8-bit weights.
+    """
     activation_products: bool = False
-    """Whether a MatMul of two computed values is quantized, as in attention."""
+    """Whether to quantize a MatMul of two activations, as in attention."""
     block_size: int = 32
-    """How many rows of a weight of 4 bits share a scale."""
+    """Rows of a 4-bit weight that share a scale."""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
@@ -90,18 +91,18 @@ def _check_choice(name: str, given: object, known: tuple[str, ...]) -> None:
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 BOUNDS = frozenset({"Clip", "Relu"})
-"""Operators that a convolution's quantized result may have in it."""
+"""Activations that fuse into a quantized convolution."""
 _HAND_ON = frozenset(
     {
         *("DepthToSpace", "Expand", "Flatten", "Identity", "MaxPool", "Reshape", "Slice"),
         *("SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators whose results are elements of their first input: they have its range. Pads bring other numbers."""
+"""Operators whose outputs are elements of their first input and so have its range. Pad adds other numbers."""
 
 
 def why_not_quantized(node: Node, function: Function, options: QuantizationOptions) -> str | None:
-    """Return why a node stays in floating point; None where it is quantized. Types must be known: infer shapes first."""
+    """Explain why a node stays in floating point, or return None if it is quantized. Infer shapes first."""
     if node.op not in CONVOLUTIONS | PRODUCTS:
         return "its operator has no quantized form here"
     if not options.selects(node):
@@ -125,14 +126,14 @@ def _is_float32(name: str, function: Function) -> bool:
 
 
 def find_root(value: str, function: Function) -> str:
-    """Return the value whose elements a value hands on: that of the nearest node that computes."""
+    """The value whose range `value` shares: skip operators that only move elements."""
     while (node := function.producer(value)) is not None and node.op in _HAND_ON and value == node.outputs[0]:
         value = node.inputs[0]
     return value
 
 
 def find_end(node: Node, function: Function) -> str:
-    """Return the result of a convolution, behind what only bounds it."""
+    """The output of a convolution after fused activations."""
     value = node.outputs[0]
     while len(users := function.users(value)) == 1 and not _is_output(value, function):
         reader = users[0].node
@@ -147,9 +148,9 @@ def _is_output(value: str, function: Function) -> bool:
 
 
 def list_activations(node: Node, function: Function) -> Iterator[str]:
-    """Yield the values that a quantized node has in bytes: its computed operands, and the result of a convolution.
+    """Yield the activations that a quantized node has in bytes: computed operands, and the result of a convolution.
 
-    A convolution's result has to be quantized for an engine to compute in integers, unless the Function returns it.
+    Engines fuse an integer convolution only if its result is quantized, too.
     """
     yield from (name for name in node.inputs[:2] if name not in function.constants)
     if node.op in CONVOLUTIONS and not _is_output(end := find_end(node, function), function) and function.users(end):
@@ -157,9 +158,9 @@ def list_activations(node: Node, function: Function) -> Iterator[str]:
 
 
 def list_calibrated_values(function: Function, options: QuantizationOptions | None = None) -> list[str]:
-    """Return the values that need a range, each once, in the order of the nodes.
+    """Values that need a calibrated range, without duplicates, in node order.
 
-    Without options those that any options may need. Types must be known: infer shapes first.
+    Without options, all values that any options may need. Infer shapes first.
     """
     options = options or QuantizationOptions(include=("*",), activation_products=True)  # type: ignore[arg-type]  # texts are read
     quantized = [node for node in function.nodes if why_not_quantized(node, function, options) is None]

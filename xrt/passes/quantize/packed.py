@@ -1,6 +1,6 @@
-"""Weights of 8 or 4 bits in blocks, and products that compute with them: ONNX Runtime's operator MatMulNBits.
+"""Weight-only and dynamic quantization, and weights packed for ONNX Runtime's MatMulNBits.
 
-Its kernels also round the other operand to bytes, with a scale for each block: a few large channels spoil their own block alone.
+The MatMulNBits kernels also quantize the activation per block, so that a few large channels affect their own block only.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 FLOAT = 1
-"""ONNX's number of float32."""
+"""ONNX's TensorProto code of float32."""
 
 
 def quantize_dynamically(function: Function, options: QuantizationOptions | None = None) -> Function:
-    """Return the Function with products by constant matrices in integers; the ranges of the other operand are those of the call.
+    """Compute products with constant matrices in integers, with activation ranges measured in each call.
 
-    Weights are int8 with a scale for each column. Types must be known: infer shapes first. Raises OptionError where the opset
-    cannot be raised to 13.
+    Weights are int8 with one scale per column. Infer shapes first. Raises OptionError if the model cannot be converted to opset
+    13.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_matrix(node, function, options) is None}
@@ -52,7 +52,7 @@ def quantize_dynamically(function: Function, options: QuantizationOptions | None
 
 
 def why_not_matrix(node: Node, function: Function, options: QuantizationOptions) -> str | None:
-    """Return why a node is no product of a computed value of float32 by a constant matrix; None where it is one."""
+    """Explain why a node is not a float32 product of an activation with a constant matrix, or return None if it is."""
     if node.op not in PRODUCTS:
         return "it is no product"
     if not options.selects(node):
@@ -88,16 +88,15 @@ def _rewrite(node: Node, emission: Emission, options: QuantizationOptions) -> No
 Array: TypeAlias = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 BIAS = 5
-"""The input of MatMulNBits that is added to the product."""
+"""Bias input of MatMulNBits."""
 IN_BYTES = 4
-"""The accuracy level of MatMulNBits at which the other operand is rounded to bytes."""
+"""The accuracy_level of MatMulNBits at which activations are quantized to int8."""
 
 
 def pack_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
-    """Return the Function with products by constant matrices as MatMulNBits, which engines for ``com.microsoft`` alone take.
+    """Replace products with constant matrices by MatMulNBits, for engines that support ``com.microsoft``.
 
-    Weights of 8 bits are symmetric, those of 4 bits have zero points; ``block_size`` rows share a scale. Types must be known:
-    infer shapes first.
+    8-bit weights are symmetric, 4-bit weights have zero points; ``block_size`` rows share a scale. Infer shapes first.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_packed(node, function, options) is None}
@@ -111,7 +110,7 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
 
 
 def why_not_packed(node: Node, function: Function, options: QuantizationOptions) -> str | None:
-    """Return why a node's weights are not packed; None where they are."""
+    """Explain why the weights of a node are not packed, or return None if they are."""
     if reason := why_not_matrix(node, function, options):
         return reason
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
@@ -144,7 +143,7 @@ def _rewrite_packed(
 
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
-    """Return weights, scales and zero points as MatMulNBits reads them: column by column, block by block."""
+    """Weights, scales and zero points in the layout of MatMulNBits: by column, then by block."""
     is_narrow, block = options.weight_dtype.bits < 8, options.block_size
     found = quantize_blocks(
         matrix, 0, replace(options, weights="uint4" if is_narrow else "uint8", symmetric_weights=not is_narrow)
@@ -161,7 +160,7 @@ def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
 
 
 def _join_pairs(nibbles: Array) -> Array:
-    """Return numbers of 4 bits, two in a byte, the first in the lower half."""
+    """Pack pairs of 4-bit numbers into bytes, low nibble first."""
     if nibbles.shape[-1] % 2:
         nibbles = np.concatenate([nibbles, np.zeros((*nibbles.shape[:-1], 1), np.uint8)], axis=-1)
     return np.ascontiguousarray(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4))
@@ -172,7 +171,7 @@ ZERO_POINTS, GROUPS = 3, 4
 
 
 def unpack_weights(function: Function) -> Function:
-    """Return the Function with MatMulNBits of constant weights as MatMul, Cast and Add; other nodes stay, and bodies do."""
+    """Replace MatMulNBits with constant weights by MatMul, Cast and Add. Bodies are not searched."""
     packed = {node.name for node in function.nodes if _is_packed(node, function)}
     if not packed:
         return function
@@ -198,7 +197,7 @@ def _is_packed(node: Node, function: Function) -> bool:
 
 
 def _unpack(node: Node, function: Function, names: Names, constants: dict[str, Constant]) -> Iterator[Node]:
-    """Yield the nodes of a product: the last one has its name, and makes its output."""
+    """Yield the replacement; the last node inherits the name and output."""
     given = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
     optional = [function.constants[name].array if name else None for name in given[ZERO_POINTS : GROUPS + 1]]
     weights = _compute_weights(node, function.constants[given[1]].array, function.constants[given[2]].array, *optional)
@@ -224,7 +223,7 @@ def _unpack(node: Node, function: Function, names: Names, constants: dict[str, C
 
 
 def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | None, groups: Array | None) -> Array:
-    """Return the matrix in float32, a column for each row of the packed weights."""
+    """Dequantize to a float32 matrix (K, N)."""
     bits, block = int(node.attr("bits", 4)), int(node.attr("block_size"))
     inner, columns = int(node.attr("K")), int(node.attr("N"))
     count = -(-inner // block)
@@ -241,18 +240,17 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
 
 
 def _split_bytes(array: Array, bits: int) -> Array:
-    """Return the numbers of so many bits in bytes, the first in the lowest bits."""
+    """Unpack `bits`-wide numbers from bytes, low bits first."""
     mask = (1 << bits) - 1
     parts = [(array.astype(np.uint8) >> shift) & mask for shift in range(0, 8, bits)]
     return np.stack(parts, axis=-1).reshape(*array.shape[:-1], -1)
 
 
 def quantize_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
-    """Return the Function with constant weights as integers, each behind a DequantizeLinear.
+    """Store constant weights as integers, each followed by a DequantizeLinear.
 
-    Weights of 8 bits have a scale per channel; those of 4 bits, of products alone, one per block of ``block_size`` rows, which
-    needs opset 21. A weight is stored once. Types must be known: infer shapes first. Raises OptionError where the opset cannot
-    be raised.
+    8-bit weights have one scale per channel. 4-bit weights, of matrix products only, have one per block of ``block_size`` rows
+    and need opset 21. A shared weight is stored once. Infer shapes first. Raises OptionError if the opset cannot be raised.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_stored(node, function, options) is None}
@@ -263,7 +261,7 @@ def quantize_weights(function: Function, options: QuantizationOptions | None = N
 
 
 def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
-    """Return why a node's weights stay floating point; None where they are stored as integers."""
+    """Explain why the weights of a node stay in floating point, or return None if they become integers."""
     is_narrow = options.weight_dtype.bits < 8
     if node.op not in (PRODUCTS if is_narrow else CONVOLUTIONS | PRODUCTS):
         return f"its operator has no weights of {options.weights} here"

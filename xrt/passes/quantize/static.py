@@ -1,4 +1,4 @@
-"""Quantization by the ranges of a calibration table: operands of bytes, and biases of 32 bits."""
+"""Static quantization with calibrated ranges: 8-bit operands and int32 biases, and the fusions that prepare for it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ __all__ = ["drop_bounds", "fold_batch_normalization", "fuse_biases", "quantize"]
 
 
 def drop_bounds(function: Function) -> Function:
-    """Return the Function without the Relu and Clip that change no integer behind them.
+    """Remove each Relu and Clip that is implied by the range of the QuantizeLinear behind it.
 
-    Numbers below the least integer's become that integer, with or without the bound. A bound with another reader stays. Linear.
+    QuantizeLinear saturates, so the bound makes no difference. A bound with another reader stays. Linear time.
     """
     replaced: dict[str, str] = {}
     outputs = {value.name for value in function.outputs}
@@ -62,7 +62,7 @@ def drop_bounds(function: Function) -> Function:
 
 
 def _is_idle(node: Node, function: Function) -> bool:
-    """Whether all that reads the bound is quantized to numbers within it."""
+    """Whether all readers of the bound quantize to a range within it."""
     readers = [use.node for use in function.users(node.outputs[0])]
     found = [_find_span(reader, function) for reader in readers]
     least, most = _find_bounds(node, function)
@@ -70,7 +70,7 @@ def _is_idle(node: Node, function: Function) -> bool:
 
 
 def _find_span(node: Node, function: Function) -> tuple[float, float] | None:
-    """Return the least and the greatest number that a QuantizeLinear can give; None for another node."""
+    """The smallest and largest number that a QuantizeLinear can represent; None for other nodes."""
     if node.op != "QuantizeLinear" or len(node.inputs) < 3:
         return None
     scale, zero = (function.constants.get(name) for name in node.inputs[1:3])
@@ -82,7 +82,7 @@ def _find_span(node: Node, function: Function) -> tuple[float, float] | None:
 
 
 def _find_bounds(node: Node, function: Function) -> tuple[float, float]:
-    """Return the bounds of a Relu or Clip; NaN, with which no comparison is true, for one that is computed."""
+    """The bounds of a Relu or Clip; NaN, which fails every comparison, for a computed bound."""
     if node.op == "Relu":
         return 0.0, np.inf
     if len(node.inputs) == 1:  # attributes before opset 11, or no bounds
@@ -96,25 +96,25 @@ def _find_bounds(node: Node, function: Function) -> tuple[float, float]:
 
 
 _JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
-"""Operators that libraries compute in bytes where operands and result are bytes."""
+"""Operators that libraries compute in 8 bits if operands and result are quantized."""
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Operators whose float weights ONNX Runtime quantizes by itself where the operands are dequantized (WeightBiasQuantization)."""
+"""Operators whose float weights ONNX Runtime quantizes if the activation is dequantized (WeightBiasQuantization)."""
 LARGEST_BIAS = 2.0**30
-"""The most steps of a bias, of the 2^31 that its type has."""
+"""Largest bias in quantization steps; half of the int32 range."""
 
 
 def quantize(function: Function, table: CalibrationTable, options: QuantizationOptions | None = None) -> Function:
-    """Return the Function with its products and convolutions on operands of bytes, by QuantizeLinear and DequantizeLinear.
+    """Quantize products and convolutions statically, with QuantizeLinear and DequantizeLinear.
 
-    Activations have one scale each, weights one per channel; biases are integers of 32 bits whose scale is the product of both. A
-    value has one pair of nodes whatever reads it, and a weight is stored once. A Relu or Clip whose bounds the integers keep is
-    dropped. A Conv or Gemm that stays in floating point reads quantized values through a Max of one operand, which changes
-    nothing: otherwise ONNX Runtime would quantize its weights too.
+    Activations have one scale each, weights one per channel. Biases are int32 with the product of both scales. Each value is
+    quantized once for all readers, and each weight is stored once. A Relu or Clip that the integer range implies is removed. A
+    Conv or Gemm that stays in floating point reads quantized values through a Max of one operand, an identity that prevents
+    ONNX Runtime from quantizing its weights.
 
-    Nodes with a range that is all but zero stay as they are, as do those of which `why_not_quantized` gives a reason, and bodies.
-    Types must be known: infer shapes first. The opset is raised to 13 where it is lower.
+    Nodes whose range is almost zero, nodes refused by `why_not_quantized`, and bodies stay as they are. Infer shapes first. The
+    opset is raised to 13 if lower.
 
-    Raises CalibrationError where the table is of another model, or lacks the range of a value; OptionError for weights of 4 bits.
+    Raises CalibrationError if the table belongs to another model or lacks a range; OptionError for 4-bit weights.
     """
     options = options or QuantizationOptions()
     if options.weight_dtype.bits < 8:
@@ -130,7 +130,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
 def _fit_ranges(
     function: Function, ranges: Mapping[str, ValueRange], selected: set[str], options: QuantizationOptions
 ) -> dict[str, Parameters | None]:
-    """Return the parameters of each value that is to be in bytes; None where its range is all but zero."""
+    """Quantization parameters of each value; None if its range is almost zero."""
     fitted: dict[str, Parameters | None] = {}
     missing: dict[str, None] = {}
     for node in function.nodes:
@@ -152,7 +152,7 @@ def _fit_ranges(
 
 
 class _StaticQuantization:
-    """One Function being quantized."""
+    """The state of one quantization."""
 
     def __init__(
         self, function: Function, fitted: Mapping[str, Parameters | None], selected: set[str], options: QuantizationOptions
@@ -165,7 +165,7 @@ class _StaticQuantization:
         values = {value for node in nodes for value in list_activations(node, function)}
         self.fitted = {value: found for value, found in fitted.items() if value in values and found is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
-        """Results of convolutions: all that reads them reads their quantized form."""
+        """Results of convolutions, which all readers read in quantized form."""
 
     def _is_flat(self, node: Node, fitted: Mapping[str, Parameters | None]) -> bool:
         return any(fitted[value] is None for value in list_activations(node, self.function))
@@ -175,7 +175,7 @@ class _StaticQuantization:
         return drop_bounds(made)
 
     def rewrite(self, node: Node) -> Node:
-        """Return the node with its operands in their quantized form, where it is to read that."""
+        """Redirect the operands of a node to their quantized form, where it should read that."""
         if node.name in self.selected:
             return replace(node, inputs=tuple(self.operands(node)))
         inputs = tuple(
@@ -206,6 +206,7 @@ class _StaticQuantization:
         steps = self.find_bias(node, bias, floats)
         scale = self.fitted[activation].scale
         axis = find_channel_axis(node, floats) if self.options.per_channel else None
+        # # A tiny weight scale would overflow the int32 bias, whose scale is the product: raise it.
         floor = 0.0 if steps is None or axis is None else np.abs(steps) / (float(scale) * LARGEST_BIAS)
         weight = quantize_channels(floats, axis, self.options, floor)
         yield self.emission.dequantize(second, weight, (second, weight.axis, weight.parameters.scale.tobytes()))
@@ -213,7 +214,7 @@ class _StaticQuantization:
             yield self.quantize_bias(bias[0], steps, scale * weight.parameters.scale) or bias[0]
 
     def find_bias(self, node: Node, bias: list[str], weight: Array) -> Array | None:
-        """Return a bias that can be an integer for each channel; None where there is none."""
+        """A constant bias with one element per channel; None if there is none."""
         if not bias or bias[0] not in self.function.constants or (node.op == "Gemm" and not _is_unscaled(node)):
             return None
         channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[_find_rows(node)]
@@ -221,7 +222,7 @@ class _StaticQuantization:
         return found if found.shape == (channels,) else None
 
     def quantize_bias(self, name: str, bias: Array | None, scale: Array) -> str | None:
-        """Return the bias as integers of 32 bits, dequantized; None where it stays as it is."""
+        """The bias as dequantized int32, or None if it stays in floating point."""
         if bias is None:
             return None
         steps = np.rint(bias.astype(np.float64) / scale)
@@ -237,21 +238,20 @@ def _is_unscaled(node: Node) -> bool:
 
 
 def _find_rows(node: Node) -> int:
-    """Return the axis of a weight with the channels of the bias."""
+    """The axis of a weight that corresponds to the bias."""
     return 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
 
 
 BROADCASTING_OPSET = 8
-"""Since this opset Add, Sum and Gemm broadcast as they do now."""
+"""First opset in which Add, Sum and Gemm broadcast as today."""
 
 
 def fuse_biases(function: Function) -> Function:
-    """Return the Function with each MatMul by a constant matrix and the Add of a constant bias behind it as a Gemm.
+    """Fuse a MatMul with a constant matrix and the Add of a constant bias into a Gemm.
 
-    Operands of more than two axes are reshaped to rows, once for all that reads them; of their extents, one may be unknown. A Sum
-    of two operands becomes an Add. ONNX Runtime makes the same Gemm, but has an integer kernel of it only where the bias is an
-    integer too. Results are those of the Function up to the order of the sum. Types must be known: infer shapes first; the
-    function itself is returned where nothing changes. Linear.
+    Operands of higher rank are reshaped to rows, once for all readers; at most one leading extent may be dynamic. A Sum of two
+    operands becomes an Add. ONNX Runtime does the same fusion, but has an integer kernel of the Gemm only if the bias is int32.
+    Results differ only in summation order. Infer shapes first. Return `function` itself if nothing changes. Linear time.
     """
     return function if function.opset() < BROADCASTING_OPSET else _Fusion(function).run()
 
@@ -286,7 +286,7 @@ class _Fusion:
         return self.function.replace(nodes=nodes, constants=constants, types=types)
 
     def fuse(self, product: Node, node: Node) -> list[Node]:
-        """Return the nodes in place of a product and the Add of its bias."""
+        """The nodes that replace a product and its bias."""
         shape = _get_shape(product.inputs[0], self.function) or ()
         name = next(one for one in node.inputs if one != product.outputs[0])
         bias = self.add_constant(f"{product.name}_bias", self.function.constants[name].array.reshape(-1))
@@ -294,7 +294,7 @@ class _Fusion:
         return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
 
     def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
-        """Return the product of rows, with the Reshape to them, unless there is one, and the one back in place of the Add."""
+        """The product on rows: Reshape (unless shared), Gemm, and Reshape back in place of the Add."""
         made: list[Node] = []
         value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
         whole = [dim if isinstance(dim, int) else -1 for dim in outer]
@@ -310,7 +310,7 @@ class _Fusion:
         return [*made, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
 
     def find_product(self, node: Node) -> Node | None:
-        """Return the MatMul that only an Add of a constant bias reads; None where there is none."""
+        """The MatMul whose only reader is this Add of a constant bias, or None."""
         if node.op != "Add" or node.control or node.name in self.awaited:
             return None
         for value, other in (node.inputs, node.inputs[::-1]):
@@ -342,15 +342,16 @@ class _Fusion:
 
 
 def _get_shape(name: str, function: Function) -> Shape | None:
+    """The shape of a float32 tensor, or None."""
     type_ = function.get_type(name)
     return type_.shape if isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32 else None
 
 
 def fold_batch_normalization(function: Function) -> Function:
-    """Return the Function with each BatchNormalization of constants that alone reads a Conv of constants folded into the Conv.
+    """Fold a constant BatchNormalization into the constant weights of the preceding Conv.
 
-    Results are those of the Function up to rounding: the products are of other numbers. The function itself is returned where
-    nothing is folded. Linear.
+    The Conv must have no other reader. Results are equal up to rounding. Return `function` itself if nothing is folded. Linear
+    time.
     """
     folded: dict[str, Node] = {}
     dropped: set[str] = set()
@@ -375,7 +376,7 @@ def fold_batch_normalization(function: Function) -> Function:
 
 
 def _find_convolution(node: Node, function: Function) -> Node | None:
-    """Return the Conv whose result a BatchNormalization can be folded into; None where there is none."""
+    """The Conv that a BatchNormalization can be folded into, or None."""
     if node.op != "BatchNormalization" or is_training(node, function) or any(node.outputs[1:]):
         return None
     before = function.producer(node.inputs[0])

@@ -1,4 +1,4 @@
-"""Weights as integers: which axis has the channels, and the constants that take a weight's place."""
+"""Quantized weights: channel axes, scales, rounding, and the rewriter that emits quantized forms."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ __all__ = [
 
 Array: TypeAlias = np.ndarray[Any, Any]
 SMALLEST_SCALE = 1e-30
-"""A smaller scale is not used: with others it multiplies to numbers that engines take for zero."""
+"""Smallest scale: products of smaller ones underflow to zero in engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Scales and zero points: one of each, one per channel, or one per block."""
+    """Scales and zero points: per tensor, per channel, or per block."""
 
     scale: Array
     """float32."""
     zero_point: Array
-    """Of the integers' type."""
+    """In the integer type."""
 
 
 def find_limits(dtype: DType) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type."""
+    """Smallest and largest value of an integer type."""
     return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
 
 
 def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) -> Parameters | None:
-    """Return the parameters whose integers reach from low to high and have zero; None where the range is all but zero.
+    """Fit a scale and zero point to a range extended to contain 0; None if the range is almost zero.
 
-    A range of zeros alone has the scale 1.
+    A range of exactly zero gets scale 1.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     least, most = find_limits(dtype)
@@ -72,10 +72,9 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 def fit_weight(
     low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, floor: Array | float = 0.0
 ) -> Parameters:
-    """Return the parameters of weights with these extremes, which are per channel, per block or 0-d; no scale is below ``floor``.
+    """Fit scales and zero points to weight extremes, given per channel, per block or as 0-d; each scale is at least ``floor``.
 
-    Symmetric ones leave out the least integer, so that both sides reach equally far. Channels of zeros alone have the scale of
-    the widest channel.
+    Symmetric types do not use the smallest integer. All-zero channels get the scale of the widest channel.
     """
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
     least, most = (-64, 64) if reduce_range else find_limits(dtype)
@@ -90,26 +89,26 @@ def fit_weight(
 
 
 def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
-    """Return the integers nearest to the numbers, ties to even, within the type; the parameters broadcast over them."""
+    """Quantize, rounding ties to even and saturating; the parameters broadcast to `x`."""
     scaled = np.rint(x.astype(np.float32) / parameters.scale).astype(np.float64) + parameters.zero_point.astype(np.float64)
     return np.clip(scaled, *find_limits(dtype)).astype(np.int32).astype(dtype.numpy)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight as integers."""
+    """An integer weight."""
 
     integers: Array
     parameters: Parameters
-    """In the shape that DequantizeLinear takes."""
+    """In the shape that DequantizeLinear expects."""
     axis: int | None
-    """Of the scales; None for one scale."""
+    """Axis of the scales; None for a single scale."""
     block: int = 0
-    """How many numbers along the axis share a scale; 0 for one."""
+    """Elements along the axis that share a scale; 0 without blocks."""
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
-    """Return the axis of a weight along which each output channel has its numbers; None where there is none."""
+    """The output channel axis of a weight; None if there is none."""
     if node.op == "ConvTranspose":
         return 1 if node.attr("group", 1) == 1 else None  # the channels of all groups share the axis
     if node.op == "MatMul":
@@ -118,14 +117,14 @@ def find_channel_axis(node: Node, weight: Array) -> int | None:
 
 
 def find_inner_axis(node: Node) -> int:
-    """Return the axis of a product's matrix along which it is summed."""
+    """The contracted axis of a product's matrix."""
     return 1 if node.op == "Gemm" and node.attr("transB", 0) else 0
 
 
 def quantize_channels(
     weight: Array, axis: int | None, options: QuantizationOptions, floor: Array | float = 0.0
 ) -> QuantizedWeight:
-    """Return the weight with a scale for each index of an axis, or with one; ``floor`` is the least that each scale may be."""
+    """Quantize a weight per channel of `axis`, or per tensor; each scale is at least ``floor``."""
     dtype = options.weight_dtype
     axis = axis if options.per_channel else None
     others = tuple(other for other in range(weight.ndim) if other != axis) if axis is not None else None
@@ -139,7 +138,7 @@ def quantize_channels(
 
 
 def quantize_blocks(weight: Array, axis: int, options: QuantizationOptions) -> QuantizedWeight:
-    """Return a matrix with a scale for each block along an axis; the last block may be shorter."""
+    """Quantize a matrix per block along an axis; the last block may be shorter."""
     dtype, block = options.weight_dtype, options.block_size
     count = -(-weight.shape[axis] // block)
     edges = np.arange(count) * block
@@ -155,7 +154,7 @@ PER_CHANNEL_OPSET, BLOCKS_OPSET = 13, 21
 
 
 def require_opset(function: Function, *, blocks: bool = False) -> Function:
-    """Return the Function at an opset that has the operators; raises OptionError where it cannot be converted."""
+    """Convert to an opset with the needed operators; raises OptionError if that fails."""
     opset = BLOCKS_OPSET if blocks else PER_CHANNEL_OPSET
     try:
         return upgrade_opset(function, opset)
@@ -164,7 +163,7 @@ def require_opset(function: Function, *, blocks: bool = False) -> Function:
 
 
 class Emission:
-    """A Function under change: values get quantized forms, each once, and nodes read these."""
+    """Rewrites a Function: emits each quantized form once and shares it between readers."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -179,13 +178,13 @@ class Emission:
         self._matrices: dict[tuple[str, bool], tuple[str, str, str]] = {}
 
     def add_constant(self, name: str, array: Any) -> str:
-        """Add a constant under a name like that one, and return its name."""
+        """Add a constant under a fresh name based on `name`; return the name."""
         fresh = self._names.take(name)
         self.constants[fresh] = Constant(np.ascontiguousarray(array) if array.ndim else array)
         return fresh
 
     def quantize(self, value: str, parameters: Parameters) -> str:
-        """Return the value quantized and dequantized, by one pair of nodes however often it is asked for."""
+        """Quantize and dequantize a value, with one pair of nodes for all readers."""
         if value not in self._pairs:
             dtype, shape = DType.of(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
             terms = (
@@ -198,7 +197,7 @@ class Emission:
         return self._pairs[value]
 
     def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
-        """Return a constant that is stored as integers, dequantized; equal keys share it."""
+        """Add a constant stored as integers and dequantized; equal keys share it."""
         if key not in self._weights:
             found, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
             if weight.block:
@@ -211,20 +210,20 @@ class Emission:
         return self._weights[key]
 
     def shield(self, value: str) -> str:
-        """Return the same value, of an operator that no library takes for a part of a quantized one."""
+        """Wrap a value in an identity (Max of one operand) that stops libraries from fusing it into a quantized pattern."""
         if value not in self._shielded:
             self._shielded[value] = self.define(f"{value}_float", "Max", (value,), self.types[value])
         return self._shielded[value]
 
     def finish(self, nodes: Iterable[Node]) -> Function:
-        """Return the Function with these nodes in place of its own, without what nothing reads any more."""
+        """Build the Function with these nodes, and remove dead ones."""
         made = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
         return drop_dead_nodes(made)
 
     def define(
         self, name: str, op: str, inputs: tuple[str, ...], type_: Type | DType, attributes: dict[str, int] | None = None
     ) -> str:
-        """Return the result of a new node; a dtype alone leaves the shape to be inferred."""
+        """Add a node and return its output; a bare DType leaves the shape unknown."""
         fresh = self._names.take(name)
         node = Node(op, inputs, (fresh,))
         self.nodes.append(replace(node.with_attributes(**attributes) if attributes else node, name=fresh))
@@ -232,7 +231,7 @@ class Emission:
         return fresh
 
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
-        """Return the value as bytes, their scale and zero point, by one DynamicQuantizeLinear however often it is asked for."""
+        """Bytes, scale and zero point of a value from one DynamicQuantizeLinear for all readers."""
         if value not in self._dynamic:
             names = tuple(self._names.take(f"{value}_{part}") for part in ("bytes", "byte_scale", "byte_zero_point"))
             self.nodes.append(Node("DynamicQuantizeLinear", (value,), names, name=names[0]))
@@ -243,7 +242,7 @@ class Emission:
         return self._dynamic[value]
 
     def store_matrix(self, name: str, integers: Any, found: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
-        """Return the constants of a matrix as integers, its scales and zero points, each once."""
+        """Integer matrix, scales and zero points as constants, shared by name and orientation."""
         if (name, is_turned) not in self._matrices:
             terms = {"integers": integers, "integer_scale": found.scale, "integer_zero_point": found.zero_point}
             first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in terms.items())

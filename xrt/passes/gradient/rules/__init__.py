@@ -1,4 +1,4 @@
-"""The rules, by family: importing this package fills `xrt.passes.gradient.table.RULES` and the table of definitions."""
+"""Gradient rules by family. Importing this package fills the tables of rules and decompositions."""
 
 from xrt.passes.gradient.rules import arithmetic, control_flow, convolutions, indexing, normalizations, recurrent
 

@@ -1,7 +1,7 @@
-"""Elementwise arithmetic with broadcasting, and elementary functions.
+"""Gradients of elementwise arithmetic, activations, softmax and matrix products.
 
-Derivatives are those of Abramowitz and Stegun, *Handbook of Mathematical Functions* (1964), 3.3, 4.2 to 4.6 and 7.1. A gradient
-of a broadcast operand is summed over the axes along which it was repeated.
+Derivatives follow Abramowitz and Stegun, *Handbook of Mathematical Functions* (1964), 3.3, 4.2 to 4.6 and 7.1. The gradient of
+a broadcast operand is summed over the broadcast axes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Gradients = Sequence["Tensor | None"]
 
 
 def _unary(operator: str, factor: Callable[[Tensor, Tensor], Any], source: str) -> None:
-    """Register the rule of an elementwise function: the gradient times a factor, its derivative, made of x and y."""
+    """Register an elementwise rule: the gradient times the derivative, a function of x and y."""
 
     def apply_chain_rule(at: RuleContext) -> Gradients:
         return (at.g * factor(at.x, at.y),)
@@ -82,7 +82,7 @@ def negate(at: RuleContext) -> Gradients:
 
 @rule("Cast", "CastLike")
 def cast_back(at: RuleContext) -> Gradients:
-    """A conversion between types of floating point is the identity but for rounding."""
+    """Casts between floating point types are treated as the identity: rounding has no gradient."""
     return (cast(at.g, at.x.dtype),)
 
 
@@ -121,12 +121,13 @@ def divide(at: RuleContext) -> Gradients:
 
 @rule("Pow")
 def power(at: RuleContext) -> Gradients:
-    """d(x^p) = p x^(p-1) dx + x^p log x dp; the first is 0 where p is 0, the second where x is 0 and p is not negative."""
+    """d(x^p) = p x^(p-1) dx + x^p log x dp; the first term is 0 at p = 0, the second at x = 0 with p >= 0."""
     x, p = at.input(0), at.input(1)
     base = exponent = None
     known = at.constant(1)
     if at.wants(0) and known is not None and known.size == 1:
         value = float(known.reshape(()))
+        # # x^(p-1) at p - 1 = 1 is x: exact, and cheaper than Pow.
         slope = x if value == 2 else emit("Pow", x, number(value - 1, x))
         base = zeros_like(x) if value == 0 else sum_to(at.g if value == 1 else at.g * (slope * value), x)
     elif at.wants(0):
@@ -136,6 +137,7 @@ def power(at: RuleContext) -> Gradients:
         base = sum_to(emit("Where", is_zero, number(0, x), at.g * slope), x)
     if at.wants(1):
         g, y, one = cast(at.g, p.dtype), cast(at.y, p.dtype), number(1, x)
+        # # log 0 times 0 would be NaN.
         is_flat = emit("And", emit("Equal", x, number(0, x)), emit("GreaterOrEqual", p, number(0, p)))
         log = cast(emit("Log", emit("Where", is_flat, one, x)), p.dtype)
         exponent = sum_to(emit("Where", is_flat, number(0, p), g * y * log), p)
@@ -144,7 +146,7 @@ def power(at: RuleContext) -> Gradients:
 
 @rule("Mod")
 def remainder(at: RuleContext) -> Gradients:
-    """The function a mod b = a - b q with an integer q, which is constant between its steps."""
+    """a mod b = a - b q, where the integer q is piecewise constant."""
     a, b = at.input(0), at.input(1)
     quotient = emit("Round", (a - at.y) / b) if at.wants(1) else None
     first = sum_to(at.g, a) if at.wants(0) else None
@@ -153,7 +155,7 @@ def remainder(at: RuleContext) -> Gradients:
 
 @rule("Max", "Min")
 def choose_extreme(at: RuleContext) -> Gradients:
-    """The gradient goes to the operand that is chosen; operands that are equal share it."""
+    """The gradient goes to the selected operand; ties share it equally."""
     operands = [at.input(i) for i in range(len(at.node.inputs))]
     if len(operands) == 1:
         return (at.g,)
@@ -167,7 +169,7 @@ def choose_extreme(at: RuleContext) -> Gradients:
 
 @rule("Sum", "Mean")
 def average(at: RuleContext) -> Gradients:
-    """Each summand has the gradient of the sum, divided by their number for the mean."""
+    """Each operand gets the gradient of the sum; for Mean, divided by the number of operands."""
     number_of = len(at.node.inputs)
     g = at.g if at.node.op == "Sum" or number_of == 1 else at.g * (1 / number_of)
     return tuple(sum_to(g, at.input(i)) if at.wants(i) else None for i in range(number_of))
@@ -175,7 +177,7 @@ def average(at: RuleContext) -> Gradients:
 
 @rule("Where")
 def select(at: RuleContext) -> Gradients:
-    """Each operand has the gradient where it is chosen, and zero elsewhere."""
+    """Each operand gets the gradient where it is selected, zero elsewhere."""
     condition, zero = at.input(0), number(0, at.g)
     a = sum_to(emit("Where", condition, at.g, zero), at.input(1)) if at.wants(1) else None
     return None, a, sum_to(emit("Where", condition, zero, at.g), at.input(2)) if at.wants(2) else None
@@ -183,7 +185,7 @@ def select(at: RuleContext) -> Gradients:
 
 @rule("Clip")
 def clip(at: RuleContext) -> Gradients:
-    """min(max(x, low), high): the gradient goes to x between the bounds, themselves included, and to the bound elsewhere."""
+    """min(max(x, low), high): the gradient goes to x for low <= x <= high, else to the active bound."""
     low, high = at.optional(1), at.optional(2)
     raised = at.x if low is None else emit("Max", at.x, low)
     below = None if low is None else emit("Less", at.x, low)
@@ -199,7 +201,7 @@ def clip(at: RuleContext) -> Gradients:
 
 
 def _where(condition: Tensor, a: Tensor | float, b: Tensor | float, like: Tensor) -> Tensor:
-    """Return a choice; numbers are scalars of the tensor's type."""
+    """Emit Where; numbers become scalars of the type of `like`."""
     first, second = (number(v, like) if isinstance(v, int | float) else v for v in (a, b))
     return emit("Where", condition, first, second)
 
@@ -350,13 +352,13 @@ def log_softmax(at: RuleContext) -> Gradients:
 
 
 def _swap(x: Tensor) -> Tensor:
-    """Return the matrices transposed."""
+    """Transpose the last two axes."""
     rank = x.ndim
     return transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Return a stack of matrices as one matrix with all their rows."""
+    """Flatten a stack of matrices to one matrix."""
     last = x.shape[-1]
     columns = integers(last) if isinstance(last, int) else emit("Shape", x, start=-1)
     if isinstance(last, int) and last != 0:
@@ -367,7 +369,7 @@ def _as_rows(x: Tensor) -> Tensor:
 
 @rule("MatMul")
 def multiply_matrices(at: RuleContext) -> Gradients:
-    """C = A B: dA = G B', dB = A' G, summed over the axes of stacks along which a matrix was repeated."""
+    """C = A B: dA = G B', dB = A' G, summed over broadcast batch axes."""
     a, b, g = at.input(0), at.input(1), at.g
     ranks = at.rank(a), at.rank(b)
     left = add_axes(a, 0) if ranks[0] == 1 else a
@@ -379,6 +381,7 @@ def multiply_matrices(at: RuleContext) -> Gradients:
     first = second = None
     if at.wants(0):
         first = reshape_to(sum_to(emit("MatMul", g, _swap(right)), left), a)
+    # # A weight shared by the batch: one large product instead of a batched product and a sum.
     if at.wants(1) and ranks[1] == 2 and ranks[0] > 2:
         second = emit("MatMul", _swap(_as_rows(left)), _as_rows(g))
     elif at.wants(1):
@@ -388,7 +391,7 @@ def multiply_matrices(at: RuleContext) -> Gradients:
 
 @rule("Gemm")
 def multiply_and_add(at: RuleContext) -> Gradients:
-    """Y = alpha A' B' + beta C, each factor transposed or not: the products of MatMul, transposed likewise."""
+    """Y = alpha A' B' + beta C with optional transposes: the products of MatMul, transposed accordingly."""
     a, b, g = at.input(0), at.input(1), at.g
     alpha, beta, ta, tb = at.attr("alpha", 1.0), at.attr("beta", 1.0), at.attr("transA", 0), at.attr("transB", 0)
     first = second = third = None
@@ -403,9 +406,9 @@ def multiply_and_add(at: RuleContext) -> Gradients:
 
 @rule("Einsum")
 def contract(at: RuleContext) -> Gradients:
-    """The gradient of a factor is the contraction of the result's gradient with the other factors, to the factor's indices.
+    """The gradient of a factor is the Einsum of the output's gradient with the other factors.
 
-    Indices of the factor that occur nowhere else were summed alone: along them the gradient is repeated.
+    Along an index that occurs in this factor only, the gradient is broadcast.
     """
     operands = [at.input(i) for i in range(len(at.node.inputs))]
     terms, result = _read_equation(at, [at.rank(operand) for operand in operands])
@@ -430,7 +433,7 @@ def _contract_others(at: RuleContext, terms: list[str], result: str, operands: l
 
 
 def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the indices of the operands and of the result, with letters in the place of ellipses."""
+    """Index strings of the operands and the result, with ellipses replaced by letters."""
     equation = at.attr("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")

@@ -1,7 +1,8 @@
-"""Branches and loops: the gradient of an If is an If, that of a Loop or a Scan one that goes back through its turns.
+"""Gradients of If, Loop and Scan.
 
-A body is computed again in the body of its gradient, from what it was given. For that the forward Loop or Scan gives what is
-carried into every turn as further outputs. Griewank and Walther (2008), chapter 12, calls this checkpointing.
+The gradient of an If is an If; that of a Loop or Scan runs over the iterations in reverse. Bodies are recomputed in the backward
+body from their inputs, so the forward Loop or Scan also outputs the carried values of each iteration (checkpointing: Griewank
+and Walther, 2008, chapter 12).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Gradients = Sequence["Tensor | None"]
 def _repeat_backward(
     at: RuleContext, body: Function, inputs: Sequence[Tensor], arriving: Sequence[Tensor | None], wanted: Sequence[str]
 ) -> list[Tensor]:
-    """Record a body again where the caller records, and return the gradients of its inputs and captures that are named.
+    """Recompute a body in the current builder and return the gradients of the inputs and captures in `wanted`.
 
     ``arriving`` has the gradients of its outputs.
     """
@@ -50,7 +51,7 @@ def _repeat_backward(
 
 @rule("If")
 def branch(at: RuleContext) -> Gradients:
-    """The gradient of the branch that is taken, with respect to what the branches read from outside."""
+    """Backpropagate through the taken branch, with respect to the captured values."""
     captured = [name for name in at.node.captures if name in at.active]
     arriving = at.gradients
 
@@ -86,7 +87,7 @@ def _find_carried(
     carried: Sequence[str],
     rows: Sequence[str],
 ) -> list[int]:
-    """Return which carried values can have a gradient: those that have one outside, and those that these go into."""
+    """Indices of carried values that can have a gradient, directly or through other carried values."""
     chosen = {index for index, name in enumerate(carried) if name in at.active}
     captured = [name for name in body.captures if name in at.active]
     while True:
@@ -101,7 +102,7 @@ def _find_carried(
 
 
 def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
-    """Make the node give those inputs of its body for every turn, stacked; return the stacks. They must be tensors."""
+    """Add stacked per-iteration values of these body inputs to the node's outputs. Tensors of known rank only."""
     body: Function = at.attr("body")
     for value in values:
         if not isinstance(value.type, TensorType) or value.type.shape is None:
@@ -122,7 +123,7 @@ def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
 
 
 def _first(at: RuleContext, index: int, initial: str) -> Tensor:
-    """Return the gradient of the last value of what is carried; zeros where none arrives."""
+    """Gradient of a carried value's final value; zeros if none arrives."""
     found = at.gradients[index]
     return zeros_like(at.tensors[at.node.outputs[index] or initial]) if found is None else found
 
@@ -133,14 +134,14 @@ def _stack(type_: Type | None) -> Type | None:
 
 
 def _in_shape_of(value: Value, scalar: Tensor) -> Tensor:
-    """Return a scalar with as many axes as a body declares: both none and one are allowed."""
+    """Reshape a scalar to the rank that the body declares: ONNX allows a scalar and a vector of one element."""
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return emit("Reshape", scalar, integers(*[1] * rank)) if rank else scalar
 
 
 @rule("Loop")
 def loop(at: RuleContext) -> Gradients:
-    """A Loop over the same turns from the last to the first, which carries the gradients of what the loop carries."""
+    """A Loop over the iterations in reverse that carries the gradients of the carried values."""
     original, carried = at.attr("body"), at.node.inputs[2:]
     check_repeatable(at.node, original)
     body = expand_body(original)
@@ -148,7 +149,7 @@ def loop(at: RuleContext) -> Gradients:
     captured = [name for name in at.node.captures if name in at.active]
     scans = at.gradients[len(carried) :]
     starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
-    # The number of the turn is kept too: it says how many there were.
+    # The iteration number is stored too: its length is the trip count.
     stacks = _keep_turns(at, [original.inputs[0], *original.inputs[2:]])
     turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
     last = turns - 1
@@ -181,7 +182,7 @@ def _step(
     wanted: Sequence[str],
     sums: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the gradients of one turn; the last ones are of captures, and are added to the sums so far."""
+    """Gradients of one iteration; gradients of captures are added to the running `sums`."""
     found = _repeat_backward(at, body, given, arriving, wanted)
     own = len(wanted) - len(sums)
     return [*found[:own], *(add_up(pair) for pair in zip(sums, found[own:], strict=True))]
@@ -189,7 +190,7 @@ def _step(
 
 @rule("Scan")
 def scan(at: RuleContext) -> Gradients:
-    """A Scan in the other direction, which carries the gradients of what the scan carries and gives those of what it reads."""
+    """A Scan in the opposite direction that carries gradients and outputs those of the scanned inputs."""
     original, count = at.attr("body"), at.attr("num_scan_inputs")
     check_repeatable(at.node, original)
     body = expand_body(original)
@@ -229,7 +230,7 @@ def scan(at: RuleContext) -> Gradients:
 
 
 def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the attributes of a Scan that reads and writes in the opposite directions."""
+    """Attributes of a Scan with all directions reversed."""
     found: dict[str, Any] = {"num_scan_inputs": len(inputs)}
     for what, layout in (("input", inputs), ("output", outputs)):
         if layout:
@@ -239,6 +240,6 @@ def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int
 
 
 def _layout(at: RuleContext, what: str, count: int) -> list[tuple[int, int]]:
-    """Return the axis and the direction of each value that is scanned: 0 is forward, 1 backward."""
+    """Axis and direction (0 forward, 1 backward) of each scanned value."""
     axes, ways = (at.attr(f"scan_{what}_{name}") or [0] * count for name in ("axes", "directions"))
     return list(zip(axes, ways, strict=True))

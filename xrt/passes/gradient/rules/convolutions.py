@@ -1,6 +1,6 @@
-"""Convolutions; Dumoulin and Visin, *A guide to convolution arithmetic for deep learning*, arXiv:1603.07285.
+"""Gradients of convolutions and pooling; Dumoulin and Visin, arXiv:1603.07285.
 
-The gradient of a convolution's input is the transposed convolution of the result's, and the other way round.
+The gradient of a convolution's input is a transposed convolution of the output's gradient, and vice versa.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Windows", "differentiate_weights", "fit", "read_windows"]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How windows are laid over an input, each field with one number per spatial axis."""
+    """Placement of the windows over an input; each field has one number per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -55,12 +55,12 @@ class Windows:
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """How many elements a window extends over, gaps included."""
+        """Extent of a window, dilation gaps included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
 def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs: Tensor) -> Windows:
-    """Return the windows of a node, from its attributes; padding that depends on extents needs them to be known."""
+    """Read the windows of a node from its attributes. `auto_pad` SAME modes need static extents."""
     count = len(kernel)
     strides = tuple(at.attr("strides") or (1,) * count)
     dilations = tuple(at.attr("dilations") or (1,) * count)
@@ -85,10 +85,9 @@ def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs
 
 
 def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
-    """Return the part of a tensor that starts at those places of its spatial axes and has the extents of another one.
+    """Crop or zero-pad the spatial axes of `whole` to the extents of `like`, starting at `begins`.
 
-    The tensor has at least as many elements along these axes as ``leasts`` says.
-    Where the tensor ends before that, there are zeros.
+    `whole` has at least ``leasts`` elements along these axes.
     """
     axes = np.arange(2, 2 + len(begins))
     if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # there may be less than is cut off
@@ -99,7 +98,7 @@ def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int
 
 
 def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
-    """Return a tensor without its first elements, as long as from the places where it would have begun to the end of another."""
+    """Cut `cut` elements off the front, and pad or crop the end to the end of `like`."""
     sizes, wanted = whole.tensor_type.shape, like.tensor_type.shape
     if sizes is not None and wanted is not None and all(isinstance(d, int) for d in (*sizes[2:], *wanted[2:])):
         after = [wanted[a] + begin - sizes[a] for a, begin in zip(axes, begins, strict=True)]
@@ -115,11 +114,11 @@ def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int],
 
 
 MOST_PRODUCTS = 25
-"""Elements of a kernel up to which a depthwise convolution is that many products by element."""
+"""Largest depthwise kernel, in elements, whose weight gradient is computed as elementwise products."""
 
 
 def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
-    """Return the gradient of the weights (M, C / group, ...), from the input (N, C, ...) and the gradient (N, M, ...)."""
+    """Gradient of the weights (M, C / group, ...) from the input (N, C, ...) and the gradient (N, M, ...)."""
     elements, channels = math.prod(windows.kernel), (x.shape[1], g.shape[1])
     if not _knows_places(x, g, windows.axes) or not all(isinstance(count, int) for count in channels):
         return _exchange(x, g, windows, group)
@@ -131,7 +130,7 @@ def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) ->
 
 
 def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
-    """Whether the extents of the input and of the result are known, and the result has elements."""
+    """Whether the spatial extents of input and output are static and the output is not empty."""
     shapes = x.tensor_type.shape, g.tensor_type.shape
     if any(shape is None or len(shape) != 2 + axes or not all(isinstance(n, int) for n in shape[2:]) for shape in shapes):
         return False
@@ -142,7 +141,7 @@ def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
 
 
 def _exchange(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
-    """The convolution of X with G, batch and channels exchanged, strides and dilations too."""
+    """Convolve X with G: batch and channels are exchanged, and so are strides and dilations."""
     spatial = range(2, 2 + windows.axes)
     exchanged = [1, 0, *spatial]
     rows = transpose(x, exchanged)
@@ -153,7 +152,7 @@ def _exchange(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
         moved = transpose(parts, [2, 1, 0, *range(3, 3 + windows.axes)])
         merged = shape[0] * group if isinstance(shape[0], np.ndarray) else emit("Mul", shape[0], integers(group))
         rows = _reshape(moved, [channels, merged, *shape[2:]])
-    # Where the strides leave a rest of the input unread, there are results beyond the kernel: that much padding less, or a cut.
+    # If the strides leave part of the input unread, the result is larger than the kernel: reduce the padding or crop.
     rests = _find_rests(x, g, windows)
     is_read = rests is not None and all(rest <= end for rest, end in zip(rests, windows.ends, strict=True))
     ends = [end - rest for rest, end in zip(rests, windows.ends, strict=True)] if rests and is_read else windows.ends
@@ -173,7 +172,7 @@ def _exchange(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
 
 
 def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
-    """Return how much of each padded extent no window reads; None where an extent is not known."""
+    """How much of each padded extent no window reads; None if an extent is unknown."""
     if not _knows_places(x, g, windows.axes):
         return None
     sizes = zip(x.shape[2:], windows.begins, windows.ends, strict=True)
@@ -185,7 +184,7 @@ def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
 
 
 def _multiply_batches(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
-    """Of a kernel of one element: the sum over the batch of G (M, places) by what is read of X (places, C)."""
+    """For 1x1 kernels: sum over the batch of G (M, positions) times X (positions, C)."""
     (read,) = _cut(x, g, windows)
     rows, columns = (emit("Reshape", one, integers(0, int(one.shape[1] or 0), -1)) for one in (g, read))
     found = reduce_sum(emit("MatMul", rows, transpose(columns, [0, 2, 1])), [0])
@@ -193,7 +192,7 @@ def _multiply_batches(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
 
 
 def _multiply_elements(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
-    """Of a depthwise convolution: for each element of the kernel the sum of what it reads by G."""
+    """For depthwise kernels: for each kernel element, the sum of the input elements that it reads times G."""
     axes = [0, *range(2, 2 + windows.axes)]
     sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut(x, g, windows)]
     joined = sums[0] if len(sums) == 1 else emit("Concat", *sums, axis=1)
@@ -204,7 +203,7 @@ def _multiply_elements(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
 
 
 def _cut(x: Tensor, g: Tensor, windows: Windows) -> list[Tensor]:
-    """Return for each element of the kernel what it reads of the input, in the shape of the result."""
+    """For each kernel element, the input elements that it reads, in the shape of the output."""
     spatial = np.arange(2, 2 + windows.axes)
     if any((*windows.begins, *windows.ends)):
         x = emit("Pad", x, integers(*windows.begins, *windows.ends), None, spatial)
@@ -231,7 +230,7 @@ Gradients = Sequence["Tensor | None"]
 
 @rule("Conv")
 def convolve(at: RuleContext) -> Gradients:
-    """The gradient dX is the transposed convolution of G with the weights, dW the convolution of X with G, dB the sum of G."""
+    """dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = read_windows(at, _kernel(at, w), x, at.y)
     first = _transposed(at.g, w, x, windows, group) if at.wants(0) else None
@@ -242,7 +241,7 @@ def convolve(at: RuleContext) -> Gradients:
 
 @rule("ConvTranspose")
 def convolve_transposed(at: RuleContext) -> Gradients:
-    """The gradient dX is the convolution of G with the weights, dW the convolution of G with X, dB the sum of G."""
+    """dX is the convolution of G with W, dW the convolution of G with X, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = _transposed_windows(at, _kernel(at, w))
     options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
@@ -256,7 +255,7 @@ def convolve_transposed(at: RuleContext) -> Gradients:
 
 
 def _kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
-    """Return the spatial extents of the weights."""
+    """Spatial extents of the kernel."""
     asked = at.attr("kernel_shape")
     found = tuple(asked) if asked else weights.tensor_type.shape and weights.shape[2:]
     if not found or not all(isinstance(size, int) for size in found):
@@ -265,7 +264,7 @@ def _kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
 
 
 def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, group: int) -> Tensor:
-    """Return the transposed convolution, in the shape of the convolution's input."""
+    """Transposed convolution in the shape of the convolution's input."""
     options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations, "group": group}
     results, sizes = g.tensor_type.shape, like.tensor_type.shape
     if results is not None and sizes is not None and all(isinstance(d, int) for d in (*results[2:], *sizes[2:])):
@@ -282,9 +281,9 @@ def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, grou
 
 
 def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:
-    """Return the gradient of all that the windows of a transposed convolution reach, of which its result is a part.
+    """Zero-pad the gradient to the full extent of a transposed convolution, of which the output is a crop.
 
-    Its extent is the stride times one less than the input's, and one window more.
+    The full extent is `(n - 1) * stride + reach` for an input extent n.
     """
     ends: list[Any] = []
     for axis, (begin, stride, reach) in enumerate(zip(windows.begins, windows.strides, windows.reaches, strict=True), 2):
@@ -305,7 +304,7 @@ def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
-    """Return the windows of a ConvTranspose: an output shape that is asked for decides the padding."""
+    """Windows of a ConvTranspose; an explicit output shape determines the padding."""
     count = len(kernel)
     strides = tuple(at.attr("strides") or (1,) * count)
     dilations = tuple(at.attr("dilations") or (1,) * count)
@@ -333,13 +332,13 @@ def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
 
 @rule("GlobalAveragePool")
 def average_channels(at: RuleContext) -> Gradients:
-    """Each element has the gradient of its mean, divided by the number of elements."""
+    """Each element gets the gradient of its mean, divided by the number of elements."""
     return (expand_to(at.g / count(at.x, at.y), at.x),)
 
 
 @rule("GlobalMaxPool")
 def choose_largest_of_channels(at: RuleContext) -> Gradients:
-    """The gradient goes to the largest element; elements that are equal share it."""
+    """The gradient goes to the maximum; ties share it equally."""
     mask = cast(emit("Equal", at.x, at.y), at.x.dtype)
     ties = emit("ReduceSum", mask, np.arange(2, at.rank(at.x)), keepdims=1)
     return (at.g / ties * mask,)
@@ -347,7 +346,7 @@ def choose_largest_of_channels(at: RuleContext) -> Gradients:
 
 @rule("MaxPool")
 def choose_largest(at: RuleContext) -> Gradients:
-    """The gradient of each window goes to the place of its largest element, which the operator gives itself."""
+    """The gradient of each window goes to the index of its maximum, the second output of MaxPool."""
     if at.attr("storage_order", 0):
         at.refuse("it counts places by columns (storage_order=1); count them by rows")
     places = at.output(1, TensorType(DType.INT64, at.y.tensor_type.shape))
@@ -356,7 +355,7 @@ def choose_largest(at: RuleContext) -> Gradients:
 
 @rule("MaxUnpool")
 def read_places(at: RuleContext) -> Gradients:
-    """Each element has the gradient of the place to which it was written."""
+    """Each element gets the gradient at the index that it was written to."""
     if at.optional(2) is not None:
         at.refuse("it is given a shape for its result, in which its places do not count")
     found = emit("GatherElements", flatten(at.g), flatten(at.input(1)), axis=0)
@@ -365,7 +364,7 @@ def read_places(at: RuleContext) -> Gradients:
 
 @rule("AveragePool")
 def average(at: RuleContext) -> Gradients:
-    """Each element has the gradients of the windows that it is in, divided by the numbers of elements that these count."""
+    """Each element gets the gradients of its windows, divided by their element counts."""
     windows = read_windows(at, at.attr("kernel_shape"), at.x, at.y)
     is_padding_counted = at.attr("count_include_pad", 0) == 1
     weighted = at.g
@@ -375,7 +374,7 @@ def average(at: RuleContext) -> Gradients:
 
 
 def _count_elements(at: RuleContext, windows: Windows, axis: int, is_padding_counted: bool) -> Tensor:
-    """Return how many elements each window has along an axis, in the shape in which the result is divided by it."""
+    """Number of elements per window along an axis, in a shape that broadcasts to the output."""
     size, results = extent(at.x, 2 + axis), extent(at.y, 2 + axis)
     zero, one = np.asarray(0, np.int64), np.asarray(1, np.int64)
     starts = emit("Range", zero, emit("Reshape", results, integers()), one) * windows.strides[axis] - windows.begins[axis]
@@ -385,14 +384,14 @@ def _count_elements(at: RuleContext, windows: Windows, axis: int, is_padding_cou
     limit = emit("Add", size, integers(high))
     inside = emit("And", places >= low, emit("Less", places, limit))
     counted = emit("ReduceSum", cast(inside, at.x.dtype), integers(1), keepdims=0)
-    # A window beyond the input counts nothing; its gradient reaches nothing either.
+    # A window entirely in the padding counts 0 elements; avoid a division by zero, its gradient is unused.
     counted = emit("Max", counted, number(1, at.x))
     trailing = windows.axes - axis - 1
     return emit("Unsqueeze", counted, integers(*range(1, 1 + trailing))) if trailing else counted
 
 
 def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
-    """Return, for each element of the input, the sum over the windows that it is in."""
+    """For each input element, the sum of the gradients of its windows."""
     channels = like.tensor_type.shape and like.shape[1]
     options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
     if isinstance(channels, int):

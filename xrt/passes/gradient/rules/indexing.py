@@ -1,4 +1,7 @@
-"""Reading by indices: the gradient is added up at the places that were read, as often as they were."""
+"""Gradients of operators that move elements: reshape, slice, gather, scatter, pad, resize.
+
+An element that is read several times gets the sum of the gradients.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +36,26 @@ Gradients = Sequence["Tensor | None"]
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape_back(at: RuleContext) -> Gradients:
-    """The gradient in the shape of the input."""
+    """Reshape the gradient to the input."""
     return (reshape_to(at.g, at.x),)
 
 
 @rule("Transpose")
 def transpose_back(at: RuleContext) -> Gradients:
-    """The gradient with its axes in the inverse order."""
+    """Apply the inverse permutation."""
     order = at.attr("perm")
     return (emit("Transpose", at.g) if order is None else transpose(at.g, np.argsort(order).tolist()),)
 
 
 @rule("Expand")
 def sum_copies(at: RuleContext) -> Gradients:
-    """The sum over the copies."""
+    """Sum over the broadcast copies."""
     return (sum_to(at.g, at.x),)
 
 
 @rule("Tile")
 def sum_tiles(at: RuleContext) -> Gradients:
-    """The sum over the tiles, which are axes of their own in the shape (r1, d1, r2, d2, ...)."""
+    """Sum over the tiles, after a reshape to (r1, d1, r2, d2, ...)."""
     rank = at.rank(at.x)
     if rank == 0:
         return (at.g,)
@@ -64,7 +67,7 @@ def sum_tiles(at: RuleContext) -> Gradients:
 
 @rule("Concat")
 def cut_apart(at: RuleContext) -> Gradients:
-    """The part of the gradient that belongs to each operand."""
+    """Split the gradient."""
     axis, operands = at.attr("axis"), [at.input(i) for i in range(len(at.node.inputs))]
     sizes = [extent(operand, axis) for operand in operands]
     if all(isinstance(size, np.ndarray) for size in sizes):
@@ -74,16 +77,16 @@ def cut_apart(at: RuleContext) -> Gradients:
 
 @rule("Split")
 def put_together(at: RuleContext) -> Gradients:
-    """The gradients of the parts in their places."""
+    """Concatenate the gradients."""
     parts = [at.gradient(index) if name else at.refuse("an output is left out") for index, name in enumerate(at.node.outputs)]
     return (parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=at.attr("axis", 0)),)
 
 
 @rule("Pad")
 def cut_padding(at: RuleContext) -> Gradients:
-    """The gradient without what was added, by the opposite padding; the value that was added has the sum of the rest.
+    """Crop the gradient with negated pads; the gradient of the pad value is the sum of the rest.
 
-    In the other modes an element is repeated in the padding, and its gradient is the sum over its copies.
+    In the other modes the padding repeats elements, and the gradient is the sum over the copies.
     """
     if at.attr("mode", "constant") != "constant":
         return (_sum_sources(at, lambda places: emit("Pad", places, *_pads(at), mode=at.attr("mode"))),)
@@ -103,7 +106,7 @@ def _pads(at: RuleContext) -> tuple[Any, ...]:
 
 @rule("Slice")
 def put_back(at: RuleContext) -> Gradients:
-    """The gradient among zeros, in the places that the slice was taken from."""
+    """Zero-pad the gradient to the input."""
     pads = _known_pads(at)
     if pads is not None:
         return (emit("Pad", at.g, integers(*pads)),)
@@ -112,7 +115,7 @@ def put_back(at: RuleContext) -> Gradients:
 
 
 def _known_pads(at: RuleContext) -> list[int] | None:
-    """Return the zeros before and after a slice whose bounds are known, on each axis; None for other slices."""
+    """Zeros before and after the slice per axis, if bounds are constant and steps are 1; else None."""
     shape, bounds = at.x.tensor_type.shape, [at.constant(i) for i in (1, 2)]
     if shape is None or bounds[0] is None or bounds[1] is None:
         return None
@@ -133,7 +136,7 @@ def _known_pads(at: RuleContext) -> list[int] | None:
 
 @rule("DepthToSpace")
 def blocks_to_depth(at: RuleContext) -> Gradients:
-    """SpaceToDepth is the inverse of the mode DCR; elements of CRD go back to the places that they come from."""
+    """SpaceToDepth inverts mode DCR; for CRD, scatter to the source positions."""
     if at.attr("mode", "DCR") == "DCR":
         return (emit("SpaceToDepth", at.g, blocksize=at.attr("blocksize")),)
     options = {"blocksize": at.attr("blocksize"), "mode": at.attr("mode")}
@@ -142,7 +145,7 @@ def blocks_to_depth(at: RuleContext) -> Gradients:
 
 @rule("SpaceToDepth")
 def depth_to_blocks(at: RuleContext) -> Gradients:
-    """DepthToSpace is the inverse."""
+    """The inverse is DepthToSpace."""
     return (emit("DepthToSpace", at.g, blocksize=at.attr("blocksize"), mode="DCR"),)
 
 
@@ -155,28 +158,28 @@ def reverse_back(at: RuleContext) -> Gradients:
 
 @rule("Trilu")
 def keep_triangle(at: RuleContext) -> Gradients:
-    """The gradient of the triangle that is kept."""
+    """Keep the same triangle of the gradient."""
     diagonal = at.optional(1)
     return (emit("Trilu", at.g, *(() if diagonal is None else (diagonal,)), upper=at.attr("upper", 1)),)
 
 
 @rule("Compress")
 def fill_gaps(at: RuleContext) -> Gradients:
-    """The gradient of each kept element in its place."""
+    """Scatter the gradient to the positions of the kept elements."""
     axis = at.attr("axis")
     return (_sum_sources(at, lambda places: emit("Compress", places, at.input(1), axis=axis)),)
 
 
 def _sum_sources(at: RuleContext, move: Any) -> Tensor:
-    """Return, for each element of the input, the sum of the gradients of its copies in the output.
+    """Sum the gradients of all copies of each input element.
 
-    What the operator does to elements it does to their places too, so their places say where the gradients go.
+    `move` applies the operator to the linear indices of the input, which yields the source of each output element.
     """
     return sum_at_places(at.g, move(list_places(at.x)), at.x)
 
 
 def list_places(x: Tensor) -> Tensor:
-    """Return the places 0, 1, ... of the elements in the tensor's shape."""
+    """Linear indices 0, 1, ... in the shape of `x`."""
     known = x.tensor_type.is_static
     size = np.asarray(np.prod(get_shape(x), dtype=np.int64)) if known else emit("Size", x)
     row = emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64))
@@ -184,16 +187,16 @@ def list_places(x: Tensor) -> Tensor:
 
 
 def sum_at_places(g: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``like`` with the sums of the gradients that go to each place of its elements."""
+    """Scatter-add the gradients to linear indices of a tensor shaped like ``like``."""
     base = flatten(zeros_like(like))
     return reshape_to(emit("ScatterElements", base, flatten(places), flatten(g), axis=0, reduction="add"), like)
 
 
 @rule("Gather")
 def gather(at: RuleContext) -> Gradients:
-    """The gradient of each row that was read is added to that row; the axis that is read is brought to the front for it.
+    """Scatter-add the gradient of each row; the gathered axis is moved to the front for ScatterND.
 
-    Where the rows are known, those of a permutation are put back in order, and one row gets zeros around it.
+    Constant indices need no scatter: invert a permutation, or zero-pad a single row.
     """
     rank, axes = at.rank(at.x), at.rank(at.input(1))
     axis = at.attr("axis", 0) % rank
@@ -210,7 +213,7 @@ def gather(at: RuleContext) -> Gradients:
 
 
 def _put_back(at: RuleContext, axis: int) -> Tensor | None:
-    """Return the gradient of rows that are known to be one row, or each row once; None for others."""
+    """The gradient for a constant permutation or a single constant index; None for other indices."""
     rows, shape = at.constant(1), at.x.tensor_type.shape
     size = None if shape is None else shape[axis]
     if rows is None or not isinstance(size, int) or size == 0 or rows.ndim > 1:
@@ -228,14 +231,14 @@ def _put_back(at: RuleContext, axis: int) -> Tensor | None:
 
 @rule("GatherElements")
 def gather_elements(at: RuleContext) -> Gradients:
-    """The gradient of each element that was read is added to it."""
+    """Scatter-add the gradients of the elements."""
     axis = at.attr("axis", 0)
     return (emit("ScatterElements", zeros_like(at.x), at.input(1), at.g, axis=axis, reduction="add"),)
 
 
 @rule("GatherND")
 def gather_slices(at: RuleContext) -> Gradients:
-    """The gradient of each slice that was read is added to it."""
+    """Scatter-add the gradients of the slices."""
     batch = at.attr("batch_dims", 0)
     if batch == 0:
         return (emit("ScatterND", zeros_like(at.x), at.input(1), at.g, reduction="add"),)
@@ -245,9 +248,9 @@ def gather_slices(at: RuleContext) -> Gradients:
 
 @rule("ScatterElements")
 def scatter_elements(at: RuleContext) -> Gradients:
-    """What is overwritten has no gradient, and an update has that of its place; with ``add`` both have it.
+    """Overwritten data has no gradient; updates gather theirs. With ``add`` both have one.
 
-    An update that another one overwrites would have none: where indices occur twice, the operator is not defined.
+    Duplicate indices are undefined without a reduction, so an overwritten update is not considered.
     """
     axis, mode = at.attr("axis", 0), at.attr("reduction", "none")
     if mode not in ("none", "add"):
@@ -261,7 +264,7 @@ def scatter_elements(at: RuleContext) -> Gradients:
 
 @rule("ScatterND")
 def scatter_slices(at: RuleContext) -> Gradients:
-    """As for ScatterElements, with slices."""
+    """Like ScatterElements, for slices."""
     mode = at.attr("reduction", "none")
     if mode not in ("none", "add"):
         at.refuse(f"its reduction is {mode!r}, and the rule is for 'none' and 'add'")
@@ -273,14 +276,14 @@ def scatter_slices(at: RuleContext) -> Gradients:
 
 @rule("TensorScatter")
 def update_cache(at: RuleContext) -> Gradients:
-    """What is overwritten has no gradient, and an update has that of its place."""
+    """Overwritten entries of the cache have no gradient; updates get the gradient at their position."""
     past, update = at.input(0), at.input(1)
     options = {"axis": at.attr("axis", -2), "mode": at.attr("mode", "linear")}
     indices = () if at.optional(2) is None else (at.input(2),)
     data = emit("TensorScatter", at.g, zeros_like(update), *indices, **options) if at.wants(0) else None
     if not at.wants(1):
         return (data,)
-    # The places of the updates are found by writing their numbers, counted from 1, and zeros elsewhere.
+    # Find the positions of the updates by scattering their numbers, counted from 1, into zeros.
     numbers = emit(
         "TensorScatter",
         emit("ConstantOfShape", get_shape(past), value=np.zeros(1, np.int64)),
@@ -297,7 +300,7 @@ def update_cache(at: RuleContext) -> Gradients:
 
 @rule("OneHot")
 def choose_values(at: RuleContext) -> Gradients:
-    """The value for the chosen places has the sum of the gradients there, the other one the sum of the rest."""
+    """The on-value gets the sum of the gradients at the selected positions, the off-value the rest."""
     values = at.input(2)
     pair = np.asarray([0, 1], values.dtype.numpy)
     mask = emit("OneHot", at.input(0), at.input(1), pair, axis=at.attr("axis", -1))
@@ -309,7 +312,7 @@ def choose_values(at: RuleContext) -> Gradients:
 
 @rule("Range")
 def count_up(at: RuleContext) -> Gradients:
-    """The function start + i delta: the start has the sum of the gradients, delta their sum weighted by i."""
+    """y_i = start + i delta: start gets the sum of the gradients, delta the sum weighted by i."""
     step = at.input(2)
     first = reduce_sum(at.g, [0]) if at.wants(0) else None
     if not at.wants(2):
@@ -327,7 +330,7 @@ _OPTIONS = (
 
 @rule("Resize")
 def resize(at: RuleContext) -> Gradients:
-    """The function y = A x B' ... with a matrix per axis: dx = A' g B ..."""
+    """y = A x B' ... with one matrix per axis: dx = A' g B ..."""
     if at.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         at.refuse("it resizes a crop (tf_crop_and_resize), for which there is no rule; cut the crop out by Slice")
     if at.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -348,7 +351,7 @@ def resize(at: RuleContext) -> Gradients:
 
 
 def _weights(at: RuleContext, size: int, result: int, scale: float | None) -> Tensor:
-    """Return the matrix (result, size) of one axis: the columns of the identity, resized."""
+    """Matrix (result, size) of one axis: Resize applied to the identity."""
     identity = np.eye(size, dtype=at.x.dtype.numpy)
     options: dict[str, Any] = {name: value for name in _OPTIONS if (value := at.attr(name)) is not None}
     if scale is None:
@@ -357,7 +360,7 @@ def _weights(at: RuleContext, size: int, result: int, scale: float | None) -> Te
 
 
 def _apply_transposed(g: Tensor, weights: Tensor, axis: int) -> Tensor:
-    """Return the gradient multiplied along an axis by the transposed matrix."""
+    """Multiply an axis of the gradient by the transposed matrix."""
     rank = g.ndim
     order = [*(other for other in range(rank) if other != axis), axis]
     product = emit("MatMul", transpose(g, order), weights)

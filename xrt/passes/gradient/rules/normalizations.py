@@ -1,6 +1,6 @@
-"""Normalizations and dropout.
+"""Gradients of normalizations, dropout and reductions.
 
-Ioffe and Szegedy, arXiv:1502.03167 (batches); Ba et al., arXiv:1607.06450 (layers); Ulyanov et al., arXiv:1607.08022 (instances).
+Ioffe and Szegedy, arXiv:1502.03167 (batch); Ba et al., arXiv:1607.06450 (layer); Ulyanov et al., arXiv:1607.08022 (instance).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Gradients = Sequence["Tensor | None"]
 
 
 def _per_channel(x: Tensor, like: Tensor, dtype: DType) -> Tensor:
-    """Return one number per channel so that it broadcasts to a tensor (N, C, ...)."""
+    """Reshape per-channel numbers to broadcast with (N, C, ...)."""
     return add_axes(cast(x, dtype), *range(1, like.ndim - 1))
 
 
 @rule("BatchNormalization")
 def normalize_batch(at: RuleContext) -> Gradients:
-    """The function y = scale (x - mean) / sqrt(var + epsilon) + bias with statistics that are given, or those of the batch.
+    """y = scale (x - mean) / sqrt(var + epsilon) + bias, with given or batch statistics.
 
-    Of the batch: dx = r s (g - mean(g) - n mean(g n)) with the normalized n, the scale s and r = 1 / sqrt(var + epsilon).
+    Batch statistics: dx = r s (g - mean(g) - n mean(g n)) with normalized input n, scale s and r = 1 / sqrt(var + epsilon).
     """
     x, dtype, axes = at.x, at.x.dtype, [0, *range(2, at.rank(at.x))]
     scale, epsilon = _per_channel(at.input(1), x, dtype), at.attr("epsilon", 1e-5)
@@ -73,7 +73,7 @@ def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tens
 
 @definition("InstanceNormalization")
 def normalize_instances(at: RuleContext) -> Gradients:
-    """The function y = scale (x - mean) / sqrt(var + epsilon) + bias with the statistics of each instance and channel."""
+    """y = scale (x - mean) / sqrt(var + epsilon) + bias with statistics per instance and channel."""
     x, axes = at.x, list(range(2, at.rank(at.x)))
     centered = x - emit("ReduceMean", x, axes, keepdims=1)
     variance = emit("ReduceMean", centered * centered, axes, keepdims=1)
@@ -83,7 +83,7 @@ def normalize_instances(at: RuleContext) -> Gradients:
 
 @definition("MeanVarianceNormalization")
 def normalize_moments(at: RuleContext) -> Gradients:
-    """The function (x - E x) / (sqrt(E x^2 - (E x)^2) + 1e-9) with means over the axes; ONNX's is for float32 alone."""
+    """(x - E x) / (sqrt(E x^2 - (E x)^2) + 1e-9); ONNX's own definition supports float32 only."""
     x, axes = at.x, at.attr("axes", [0, 2, 3])
     mean = emit("ReduceMean", x, axes, keepdims=1)
     deviation = emit("Sqrt", emit("ReduceMean", x * x, axes, keepdims=1) - mean * mean)
@@ -92,7 +92,7 @@ def normalize_moments(at: RuleContext) -> Gradients:
 
 @rule("LayerNormalization")
 def normalize_layer(at: RuleContext) -> Gradients:
-    """The function y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
+    """y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
     rank = at.rank(at.x)
     axes, stash = list(range(at.attr("axis", -1) % rank, rank)), DType.from_onnx(at.attr("stash_type", 1))
     x, g, scale = cast(at.x, stash), cast(at.g, stash), at.input(1)
@@ -114,7 +114,7 @@ def normalize_layer(at: RuleContext) -> Gradients:
 
 @rule("Dropout")
 def drop_out(at: RuleContext) -> Gradients:
-    """In training the elements that are kept are divided by 1 - ratio, and the others are 0; the mask is an output."""
+    """In training, kept elements are divided by 1 - ratio and the others are 0; the mask is an output."""
     flag = at.constant(2)
     if at.optional(2) is None or (flag is not None and not flag.any()):
         return (at.g,)
@@ -127,13 +127,13 @@ def drop_out(at: RuleContext) -> Gradients:
 
 
 def _is_copy(at: RuleContext) -> bool:
-    """Whether no axes are named, and that means none instead of all."""
+    """Whether the reduction is the identity: no axes, and noop_with_empty_axes is set."""
     axes = at.constant(1)
     return (at.optional(1) is None or (axes is not None and axes.size == 0)) and at.attr("noop_with_empty_axes", 0) == 1
 
 
 def _with_axes(at: RuleContext, reduced: Tensor) -> Tensor:
-    """Return a result of the reduction with the reduced axes, each of extent 1; or so that it broadcasts to the input."""
+    """Restore the reduced axes with extent 1, so that the result broadcasts to the input."""
     axes = at.optional(1)
     if at.attr("keepdims", 1) or axes is None or _is_copy(at):
         return reduced
@@ -142,7 +142,7 @@ def _with_axes(at: RuleContext, reduced: Tensor) -> Tensor:
 
 
 def _sum(at: RuleContext, x: Tensor) -> Tensor:
-    """Return the sums over the node's axes with extents of 1 in their places."""
+    """Sum over the node's axes with keepdims."""
     if _is_copy(at):
         return x
     axes = at.optional(1)
@@ -150,40 +150,40 @@ def _sum(at: RuleContext, x: Tensor) -> Tensor:
 
 
 def _check_reduces(at: RuleContext) -> None:
-    """Refuse a node that names no axes where that means none: what it then gives differs between versions of ONNX."""
+    """Refuse a reduction over no axes (noop_with_empty_axes): ONNX versions disagree on its result."""
     if _is_copy(at):
         at.refuse("it reduces no axes (noop_with_empty_axes=1)")
 
 
 @rule("ReduceSum")
 def sum_elements(at: RuleContext) -> Gradients:
-    """Each element has the gradient of its sum."""
+    """Each element gets the gradient of its sum."""
     return (expand_to(_with_axes(at, at.g), at.x),)
 
 
 @rule("ReduceMean")
 def take_mean(at: RuleContext) -> Gradients:
-    """Each element has the gradient of its mean, divided by the number of elements."""
+    """Each element gets the gradient of its mean, divided by the element count."""
     return (expand_to(_with_axes(at, at.g) / count(at.x, at.y), at.x),)
 
 
 @rule("ReduceSumSquare")
 def sum_squares(at: RuleContext) -> Gradients:
-    """Here d sum x^2 = 2 x."""
+    """d sum x^2 = 2 x."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * (at.x * 2),)
 
 
 @rule("ReduceL1")
 def take_l1_norm(at: RuleContext) -> Gradients:
-    """Here d sum |x| = sign x."""
+    """d sum |x| = sign x."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * emit("Sign", at.x),)
 
 
 @rule("ReduceL2")
 def take_l2_norm(at: RuleContext) -> Gradients:
-    """Here d sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
+    """d sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
     _check_reduces(at)
     g, y = _with_axes(at, at.g), _with_axes(at, at.y)
     is_zero = emit("Equal", y, number(0, y))
@@ -193,30 +193,30 @@ def take_l2_norm(at: RuleContext) -> Gradients:
 
 @rule("ReduceLogSum")
 def take_log_of_sum(at: RuleContext) -> Gradients:
-    """Here d log sum x = 1 / sum x."""
+    """d log sum x = 1 / sum x."""
     _check_reduces(at)
     return (expand_to(_with_axes(at, at.g) / _sum(at, at.x), at.x),)
 
 
 @rule("ReduceLogSumExp")
 def take_log_of_sum_of_exponentials(at: RuleContext) -> Gradients:
-    """Here d log sum exp x = exp(x - log sum exp x)."""
+    """d log sum exp x = exp(x - log sum exp x)."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * emit("Exp", at.x - _with_axes(at, at.y)),)
 
 
 @rule("ReduceMax", "ReduceMin")
 def take_extreme(at: RuleContext) -> Gradients:
-    """The gradient goes to the extreme element; elements that are equal share it."""
+    """The gradient goes to the extreme element; ties share it equally."""
     mask = cast(emit("Equal", at.x, _with_axes(at, at.y)), at.x.dtype)
     return (_with_axes(at, at.g) / _sum(at, mask) * mask,)
 
 
 @rule("ReduceProd")
 def multiply_elements(at: RuleContext) -> Gradients:
-    """Here d prod x = the product of the other elements: of those that are not 0 where one element is 0.
+    """d prod x = the product of the other elements, also if exactly one element is 0.
 
-    Its own derivative is right where no element is 0.
+    The second derivative is correct only if no element is 0.
     """
     x = at.x
     is_zero = emit("Equal", x, number(0, x))
@@ -224,6 +224,7 @@ def multiply_elements(at: RuleContext) -> Gradients:
     others = emit("Where", is_zero, number(1, x), x)
     axes = () if _is_copy(at) or at.optional(1) is None else (at.optional(1),)
     product: Any = others if _is_copy(at) else emit("ReduceProd", others, *axes, keepdims=1)
+    # # With one zero only that element has a gradient; with more, none has.
     at_zero = emit("Where", emit("Equal", zeros_in, number(1, x)), product, number(0, x))
     elsewhere = emit("Where", emit("Equal", zeros_in, number(0, x)), product / others, number(0, x))
     return (_with_axes(at, at.g) * emit("Where", is_zero, at_zero, elsewhere),)
@@ -231,14 +232,14 @@ def multiply_elements(at: RuleContext) -> Gradients:
 
 @rule("CumSum")
 def sum_up(at: RuleContext) -> Gradients:
-    """An element is part of the sums from its own on: their gradients are summed up from the other end."""
+    """An element is part of all later sums, so the gradients are accumulated from the other end."""
     reverse = 1 - at.attr("reverse", 0)
     return (emit("CumSum", at.g, at.input(1), exclusive=at.attr("exclusive", 0), reverse=reverse),)
 
 
 @rule("TopK")
 def choose_largest(at: RuleContext) -> Gradients:
-    """The gradients of the chosen elements go to the places that they are taken from."""
+    """The gradients go to the indices of the selected elements."""
     gradient = emit(
         "ScatterElements",
         zeros_like(at.x),
@@ -252,7 +253,7 @@ def choose_largest(at: RuleContext) -> Gradients:
 
 @definition("LpNormalization")
 def divide_by_norm(at: RuleContext) -> Gradients:
-    """The function x / |x|_p along an axis; 0 where the norm is 0."""
+    """x / |x|_p along an axis; 0 where the norm is 0."""
     operator = "ReduceL1" if at.attr("p", 2) == 1 else "ReduceL2"
     norm = emit(operator, at.x, [at.attr("axis", -1)], keepdims=1)
     is_zero = emit("Equal", norm, number(0, norm))

@@ -1,7 +1,7 @@
-"""Recurrent layers written as a Scan over the sequence, through which the gradient goes back in time.
+"""Gradients of LSTM, GRU and RNN by backpropagation through time; Werbos (1990). Equations as in ONNX.
 
-Werbos, *Backpropagation through time* (1990). The equations are those of ONNX's LSTM, GRU and RNN. The products with the inputs
-are made for the whole sequence at once, before the Scan.
+Usual layers have a rule: a backward Scan that computes all products of the sequence in one matrix product. Layers with sequence
+lengths, peepholes, clipping or other activations are decomposed into a Scan first.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _SIMPLE = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "So
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cell:
-    """One direction of a layer: its weights and activation functions."""
+    """One direction of a layer: weights and activations."""
 
     hidden: int
     recurrent: Tensor
     """(hidden, gates * hidden)."""
     bias: Tensor | None
-    """The bias of the recurrent product, where it is not added to the inputs."""
+    """Recurrent bias, if it cannot be added to the inputs."""
     peepholes: tuple[Tensor, ...]
     activations: tuple[Callable[[Tensor], Tensor], ...]
     options: dict[str, Any]
 
 
 Advance = Callable[[_Cell, "Tensor", "Sequence[Tensor]"], "tuple[Tensor, ...]"]
-"""Returns the next states from the inputs of a step and the states."""
+"""Computes the next states from the inputs of a time step and the states."""
 
 
 def _split(x: Tensor, parts: int) -> Sequence[Tensor]:
@@ -137,12 +137,12 @@ def _define_layer(at: RuleContext, advance: Advance, gates: int, functions: Sequ
 
 
 def _pick(x: Tensor, place: int) -> Tensor:
-    """Return the part of one direction."""
+    """Select one direction."""
     return emit("Gather", x, np.asarray(place, np.int64), axis=0)
 
 
 def _start(at: RuleContext, x: Tensor, given: Tensor | None, hidden: int, ways: int, by_batch: bool) -> Tensor:
-    """Return the initial states (directions, batch, hidden), zeros where none are given."""
+    """Initial states (directions, batch, hidden), zeros by default."""
     if given is not None:
         return transpose(given, [1, 0, 2]) if by_batch else given
     batch = extent(x, 1)
@@ -152,7 +152,7 @@ def _start(at: RuleContext, x: Tensor, given: Tensor | None, hidden: int, ways: 
 
 
 def _make_cell(at: RuleContext, x: Tensor, gates: int, hidden: int, functions: Sequence[str], place: int) -> tuple[_Cell, Tensor]:
-    """Return the cell of one direction, and the products of the whole sequence with the weights, biases included."""
+    """The cell of one direction, and the input products of the whole sequence, biases included."""
     weights, recurrent = (transpose(_pick(at.input(k), place), [1, 0]) for k in (1, 2))
     inputs, bias, rest = emit("MatMul", x, weights), at.optional(3), None
     if bias is not None:
@@ -186,7 +186,7 @@ def _activation(at: RuleContext, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _scan(at: RuleContext, cell: _Cell, advance: Advance, inputs: Tensor, first: Sequence[Tensor], way: int) -> Sequence[Tensor]:
-    """Return the last states and the sequence of the first one."""
+    """Run the cell over the sequence; return the last states and the sequence of hidden states."""
     lengths, count = at.optional(4), len(first)
 
     def body(*values: Tensor) -> list[Tensor]:
@@ -200,6 +200,7 @@ def _scan(at: RuleContext, cell: _Cell, advance: Advance, inputs: Tensor, first:
 
     rows: list[Tensor] = [inputs]
     if lengths is not None:
+        # # ONNX: an empty sequence ends in zero states, not in its initial states.
         is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), integers(1))
         first = [emit("Where", is_empty, number(0, state), state) for state in first]  # their last states are 0
         size = emit("Reshape", extent(inputs, 0), integers())
@@ -230,9 +231,9 @@ _LENGTHS, _PEEPHOLES = 4, 7
 
 
 def is_usual(node: Node) -> bool:
-    """Whether a layer has the usual functions, and neither lengths, peepholes, bounds nor coupled gates.
+    """Whether a layer has default activations and no sequence lengths, peepholes, clipping or coupled gates.
 
-    Of GRU, it resets the product with the state and not the state (``linear_before_reset=1``), as PyTorch and cuDNN do.
+    A GRU must use ``linear_before_reset=1``, as PyTorch and cuDNN do.
     """
     unusual = any(place < len(node.inputs) and node.inputs[place] for place in (_LENGTHS, _PEEPHOLES))
     if unusual or any(node.attr(name) for name in ("clip", "input_forget", "activation_alpha", "activation_beta")):
@@ -246,14 +247,14 @@ def is_usual(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One direction of a layer; T steps, B elements of a batch, G gates of H."""
+    """One direction of a layer: T steps, batch B, G gates, hidden size H."""
 
     x: Tensor
     """(T, B, inputs)."""
     y: Tensor
     """(T, B, H)."""
     before: Tensor
-    """The state of the step before each, (T, B, H)."""
+    """Hidden state before each step, (T, B, H)."""
     starts: tuple[Tensor, ...]
     """Initial states, (B, H)."""
     w: Tensor
@@ -261,7 +262,7 @@ class _Layer:
     r: Tensor
     """(G * H, H)."""
     biases: Sequence[Tensor]
-    """Of the product with the inputs and of that with the states, (G * H); none where the layer has none."""
+    """Input bias and recurrent bias, (G * H) each; empty if the layer has none."""
     size: int
     """H."""
     way: int
@@ -269,25 +270,25 @@ class _Layer:
     function: str
     """The activation of RNN."""
     arriving: Tensor | None
-    """The gradient of y."""
+    """Gradient of y."""
     ends: tuple[Tensor, ...]
-    """The gradients of the last states, (B, H)."""
+    """Gradients of the last states, (B, H)."""
 
     def multiply(self) -> list[Tensor]:
-        """Return the products of the inputs and of the states of all steps with their weights, (T, B, G * H)."""
+        """Products of all inputs and all hidden states with their weights, (T, B, G * H)."""
         return [emit("MatMul", x, transpose(by, [1, 0])) for x, by in ((self.x, self.w), (self.before, self.r))]
 
     def scan(self, body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Sequence[Tensor], *, back: bool) -> Any:
-        """Return the last states and what the body gives besides, by steps in the order of the sequence."""
+        """Scan over the sequence; return the last states and the per-step outputs of the body in sequence order."""
         way = 1 - self.way if back else self.way
         attributes: dict[str, Any] = {"body": body, "num_scan_inputs": len(rows), "scan_input_directions": [way] * len(rows)}
         attributes["scan_output_directions"] = [way]
         return apply("Scan", (*states, *rows), attributes, outputs=len(states) + 1)
 
     def go_back(self, advance: Callable[..., list[Tensor]], rows: Sequence[Tensor]) -> Any:
-        """Return the gradients of the initial states, and what ``advance`` gives for each step besides.
+        """Scan backward; return the gradients of the initial states and the per-step outputs of ``advance``.
 
-        It takes the gradients of the states after a step, where what arrives at the result of the step is in, and the rows.
+        ``advance`` receives the state gradients after a step, including the gradient of that step's output, and the rows.
         """
         count, arriving = len(self.ends), self.arriving
         if arriving is None:
@@ -301,7 +302,7 @@ class _Layer:
 
 
 Found = tuple["Tensor", "Tensor", Sequence["Tensor"]]
-"""The gradients of the products with the inputs and with the states, (T, B, G * H), and of the initial states, (B, H)."""
+"""Gradients of the input products and recurrent products, (T, B, G * H), and of the initial states, (B, H)."""
 # ---------------------------------------------------------------------- layers
 
 
@@ -427,7 +428,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: 
 
 
 def _collect(at: RuleContext, layer: _Layer, found: Found, into: Sequence[list[Tensor]]) -> None:
-    """Add the gradients of one direction: those of X, W, R, B and the initial states, each if it is wanted."""
+    """Append the wanted gradients of one direction: X, W, R, B and initial states."""
     of_inputs, of_states, starts = found
     rows = [_as_rows(one) for one in (of_inputs, of_states)]
     if at.wants(0):
@@ -445,7 +446,7 @@ def _collect(at: RuleContext, layer: _Layer, found: Found, into: Sequence[list[T
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return what all directions have of a gradient; None where it is not wanted."""
+    """Concatenate the directions; None if the gradient is not wanted."""
     if len(parts) < 2:
         return parts[0] if parts else None
     return emit("Concat", *parts, axis=0)
@@ -456,7 +457,7 @@ def _by_time(x: Tensor, by_batch: bool) -> Tensor:
 
 
 def _result_type(at: RuleContext, ways: int, hidden: int) -> TensorType:
-    """Return the type of the layer's first output."""
+    """Type of the first output."""
     shape = at.x.tensor_type.shape or (None, None, None)
     sizes = (shape[0], shape[1], ways, hidden) if at.attr("layout", 0) == 1 else (shape[0], ways, shape[1], hidden)
     return TensorType(at.x.dtype, sizes)
@@ -467,7 +468,7 @@ def _get(gradients: Sequence[Tensor | None], place: int) -> Tensor | None:
 
 
 def _states(given: Tensor | None, at: RuleContext, x: Tensor, hidden: int, ways: int, by_batch: bool) -> Tensor:
-    """Return states (directions, batch, hidden), zeros where none are given."""
+    """Transpose the given states to (directions, batch, hidden); zeros by default."""
     if given is not None:
         return _by_time(given, by_batch)
     batch = extent(x, 1)
@@ -477,14 +478,14 @@ def _states(given: Tensor | None, at: RuleContext, x: Tensor, hidden: int, ways:
 
 
 def _take(x: Tensor, place: int, axis: int, ways: Sequence[int]) -> Tensor:
-    """Return the part of one direction."""
+    """Select one direction."""
     if len(ways) == 1:
         return emit("Squeeze", x, integers(axis))
     return emit("Gather", x, np.asarray(place, np.int64), axis=axis)
 
 
 def _shift(y: Tensor, start: Tensor, way: int) -> Tensor:
-    """Return for each step the state of the one before, which comes after it in a layer that goes backward."""
+    """The state before each step; for the backward direction that is the state at the next position."""
     first = add_axes(start, 0)
     whole = emit("Concat", *((y, first) if way else (first, y)), axis=0)
     begin, end = (1, np.iinfo(np.int64).max) if way else (0, -1)
@@ -492,7 +493,7 @@ def _shift(y: Tensor, start: Tensor, way: int) -> Tensor:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Return (T, B, N) as (T * B, N)."""
+    """Reshape (T, B, N) to (T * B, N)."""
     size = extent(x, 2)
     known = isinstance(size, np.ndarray)
     return emit("Reshape", x, integers(-1, *size.tolist()) if known else emit("Concat", integers(-1), size, axis=0))
