@@ -19,7 +19,7 @@ from xrt.passes.shape_inference import infer_shapes
 __all__ = ["CAPACITY", "LEAST_FRONT", "LENGTH", "make_static_caches", "read_fronts"]
 
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
-"""The state that counts what the caches hold."""
+"""State that holds the number of valid cache entries."""
 CAPACITY = "capacity"
 """Name of the dim that replaces the growing extent."""
 SCATTER_OPSET = 24

@@ -167,7 +167,7 @@ def _join_pairs(nibbles: Array) -> Array:
 
 
 ZERO_POINTS, GROUPS = 3, 4
-"""Inputs of MatMulNBits that may be left out: the zero point of each block, and the block of each row."""
+"""Optional inputs of MatMulNBits: zero points per block, and the group index of each row."""
 
 
 def unpack_weights(function: Function) -> Function:

@@ -150,7 +150,7 @@ def quantize_blocks(weight: Array, axis: int, options: QuantizationOptions) -> Q
 
 
 PER_CHANNEL_OPSET, BLOCKS_OPSET = 13, 21
-"""Opsets from which on DequantizeLinear has an axis, and blocks and integers of 4 bits."""
+"""First opsets of DequantizeLinear with an axis, and with blocks and 4-bit integers."""
 
 
 def require_opset(function: Function, *, blocks: bool = False) -> Function:

@@ -146,7 +146,7 @@ def power(at: RuleContext) -> Gradients:
 
 @rule("Mod")
 def remainder(at: RuleContext) -> Gradients:
-    """a mod b = a - b q, where the integer q is piecewise constant."""
+    """Rule for a mod b = a - b q, where the integer q is piecewise constant."""
     a, b = at.input(0), at.input(1)
     quotient = emit("Round", (a - at.y) / b) if at.wants(1) else None
     first = sum_to(at.g, a) if at.wants(0) else None

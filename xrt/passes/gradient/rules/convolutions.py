@@ -230,7 +230,7 @@ Gradients = Sequence["Tensor | None"]
 
 @rule("Conv")
 def convolve(at: RuleContext) -> Gradients:
-    """dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
+    """Rule: dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = read_windows(at, _kernel(at, w), x, at.y)
     first = _transposed(at.g, w, x, windows, group) if at.wants(0) else None
@@ -241,7 +241,7 @@ def convolve(at: RuleContext) -> Gradients:
 
 @rule("ConvTranspose")
 def convolve_transposed(at: RuleContext) -> Gradients:
-    """dX is the convolution of G with W, dW the convolution of G with X, dB the sum of G."""
+    """Rule: dX is the convolution of G with W, dW the convolution of G with X, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = _transposed_windows(at, _kernel(at, w))
     options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}

@@ -330,7 +330,7 @@ _OPTIONS = (
 
 @rule("Resize")
 def resize(at: RuleContext) -> Gradients:
-    """y = A x B' ... with one matrix per axis: dx = A' g B ..."""
+    """Rule for y = A x B' ... with one matrix per axis: dx = A' g B ..."""
     if at.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         at.refuse("it resizes a crop (tf_crop_and_resize), for which there is no rule; cut the crop out by Slice")
     if at.attr("keep_aspect_ratio_policy", "stretch") != "stretch":

@@ -26,7 +26,7 @@ def _per_channel(x: Tensor, like: Tensor, dtype: DType) -> Tensor:
 
 @rule("BatchNormalization")
 def normalize_batch(at: RuleContext) -> Gradients:
-    """y = scale (x - mean) / sqrt(var + epsilon) + bias, with given or batch statistics.
+    """Rule for y = scale (x - mean) / sqrt(var + epsilon) + bias, with given or batch statistics.
 
     Batch statistics: dx = r s (g - mean(g) - n mean(g n)) with normalized input n, scale s and r = 1 / sqrt(var + epsilon).
     """
@@ -73,7 +73,7 @@ def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tens
 
 @definition("InstanceNormalization")
 def normalize_instances(at: RuleContext) -> Gradients:
-    """y = scale (x - mean) / sqrt(var + epsilon) + bias with statistics per instance and channel."""
+    """Decompose y = scale (x - mean) / sqrt(var + epsilon) + bias with statistics per instance and channel."""
     x, axes = at.x, list(range(2, at.rank(at.x)))
     centered = x - emit("ReduceMean", x, axes, keepdims=1)
     variance = emit("ReduceMean", centered * centered, axes, keepdims=1)
@@ -92,7 +92,7 @@ def normalize_moments(at: RuleContext) -> Gradients:
 
 @rule("LayerNormalization")
 def normalize_layer(at: RuleContext) -> Gradients:
-    """y = s n + b with n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
+    """Rule for y = s n + b, n = (x - mean) r: dx = r (h - mean(h) - n mean(h n)) with h = s g, in the stash type."""
     rank = at.rank(at.x)
     axes, stash = list(range(at.attr("axis", -1) % rank, rank)), DType.from_onnx(at.attr("stash_type", 1))
     x, g, scale = cast(at.x, stash), cast(at.g, stash), at.input(1)
@@ -169,21 +169,21 @@ def take_mean(at: RuleContext) -> Gradients:
 
 @rule("ReduceSumSquare")
 def sum_squares(at: RuleContext) -> Gradients:
-    """d sum x^2 = 2 x."""
+    """d/dx sum x^2 = 2 x."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * (at.x * 2),)
 
 
 @rule("ReduceL1")
 def take_l1_norm(at: RuleContext) -> Gradients:
-    """d sum |x| = sign x."""
+    """d/dx sum |x| = sign x."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * emit("Sign", at.x),)
 
 
 @rule("ReduceL2")
 def take_l2_norm(at: RuleContext) -> Gradients:
-    """d sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
+    """d/dx sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
     _check_reduces(at)
     g, y = _with_axes(at, at.g), _with_axes(at, at.y)
     is_zero = emit("Equal", y, number(0, y))
@@ -193,14 +193,14 @@ def take_l2_norm(at: RuleContext) -> Gradients:
 
 @rule("ReduceLogSum")
 def take_log_of_sum(at: RuleContext) -> Gradients:
-    """d log sum x = 1 / sum x."""
+    """d/dx log sum x = 1 / sum x."""
     _check_reduces(at)
     return (expand_to(_with_axes(at, at.g) / _sum(at, at.x), at.x),)
 
 
 @rule("ReduceLogSumExp")
 def take_log_of_sum_of_exponentials(at: RuleContext) -> Gradients:
-    """d log sum exp x = exp(x - log sum exp x)."""
+    """d/dx log sum exp x = exp(x - log sum exp x)."""
     _check_reduces(at)
     return (_with_axes(at, at.g) * emit("Exp", at.x - _with_axes(at, at.y)),)
 
@@ -214,7 +214,7 @@ def take_extreme(at: RuleContext) -> Gradients:
 
 @rule("ReduceProd")
 def multiply_elements(at: RuleContext) -> Gradients:
-    """d prod x = the product of the other elements, also if exactly one element is 0.
+    """d/dx prod x = the product of the other elements, also if exactly one element is 0.
 
     The second derivative is correct only if no element is 0.
     """
@@ -253,7 +253,7 @@ def choose_largest(at: RuleContext) -> Gradients:
 
 @definition("LpNormalization")
 def divide_by_norm(at: RuleContext) -> Gradients:
-    """x / |x|_p along an axis; 0 where the norm is 0."""
+    """Decompose x / |x|_p along an axis; 0 where the norm is 0."""
     operator = "ReduceL1" if at.attr("p", 2) == 1 else "ReduceL2"
     norm = emit(operator, at.x, [at.attr("axis", -1)], keepdims=1)
     is_zero = emit("Equal", norm, number(0, norm))
