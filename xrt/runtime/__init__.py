@@ -1,7 +1,7 @@
-"""The runtime: a Plan becomes a Program, and a Program runs.
+"""Compile a Plan to a Program, and run Programs.
 
-A Plan and engines come in; the compile (through the cache) turns its launch nodes into executables; the Program is the
-straight line of launches over slots. Nothing here decides where a node goes or knows an engine by name.
+The compile turns launch nodes into executables, through the cache. A Program is a straight line of launches over value slots.
+The runtime neither places nodes nor knows engines by name.
 """
 
 from __future__ import annotations

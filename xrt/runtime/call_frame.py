@@ -1,7 +1,7 @@
-"""A frame: the slots of one call, and the launches prepared over them.
+"""Call frames: the value slots of one call and its prepared launches; errors and memory counts of launches.
 
-A call has a frame of its own while it runs, so launches may be closures over the frame's slots: what to read, what to
-write and which buffers to hand down is settled when the frame is made, and a call is one action after the other.
+Each running call owns a frame, so a launch can be a closure over the slots. All buffers are chosen when the frame is made, and a
+call is a plain sequence of actions.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
 OPTIONS, UPDATES = -1, -2
-"""The slots behind the values: the options of the call, None for the defaults, and whether inputs may be updated in place."""
+"""Slots behind the values: the RunOptions of the call (None: defaults), and whether inputs may be updated in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """One call at a time."""
+    """The state of one running call; reused by later calls, never shared by concurrent ones."""
 
     slots: list[Any]
     actions: tuple[Action, ...]
-    """One per launch, in order."""
+    """One per launch."""
     entering: tuple[tuple[Array, int], ...]
-    """Places with the inputs to copy there first."""
+    """Arena buffers and the input slots to copy into them at the start."""
     initial: tuple[Any, ...]
-    """What the slots hold between calls: constants, and the places of what lives in the arena."""
+    """Contents of the slots between calls: constants and arena buffers."""
 
     def enter(self, inputs: Sequence[Any], options: RunOptions | None, *, updates: bool = False) -> None:
-        """Take the values of a call, and whether its inputs may be updated in place."""
+        """Load the inputs of a call; `updates` permits updating inputs in place."""
         slots = self.slots
         slots[: len(inputs)] = inputs
         slots[OPTIONS], slots[UPDATES] = options, updates
@@ -64,12 +64,12 @@ class CallFrame:
             np.copyto(place, slots[slot])
 
     def leave(self) -> None:
-        """Let go of the values of the call."""
+        """Release the values of the call."""
         self.slots[:] = self.initial
 
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | None = None) -> CallFrame:
-    """Return a frame with a block of memory of its own; ``own`` slots hold the caller's arrays in every call."""
+    """Make a frame with its own arena block; ``own`` maps slots to the caller's arrays of a bound call."""
     views = layout.arena.views()
     initial: list[Any] = [None] * (len(slots.names) + 2)
     fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(own or {})
@@ -80,6 +80,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | N
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.last_uses()
     ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
+    # # A bound call has its in-place updates in `own` already.
     inplace = {} if own else slots.inplace
     arrays = (LaunchArrays(table, read, fixed, free, inplace) for free in frees)
     made = ((ways.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
@@ -96,17 +97,17 @@ def _action(way: Callable[[Step, LaunchArrays], Action], step: Step, ground: Lau
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """What a launch is prepared over."""
+    """The arrays that a launch is prepared over."""
 
     slots: list[Any]
     read: Mapping[int, Any]
-    """Arrays that are always in the same place when a launch reads them."""
+    """Arrays with a fixed address when read."""
     fixed: Mapping[int, Any]
-    """Arrays that are always in the same place when a launch writes them."""
+    """Arrays with a fixed address when written."""
     frees: tuple[int, ...]
-    """Slots without readers after the launch."""
+    """Slots without readers after this launch."""
     inplace: Mapping[int, int]
-    """By slot that is computed in the array of an input, the slot of that input."""
+    """By output slot: the input slot whose array it is computed in."""
 
     @property
     def freed(self) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ def _bound(step: Step, ground: LaunchArrays) -> Action:
 
 
 def _aimed(step: Step, ground: LaunchArrays) -> Action:
-    """Return a launch that reads its arrays from the slots and leaves results where they always lie."""
+    """A launch with inputs from the slots and outputs at fixed addresses."""
     call, reads = step.executable.bind_outputs([ground.fixed[slot] for slot in step.writes]), step.reads
     slots, freed = ground.slots, ground.freed
 
@@ -131,7 +132,7 @@ def _aimed(step: Step, ground: LaunchArrays) -> Action:
 
 
 def _plain(step: Step, ground: LaunchArrays) -> Action:
-    """Return a launch that reads its arrays from the slots and leaves results there."""
+    """A launch with inputs from the slots and outputs to the slots."""
     places = {slot: ground.fixed[slot] for slot in step.writes if slot in ground.fixed}
     slots, freed = ground.slots, ground.freed
     updates = tuple((mine, ground.inplace[slot]) for mine, slot in enumerate(step.writes) if slot in ground.inplace)
@@ -149,6 +150,7 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in reads]
+        # # fast_call skips the options, which most calls do not need.
         if options is None or not _asks_for_more(options, filled):
             results = direct(*given)
         else:
@@ -164,17 +166,14 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
 
 
 def _filled_outputs(step: Step) -> list[tuple[int, int]]:
-    """Return the program's outputs that the launch's engine computes into given buffers, and from how many bytes it pays."""
+    """Program outputs that the engine can write to a given buffer, with the size from which that is worthwhile."""
     least = dict(enumerate(step.executable.output_buffer_threshold()))
     found = ((place, least.get(mine)) for mine, place in step.returns)
     return [(place, nbytes) for place, nbytes in found if nbytes is not None]
 
 
 def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
-    """Whether a launch has to know the options: its engine better computes into one of the caller's buffers.
-
-    What is left of the buffers, XRT copies to when the call ends.
-    """
+    """Whether the engine should compute into one of the caller's buffers; XRT copies to the others at the end."""
     out = options.out
     return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
@@ -182,9 +181,9 @@ def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bo
 def _placing(
     step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int], updates: Sequence[tuple[int, int]]
 ) -> Action:
-    """Return a launch some of whose results have a place: the engine computes them there, or they are copied.
+    """A launch with results at fixed places: the engine computes into them, or they are copied there.
 
-    ``updates`` are pairs of an output of the launch and the slot of the input whose array is its place in this call.
+    ``updates`` pairs an output of the launch with the input slot whose array it updates in this call.
     """
     least = {slot: n for slot, n in zip(step.writes, step.executable.output_buffer_threshold(), strict=False) if n is not None}
     buffers = {slot: place for slot, place in places.items() if slot in least and place.nbytes >= least[slot]}
@@ -215,7 +214,7 @@ def _placing(
 
 
 def _with_updates(options: RunOptions, count: int, updates: Sequence[tuple[int, Array]]) -> RunOptions:
-    """Return the options with these arrays as buffers of the launch's outputs, before those of the caller."""
+    """Options with these arrays as output buffers, taking precedence over the caller's."""
     out = list(options.out or [None] * count)
     for mine, array in updates:
         out[mine] = array
@@ -223,7 +222,7 @@ def _with_updates(options: RunOptions, count: int, updates: Sequence[tuple[int, 
 
 
 def find_inplace_reuse(step: Step, options: RunOptions, places: Mapping[int, Array]) -> RunOptions:
-    """Return the options for one launch: the caller's buffers for what it returns, and the fixed places of the rest."""
+    """Options of one launch: the caller's buffers for program outputs, fixed places for other values."""
     buffers = [places.get(slot) for slot in step.writes]
     if options.out is not None:
         for mine, place in step.returns:
@@ -233,27 +232,27 @@ def find_inplace_reuse(step: Step, options: RunOptions, places: Mapping[int, Arr
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:
-    """Return the error of an engine that returned another number of outputs than its launch has."""
+    """The error for an engine that returned a wrong number of outputs."""
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )
 
 
 Find: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
-"""Takes a launch with its inputs and outputs, and returns what is wrong with the outputs, as a sentence that names the launch."""
+"""Checks the outputs of a launch, given its inputs and outputs; returns a sentence that names the launch, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputInspector:
-    """What is looked at after each launch of a call."""
+    """A check after each launch of a call."""
 
     find: Find
     needs_inputs: bool = False
-    """Whether it must see inputs as they were before the launch, even those that the launch may have written to."""
+    """Whether the check needs the inputs as before the launch, even if the launch may overwrite them."""
 
 
 def copy_inputs(step: Step, given: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a launch with copies of those that its engine may write to."""
+    """The inputs of a launch, with copies of those that the engine may overwrite."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
     written.update(source for source, _ in step.executable.inplace_pairs())
@@ -261,9 +260,9 @@ def copy_inputs(step: Step, given: Sequence[Any]) -> list[Any]:
 
 
 def to_run_failed(launch: Launch, error: Exception) -> Exception:
-    """Return what to raise for an error that came out of a launch: RunFailed that names it, the cause chained.
+    """Convert an error of a launch to RunFailed, with the launch's name and the cause.
 
-    What is the caller's mistake, such as an InputError, is raised as it is.
+    User errors, such as an InputError, are returned unchanged.
     """
     if isinstance(error, XRTError) and not isinstance(error, EngineError):
         error.updated = None  # the launch had begun
@@ -278,7 +277,7 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
 
 
 def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
-    """Return which result is not of the type that the plan has for it; None where all are, as far as types are known."""
+    """Describe the first result whose type contradicts the plan; None if all match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _is_of(result, value.type):
             is_array = isinstance(result, np.ndarray)
@@ -303,7 +302,7 @@ def _is_of(result: Any, type_: Type | None) -> bool:
 
 
 def list_inplace_updates(plan: Plan, region: str) -> list[str]:
-    """Return the model's inputs that an engine may have updated in place by the time that the region has failed."""
+    """Model inputs that an engine may have overwritten by the time a region failed."""
     names = [launch.name for launch in plan.launches]
     begun = plan.launches[: names.index(region) + 1]
     given = {value.name for value in plan.function.inputs}
@@ -311,31 +310,32 @@ def list_inplace_updates(plan: Plan, region: str) -> list[str]:
 
 
 AT_END = ""
-"""In place of a launch: the end of a call, when results that lie in the arena are copied out of it."""
+"""Marks the end of the call, where results in the arena are copied out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """The most bytes that the values of one profiled call took at once, and what the plan expected."""
+    """Peak memory of the values of one profiled call, and the plan's estimate."""
 
     peak: int
-    """``values + workspace`` of the launch at which this is most."""
+    """``values + workspace`` at the launch where it is largest."""
     launch: str
-    """That launch; empty for the end of the call."""
+    """Name of that launch; empty for the end of the call."""
     values: int
-    """Bytes of arrays that the call held then: values between regions and results, and the whole arena where there is one.
-    Arrays of the caller (inputs, state, buffers for results) and constants are not counted, and memory that several values
-    share is counted once."""
+    """Bytes of arrays then held by the call: values between regions, results, and the whole arena. The caller's arrays
+    (inputs, state, output buffers) and constants are excluded; shared memory counts once.
+    """
     workspace: int
-    """Bytes that the engine reports for inner values of the region and to compute; 0 where it does not. They are added in full,
-    although some engines free inner values before they make the last result."""
+    """Bytes that the engine reports for intermediate values and workspace of the region; 0 if it reports none. An upper bound:
+    some engines free intermediate values before they allocate the last result.
+    """
     expected: int | None
-    """`Plan.estimate_peak`: the values alone, in the order of the nodes; None where a size is not known."""
+    """`Plan.estimate_peak`: values only, in node order; None if a size is unknown."""
     untold: tuple[str, ...] = ()
-    """Launches whose engines do not say what they take inside."""
+    """Launches whose engines report no memory use."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as plain values for JSON."""
+        """The fields as JSON values."""
         return {**asdict(self), "untold": list(self.untold)}
 
     def __str__(self) -> str:
@@ -349,7 +349,7 @@ class CallMemory:
 
 
 class ValueCounter:
-    """The bytes of the arrays that one call holds, launch by launch. Constant time for each value."""
+    """Counts the bytes of the arrays held by one call, launch by launch. Constant time per value."""
 
     def __init__(self, table: ValueTable, frame: CallFrame, inputs: Sequence[Any], out: Sequence[Any] | None, arena: int) -> None:
         self._slots = frame.slots
@@ -358,15 +358,15 @@ class ValueCounter:
         others = (*inputs, *table.constants.values(), *(out or ()), *frame.initial)
         self._others = {key for value in others for key, _ in _list_memory(value)}
         self._alive: dict[int, int] = {}
-        """How many slots refer to a block of memory, by its key."""
+        """Number of slots that refer to a memory block, by block."""
         self._keys: dict[int, list[tuple[int, int]]] = {}
-        """The blocks of a slot, with their bytes."""
+        """Memory blocks of each slot, with sizes."""
         self.nbytes = arena
         self.held: list[int] = []
-        """By launch the bytes at its end, before anything was freed."""
+        """Bytes at the end of each launch, before values are freed."""
 
     def add(self, number: int) -> None:
-        """Count what a step that has just run has written, and then what it was the last to read."""
+        """Count the outputs of a finished step, then subtract the values that it was the last to read."""
         for slot in self._steps[number].writes:
             self._keys[slot] = [(key, size) for key, size in _list_memory(self._slots[slot]) if key not in self._others]
             for key, size in self._keys[slot]:
@@ -379,13 +379,13 @@ class ValueCounter:
                 self.nbytes -= 0 if self._alive[key] else size
 
     def count_results(self, results: Iterable[Any]) -> int:
-        """Return the bytes at the end of the call, with the results that are copies."""
+        """Bytes at the end of the call, including results that are copies."""
         found = {key: size for value in results for key, size in _list_memory(value)}
         return self.nbytes + sum(size for key, size in found.items() if key not in self._others and not self._alive.get(key))
 
 
 def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield a key and the bytes of each block of memory that a value refers to: that of the array whose view it is."""
+    """Yield key and size of each memory block of a value; a view counts as its base array."""
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base
@@ -401,7 +401,7 @@ def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
 def find_peak(
     held: Sequence[int], at_end: int, launches: Sequence[Launch], executables: Sequence[Executable], expected: int | None
 ) -> CallMemory:
-    """Return the peak over launches, from the bytes of arrays at each of them and what their engines take inside."""
+    """The peak over all launches, from the bytes of arrays and the memory that engines report."""
     uses = [executable.memory() for executable in executables]
     inner = [[None] if own is None else [use.nbytes for use in own if use.per_call] for own in uses]
     untold = tuple(launch.name for launch, sizes in zip(launches, inner, strict=True) if None in sizes)

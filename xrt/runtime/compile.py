@@ -1,4 +1,4 @@
-"""From a Plan to executables, through the cache: independent regions at once, equal ones once."""
+"""Compile the regions of a Plan through the cache, in parallel where engines allow it, and locate refused nodes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["MOST", "Progress", "Refusal", "RegionToCompile", "compile_plan", "describe_patterns", "list_regions", "to_blame"]
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Called with the number of compiled regions and their total."""
+"""Called with the number of compiled regions and the total."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An engine would not, or could not, compile or run a launch that it had accepted node by node."""
+    """A launch that an engine refused or failed to compile, although it supports each node on its own."""
 
     launch: Launch
     nodes: tuple[str, ...]
@@ -62,14 +62,14 @@ def compile_plan(
     graph: bool = False,
     narrow: bool = False,
 ) -> Program | tuple[Refusal, ...]:
-    """Return the plan's Program, or every refusal, in the plan's order, when there was one.
+    """Compile a plan to a Program, or return all refusals in plan order.
 
-    ``engines`` maps each engine spec that the plan names to the engine. Up to ``context.threads`` launches compile at once; those
-    of an engine that does not compile in parallel compile one after the other. Each signature is compiled and prepared at most
-    once while it stays cached, unless ``force``: then once for all launches of it. ``progress`` is called from the compiling
-    threads, one at a time. ``streams`` are those of the module, for a plan on devices, and ``graph`` is whether its calls are to
-    be recorded. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out. With ``narrow`` a region
-    that is refused as a whole is compiled in parts, until the nodes that cause it are known; the cache keeps them.
+    ``engines`` maps the engine specs in the plan to engines. Up to ``context.threads`` launches compile in parallel, except
+    those of engines that compile one at a time. Equal signatures are compiled once and cached; ``force`` recompiles, once per
+    signature. ``progress`` is called from the compiling threads, never concurrently. ``streams`` are the module's streams for a
+    plan on devices, and ``graph`` requests recording of its calls. With ``narrow``, a refused region is compiled in parts to
+    find the nodes to blame, which the cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its
+    memory runs out.
     """
     outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
@@ -92,7 +92,7 @@ def _program(plan: Plan, leases: Sequence[Lease], streams: Streams | None, graph
 
 @dataclass(frozen=True)
 class RegionToCompile:
-    """A launch, with what it is compiled by and for."""
+    """A launch with its engine and compile context."""
 
     launch: Launch
     engine: GraphCompiler
@@ -109,14 +109,14 @@ class RegionToCompile:
 
     @property
     def lane(self) -> object:
-        """What regions have in common that must be compiled one after the other: their signature, or their engine."""
+        """Regions with the same lane compile sequentially: equal signatures, or an engine that compiles one at a time."""
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
-    """Return the regions to compile for a plan, in its order.
+    """The regions of a plan, in its order.
 
-    Raises DeviceError if a device is unavailable, PlanError for a region of an engine that is not among these.
+    Raises DeviceError if a device is unavailable, PlanError for a region of an unlisted engine.
     """
     for launch in plan.launches:
         if launch.engine not in engines:
@@ -128,7 +128,7 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
 
 
 def _open_device(name: str, context: CompileContext) -> CompileContext:
-    """Return the context of a compile for a device; raises DeviceError if it is unavailable."""
+    """The compile context for a device; raises DeviceError if it is unavailable."""
     if name == "cpu":
         return (
             context
@@ -141,7 +141,7 @@ def _open_device(name: str, context: CompileContext) -> CompileContext:
 
 
 class _Compilation:
-    """One compile of a plan: its regions, and what became of each."""
+    """One compile of a plan: its regions and their outcomes."""
 
     def __init__(
         self,
@@ -159,14 +159,14 @@ class _Compilation:
         self._forced = force
         self._narrows = narrow
         self._blamed: dict[str, tuple[int, ...]] = {}
-        """By signature the places of the nodes that are to blame."""
+        """Positions of the nodes to blame, by signature."""
         self._progress = progress
         self._done = 0
         self._lock = renew_after_fork(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
     def outcomes(self) -> list[Lease | Refusal]:
-        """Compile everything and return a lease or a refusal per region; what else is raised leaves no lease behind."""
+        """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
         try:
             self._at_once(lambda region: region.signature, self._regions)
             self._at_once(self._compile, self._lanes())
@@ -178,7 +178,7 @@ class _Compilation:
         return [outcome for outcome in self._outcomes if outcome is not None]
 
     def _at_once(self, work: Callable[[T], object], items: Sequence[T]) -> None:
-        """Do the work for each item, on as many threads as the budget has; raises what is raised for the first in order."""
+        """Run `work` for all items on a thread pool; raise the first error in item order."""
         workers = min(self._threads, len(items))
         if workers < 2:
             deque(map(work, items), maxlen=0)
@@ -189,7 +189,7 @@ class _Compilation:
             deque(pool.map(work, items), maxlen=0)
 
     def _lanes(self) -> list[list[int]]:
-        """Return the regions in lanes, those of engines first that compile one at a time, since theirs are the longest."""
+        """Group the regions into lanes; engines that compile one at a time come first, as their lanes are the longest."""
         if self._threads == 1:
             return [list(range(len(self._regions)))]
         lanes: dict[object, list[int]] = {}
@@ -198,7 +198,7 @@ class _Compilation:
         return [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))]
 
     def _compile(self, lane: Sequence[int]) -> None:
-        """Compile the regions of a lane; of equal ones the first, unless it is refused: then each is asked, and named."""
+        """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
         met: set[str] = set()
         for number in lane:
             region = self._regions[number]
@@ -212,7 +212,7 @@ class _Compilation:
             self._tell()
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
-        """Return the refusal of those nodes alone that are to blame, where the engine has not named them."""
+        """Narrow a refusal to the nodes to blame, if the engine named none."""
         from xrt.partition.fold import extract_subgraph
 
         launch, key, error = region.launch, region.signature.key, refusal.error
@@ -251,7 +251,7 @@ def _is_accepted(region: RegionToCompile, part: Function) -> bool:
 
 
 def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefused) -> None:
-    """Have the cache remember a refusal with the nodes that are to blame."""
+    """Store a refusal with the nodes to blame in the cache."""
 
     def refuse() -> Executable:
         raise error
@@ -277,7 +277,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
 
 
 def _made(region: RegionToCompile, context: CompileContext) -> Executable:
-    """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
+    """Compile and prepare; wrap unexpected errors of an engine in CompileFailed."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
     began = perf_counter()
@@ -304,7 +304,7 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
 
 
 def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | None:
-    """Return the error that says so, where it is memory of a device that is lacking; that is no fault of the engine."""
+    """The error for a lack of device memory, which is not the engine's fault; None for other errors."""
     if region.context.device == "cpu":
         return None
     from xrt.runtime.devices.interface import Device
@@ -319,7 +319,7 @@ def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | 
 
 
 def _let_go(function: Function) -> None:
-    """Release pages of constants in files that an engine read to compile, save or load: they are not needed before a run."""
+    """Unmap pages of file-backed constants that an engine read while compiling: they are not needed before a run."""
     for constant in function.read_constants():
         release(constant.array)
 
@@ -329,7 +329,7 @@ _turns_lock = renew_after_fork(threading.Lock())
 
 
 def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
-    """Return what to hold while the engine compiles: nothing, or the lock of its class where it compiles one at a time."""
+    """The lock to hold during a compile; a null context for engines that compile in parallel."""
     if engine.compiles_in_parallel:
         return nullcontext()
     with _turns_lock:
@@ -337,15 +337,16 @@ def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
 
 
 MOST = 16
-"""Parts of one region that are compiled to find out."""
+"""Limit on trial compiles per refused region."""
 
 
 def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MOST) -> tuple[int, ...]:
-    """Return the places of the nodes without which the region compiles; all where that cannot be found out.
+    """Positions of the nodes without which the region compiles; all nodes if that cannot be found out.
 
-    The region of all places is known not to compile. ``compiles`` is asked at most so often, each time about some places,
-    ascending. The last node of the shortest beginning that does not compile is to blame, and with it, unless it is enough to
-    leave it out alone, those of the same of ``patterns``. Where the questions are used up, what is known to compile stays.
+    ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the
+    shortest prefix that fails: its last node is to blame. If the rest still fails, all nodes with the same entry in
+    ``patterns`` are blamed too, because equal blocks fail alike. When the trials are used up, only nodes known to compile are
+    kept.
     """
     kept, asked = list(range(len(patterns))), 0
 
@@ -355,6 +356,7 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
         return not compiles(places)
 
     while True:
+        # # kept[:least] is known to compile, kept[:enough] to fail.
         least, enough = 0, len(kept)
         while enough - least > 1 and asked < most:
             middle = (least + enough) // 2
@@ -372,13 +374,13 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
 
 
 def _others(kept: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the places that are not kept."""
+    """All positions that are not kept."""
     left = set(range(count)) - set(kept)
     return tuple(sorted(left))
 
 
 def describe_patterns(function: Function) -> list[object]:
-    """Return for each node a key of the node and its neighbours: equal for the same node of equal blocks."""
+    """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
     keys = QuestionKeys(function)
     own = {node.name: keys.key(node) or node.name for node in function.nodes}
     return [(own[node.name], _around(function, node, own)) for node in function.nodes]

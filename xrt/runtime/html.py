@@ -1,4 +1,4 @@
-"""A Profile as a notebook shows it: one call as a strip, region by region, and the times as a table."""
+"""Notebook display of a Profile: one call as a strip of regions, and a table of times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["make_mean_call", "render_profile"]
 
 
 def render_profile(profile: Profile) -> str:
-    """Return the cell of a Profile."""
+    """Render a Profile as HTML."""
     if not any(launch.calls for launch in profile.launches):
         return render_cell("profile.html", profile=profile, strips=None)
     regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
@@ -29,7 +29,7 @@ def render_profile(profile: Profile) -> str:
 
 
 def make_mean_call(profile: Profile) -> MeanCall:
-    """Return the means of the profiled calls; a whole call as it was recorded, else the sum of its launches."""
+    """Mean times of the profiled calls. A call without recorded whole time counts the sum of its launches."""
     regions = tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches)
     whole = [moment.ended - moment.began for moment in profile.moments if moment.category == "call"]
     seconds_of_call = sum(whole) / len(whole) if whole else sum(regions)

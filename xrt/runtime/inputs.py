@@ -1,4 +1,4 @@
-"""The values of a call, checked against the model's declared inputs before any engine sees them."""
+"""Bind, convert and check the inputs and output buffers of a call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xrt.runtime.devices.registry import device
 __all__ = ["bind", "check", "check_buffers", "check_updated", "infer_type", "normalize", "why_not_fixed"]
 
 Dims = dict[str, tuple[int, str]]
-"""What each symbolic dimension was first seen as: its size, and the input that showed it."""
+"""Size of each symbolic dimension, and the input where it was first seen."""
 
 
 def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Return the given values in the order of the inputs; raises InputError naming what is missing, unknown or twice."""
+    """Order the arguments by input; raises InputError for missing, unknown or duplicate inputs."""
     names = [value.name for value in inputs]
     if len(args) == 1 and not named and _is_feed(args[0], inputs):
         args, named = [], args[0]
@@ -41,18 +41,18 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
 
 
 def _is_feed(given: Any, inputs: Sequence[Value]) -> bool:
-    """Whether a single positional value maps names of inputs to values, as ONNX Runtime's ``run`` takes them."""
+    """Whether the only positional argument is a dict of inputs by name, as for ONNX Runtime's ``run``."""
     if type(given) is not dict or not given or not all(isinstance(name, str) for name in given):
         return False
     return not (inputs and isinstance(inputs[0].type, MapType))
 
 
 def normalize(value: Value, given: Any, home: str = "cpu") -> Any:
-    """Return the given value as engines expect it: a plain NumPy array of native byte order, a list, a dict or None.
+    """Convert a value to the form that engines expect: a NumPy array in native byte order, a list, a dict or None.
 
-    Arrays of other libraries come in through DLPack without a copy if they are in host memory, or on ``home``, where the module
-    runs: then as arrays of that device. A Python scalar is accepted for a 0-d input only. Raises InputError for anything else,
-    DeviceError for a value on a third device.
+    Arrays of other libraries are imported through DLPack without a copy, from host memory or from ``home``, the module's
+    device; the latter stay on the device. Python scalars are accepted for 0-d inputs only. Raises InputError for other values,
+    DeviceError for an array on a third device.
     """
     type_ = value.type
     if isinstance(type_, OptionalType):
@@ -71,7 +71,7 @@ def _sequence(name: str, type_: SequenceType, given: Any, home: str) -> list[Any
 
 
 def _map(name: str, type_: MapType, given: Any) -> dict[Any, Any]:
-    """Return a map of Python's own numbers and texts, as the declared type has them; NumPy's scalars become those."""
+    """Convert keys and values to Python scalars of the declared types."""
     if not isinstance(given, Mapping):
         raise InputError(f"input {name!r} is {type_}; pass a dict, not {_described(given)}")
     kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
@@ -105,7 +105,7 @@ def _array(name: str, type_: TensorType | None, given: Any, home: str) -> Any:
 
 
 def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a copy of native byte order; read-only, for an update written to it would never reach the caller."""
+    """Copy to native byte order. The copy is read-only, because updates written to it would be lost."""
     native = array.astype(array.dtype.newbyteorder("="))
     native.flags.writeable = False
     return native
@@ -148,9 +148,9 @@ def _described(given: Any) -> str:
 
 
 def check(inputs: Sequence[Value], values: Sequence[Any], max_batch_size: int | None = None) -> None:
-    """Check normalised values against the declared types; raises InputError naming the input and the difference.
+    """Check converted values against the declared types; raises InputError that names the input and the mismatch.
 
-    Extents with one name must be one size across all inputs. A leading extent that is not fixed is at most ``max_batch_size``.
+    A symbolic extent must have one size across all inputs. A dynamic leading extent is limited to ``max_batch_size``.
     """
     dims: Dims = {}
     for value, given in zip(inputs, values, strict=True):
@@ -221,7 +221,7 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
 
 
 def check_updated(name: str, given: Any) -> None:
-    """Check that the new value of an input which the model updates can be written to it; raises InputError naming it."""
+    """Check that an input that the model updates is writeable; raises InputError otherwise."""
     if not given.flags.writeable:
         raise InputError(
             f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
@@ -229,7 +229,7 @@ def check_updated(name: str, given: Any) -> None:
 
 
 def infer_type(given: Any) -> Type | None:
-    """Return the type of a normalised value; None for one that ONNX has no word for (a dict, an absent optional)."""
+    """The type of a converted value; None for values without an ONNX type (a dict, an absent optional)."""
     if isinstance(given, np.ndarray):
         return TensorType(DType.of(given), given.shape)
     if hasattr(given, "dtype") and hasattr(given, "shape"):  # of another device
@@ -244,11 +244,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return one buffer or None per output.
+    """Check the output buffers; return one buffer or None per output.
 
-    Raises InputError naming the buffer that is not a writeable, C-contiguous array of the output's type and shape, or
-    that overlaps an input or another buffer; DeviceError for one on another device. Symbolic extents are checked when
-    the output is there.
+    Each must be a writeable, C-contiguous array of the output's type and shape that overlaps no input and no other buffer;
+    otherwise raises InputError, or DeviceError for a buffer on another device. Symbolic extents are checked after the call.
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
@@ -266,7 +265,7 @@ def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], v
 
 
 def _why_not(buffer: Any, type_: Type | None) -> str | None:
-    """Return why the buffer cannot hold the output, as the rest of a sentence about it; None when it can."""
+    """Why the buffer cannot hold the output, as the rest of a sentence, or None."""
     if not isinstance(buffer, np.ndarray):
         return f"must be a NumPy array; got {type(buffer).__name__}"
     if reason := why_not_fixed(buffer):
@@ -281,7 +280,7 @@ def _why_not(buffer: Any, type_: Type | None) -> str | None:
 
 
 def why_not_fixed(buffer: Array) -> str | None:
-    """Return why an array cannot be written to as one block of memory; None when it can."""
+    """Why the array cannot be written as one memory block, or None."""
     flags = buffer.flags
     if not flags.writeable:
         return "read-only"
@@ -292,12 +291,12 @@ def why_not_fixed(buffer: Array) -> str | None:
 
 _HOST = 1
 _DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
-"""DLPack's numbers of devices."""
+"""Device codes of DLPack."""
 _RUNS_ON_CPU = "and the module runs on cpu; give a NumPy array"
 
 
 def _elsewhere(buffer: Any) -> str | None:
-    """Return the device of another library's array that does not lie in host memory; None for everything else."""
+    """The device of another library's array outside host memory; None for other values."""
     device = None if isinstance(buffer, np.ndarray) else getattr(buffer, "__dlpack_device__", None)
     kind, index = (_HOST, 0) if device is None else device()
     return None if int(kind) == _HOST else f"{_DEVICES.get(int(kind), f'device type {int(kind)} of DLPack')}:{index}"
@@ -312,7 +311,7 @@ def _fits(type_: TensorType, buffer: Array) -> bool:
 
 
 def _why_overlapping(buffer: Array, seen: Sequence[Any], inputs: Sequence[Value]) -> str | None:
-    """Return which input, or which buffer before it, it shares memory with; ``seen`` holds these in that order."""
+    """Names the input or earlier buffer that shares memory with this one; ``seen`` holds them in that order."""
     for place, other in enumerate(seen):
         if _shares(buffer, other):
             name = f"input {inputs[place].name!r}" if place < len(inputs) else f"out[{place - len(inputs)}]"

@@ -1,9 +1,8 @@
-"""The memory of each value of a program, and the way each launch is called: decided once, for every call.
+"""Memory planning: the place of each value of a program, how each launch is called, and which inputs are updated in place.
 
-A launch is *bound* if its engine can fix arrays once and for all, and all that it reads and writes has a fixed address. Such a
-call passes no arrays. It is *aimed* if that is true of what it writes. Every other launch is *plain*: arrays in, arrays out. To
-bind more launches, small values are copied to a fixed address; large ones are in the arena if their engine computes them there by
-itself.
+A launch is *bound* if its engine supports fixed arrays and everything that it reads and writes has a fixed address: the call
+then passes no arrays. It is *aimed* if only its outputs are fixed. All others are *plain*: arrays in, arrays out. To bind more
+launches, small values are copied to a fixed address; large ones are in the arena only if their engine computes them there.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One alias of a program: an input whose array holds an output after the call."""
+    """An alias of a program: an input whose array holds an output after the call."""
 
     input: str
     output: str
     source: int
-    """The slot of the output."""
+    """Slot of the output."""
     target: int
-    """The slot of the input."""
+    """Slot of the input."""
     step: int | None
-    """The step that writes the output; None where it is an input or a constant."""
+    """The step that writes the output; None if it is an input or a constant."""
     reason: str
-    """Why the output is copied into the input's array; empty where it is computed there."""
+    """Why the output is copied to the input; empty if it is computed in place."""
 
     def __str__(self) -> str:
         return f"{self.input} <- {self.output}: " + (f"copied, since {self.reason}" if self.reason else "in place")
@@ -61,14 +60,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class UpdateCopy:
-    """What was copied for one alias over the calls of a program."""
+    """Copies made for one alias over the calls of a program."""
 
     input: str
     output: str
     calls: int
-    """The calls that copied it."""
+    """Number of calls that copied."""
     nbytes: int
-    """Bytes copied in all calls together."""
+    """Total bytes copied."""
     reason: str
 
     def __str__(self) -> str:
@@ -76,10 +75,10 @@ class UpdateCopy:
 
 
 def find_updates(table: ValueTable) -> tuple[Update, ...]:
-    """Return the aliases of a program, each with whether its output is computed in the input's array.
+    """Decide for each alias whether its output is computed in the input's array.
 
-    It is where the engine writes to arrays it is given, and nothing reads the input after the step that writes; that step itself
-    may, where its engine allows it.
+    That requires an engine that writes to given arrays, and no reader of the input after the step that writes the output. The
+    step itself may read the input if its engine supports that.
     """
     found: list[Update] = []
     pairs: dict[int, frozenset[tuple[int, int]]] = {}
@@ -96,7 +95,7 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
 def _why_copied(
     table: ValueTable, source: int, target: int, number: int | None, known: dict[int, frozenset[tuple[int, int]]]
 ) -> str:
-    """Return why an alias is copied; ``known`` remembers the pairs that executables propose, by step."""
+    """Why an alias is copied, or an empty string; ``known`` caches the executables' in-place pairs by step."""
     if number is None:
         return "no engine computes it"
     if target in table.outputs:
@@ -116,7 +115,7 @@ def _why_copied(
 
 
 def _fills(step: Step, place: int, type_: Type | None) -> bool:
-    """Whether the launch's engine computes that output into an array that it is given."""
+    """Whether the engine computes this output into a given array."""
     thresholds = step.executable.output_buffer_threshold()
     least = thresholds[place] if place < len(thresholds) else None
     nbytes = type_.nbytes if isinstance(type_, TensorType) else None
@@ -124,13 +123,14 @@ def _fills(step: Step, place: int, type_: Type | None) -> bool:
 
 
 def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
-    """Whether an input that is updated shares memory with another input, or cannot be given to an engine to write to."""
+    """Whether an updated input shares memory with another input, or is not C-contiguous."""
     updated = frozenset(targets)
     if any(not inputs[place].flags.c_contiguous for place in updated):
         return True
     spans = sorted(((*span, place in updated) for place, value in enumerate(inputs) for span in _spans(value)), key=itemgetter(0))
     end, written = -1, False
     for low, high, is_updated in spans:
+        # # The spans are sorted, so an overlap involves the span that reaches furthest so far.
         if low < end and (is_updated or written):
             return True
         if high > end:
@@ -139,7 +139,7 @@ def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
 
 
 def _spans(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield the first address of an array's memory and the one behind its last."""
+    """Yield start and end address of an array's memory."""
     if isinstance(value, list):
         for item in value:
             yield from _spans(item)
@@ -152,7 +152,9 @@ def _spans(value: Any) -> Iterator[tuple[int, int]]:
 
 
 SMALL = 8 * 1024
-"""Bytes up to which a copy (0.2 to 0.6 us) costs less than a bound call saves (1.3 us against ONNX Runtime's plain one)."""
+"""Limit in bytes for copies to a fixed address: such a copy takes 0.2 to 0.6 us, and a bound call saves 1.3 us over a plain
+ONNX Runtime call.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +166,11 @@ class Step:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     returns: tuple[tuple[int, int], ...]
-    """(output of the launch, output of the program) pairs: where a caller's buffer may be handed down."""
+    """Pairs of launch output and program output, for which the caller's buffer can be passed to the engine."""
 
 
 class ValueTable:
-    """The numbering of a plan's values: inputs first, then constants, then what launches define."""
+    """Numbers the values of a plan: inputs, then constants, then launch outputs."""
 
     def __init__(self, plan: Plan, executables: Sequence[Executable]) -> None:
         function = plan.function
@@ -187,7 +189,7 @@ class ValueTable:
         self.last = self._last_uses()
         self.updates = find_updates(self)
         self.inplace = {update.source: update.target for update in self.updates if not update.reason}
-        """By output the input in whose array it is computed."""
+        """By output slot: the input slot whose array it is computed in."""
 
     def _step(self, launch: Launch, executable: Executable) -> Step:
         returns = tuple((i, self._places[name]) for i, name in enumerate(launch.outputs) if name in self._places)
@@ -195,12 +197,12 @@ class ValueTable:
         return Step(launch, executable, reads, writes, returns)
 
     def _types(self, plan: Plan) -> dict[int, Type | None]:
-        """Return the types of inputs and of what launches write; regions know theirs best."""
+        """Types of inputs and launch outputs; the regions have the most precise ones."""
         values = [*plan.function.inputs, *(value for launch in plan.launches for value in launch.function.outputs)]
         return {self._index[value.name]: value.type for value in values}
 
     def _last_uses(self) -> dict[int, int]:
-        """Return the last step that touches each slot. What a result may be a view of counts as used until the end."""
+        """Last step that touches each slot. If a result may be a view of its inputs, these live until the end."""
         last: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             shares = not step.executable.outputs_are_fresh
@@ -209,7 +211,7 @@ class ValueTable:
         return last
 
     def last_uses(self) -> list[tuple[int, ...]]:
-        """Return, per step, the slots that it is the last to touch and that are neither outputs nor constants."""
+        """Per step, the slots that it touches last, except outputs and constants."""
         kept = {*self.outputs, *self.constants}
         touched: dict[int, int] = {}
         for number, step in enumerate(self.steps):
@@ -222,35 +224,35 @@ class ValueTable:
         return [tuple(slots) for slots in freed]
 
     def maybe_aliased(self) -> frozenset[int]:
-        """Return the program outputs that may share memory: those not freshly made by a launch, and repeated ones."""
+        """Program outputs that may share memory: not freshly allocated by a launch, or returned twice."""
         fresh = {slot for step in self.steps if step.executable.outputs_are_fresh for slot in step.writes}
         return frozenset(i for i, slot in enumerate(self.outputs) if slot not in fresh or slot in self.outputs[:i])
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The decisions."""
+    """The result of memory planning."""
 
     arena: Arena
     places: Mapping[int, str]
-    """The slots that live in the arena, with the name of their place."""
+    """Slots in the arena, with the names of their places."""
     bound: frozenset[int]
-    """The steps that are bound."""
+    """Bound steps."""
     aimed: frozenset[int]
-    """The steps that are aimed."""
+    """Aimed steps."""
     entering: tuple[tuple[int, str], ...]
-    """Inputs that are copied to a place of the arena when a call begins."""
+    """Inputs that are copied to the arena at the start of a call."""
 
 
 def plan_memory(
     slots: ValueTable, fixed: Mapping[int, object] | None = None, types: Mapping[int, Type | None] | None = None
 ) -> MemoryPlan:
-    """Decide for a program's slots. ``fixed`` slots hold the caller's own arrays in every call; ``types`` may know more."""
+    """Plan the memory of a program. ``fixed`` slots hold caller arrays in every call; ``types`` may refine the types."""
     return _Decisions(slots, fixed or {}, {**slots.types, **(types or {})}).layout()
 
 
 class _Decisions:
-    """One pass over the steps in their order, then away with copies that no bound launch reads."""
+    """One pass over the steps; afterwards copies that no bound launch reads are dropped."""
 
     def __init__(self, slots: ValueTable, own: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots = slots
@@ -277,23 +279,23 @@ class _Decisions:
         self.stored.update(slot for slot in self._filled(step) if slot in inner)
 
     def _can_aim(self, step: Step) -> bool:
-        """Whether all that the launch writes may have a fixed address, and its engine can be given that address."""
+        """Whether all outputs may have fixed addresses and the engine supports that."""
         if not step.executable.supports_io_binding() and not (step.writes and all(slot in self.own for slot in step.writes)):
             return False
         return all(self._may_be_fixed(slot) for slot in step.writes)
 
     def _is_fixed(self, slot: int) -> bool:
-        """Whether the slot's array has one address in every call of a frame."""
+        """Whether the slot has the same address in every call of a frame."""
         return slot in self.own or slot in self.copied or slot in self.stored or slot in self.slots.constants
 
     def _may_be_fixed(self, slot: int) -> bool:
-        """Whether a bound launch may write the slot: what the caller gets is fresh, so an output is copied and must be small."""
+        """Whether a bound launch may write the slot. Results returned to the caller must be fresh copies, so only small ones."""
         if slot in self.own or slot in self.slots.inplace:
             return slot in self.own
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))
 
     def _filled(self, step: Step) -> list[int]:
-        """Return the slots that a plain launch's engine better computes into a given buffer; one that binds is slower at that."""
+        """Slots that a plain launch should write to given buffers; engines with binding are slower at that."""
         if step.executable.supports_io_binding():
             return []
         pairs = zip(step.writes, step.executable.output_buffer_threshold(), strict=False)
@@ -333,7 +335,7 @@ class _Decisions:
         return self.slots.writer.get(slot, 0)
 
     def _over(self, slot: int, first: int, live: set[int]) -> str:
-        """Return the input of its launch whose memory the slot may take over: proposed by the engine, and dead afterwards."""
+        """The input whose memory the slot may reuse: proposed by the engine, and dead after the step."""
         if slot not in self.stored:
             return ""
         step = self.slots.steps[first]
@@ -348,22 +350,22 @@ class _Decisions:
 
 
 def is_known(type_: Type | None) -> bool:
-    """Whether it is a tensor of numbers whose bytes are known before the run, and not none."""
+    """Whether the type is a numeric tensor of known, nonzero size."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING and bool(type_.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A value of known size, and the steps during which its memory is needed."""
+    """A value of known size and the steps during which its memory is in use."""
 
     name: str
     type: TensorType
     first: int
     """The step that writes it."""
     last: int
-    """The last step that reads it, or reads what may be a view of it; at least `first`."""
+    """The last step that reads it or a possible view of it; at least `first`."""
     over: str = ""
-    """The value whose memory it may take over: one that dies in the step that writes this one. Empty: none."""
+    """The value whose memory it may reuse, which dies in step `first`; empty for none."""
 
     @property
     def nbytes(self) -> int:
@@ -372,18 +374,18 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """A value with its place in the arena."""
+    """A value with its offset in the arena."""
 
     value: Lifetime
     offset: int
-    """Bytes from the beginning, a multiple of `ALIGNMENT`."""
+    """In bytes, a multiple of `ALIGNMENT`."""
 
     @property
     def end(self) -> int:
         return self.offset + self.value.nbytes
 
     def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the value's array over its bytes of the block."""
+        """The value's array within a block."""
         type_ = self.value.type
         array: np.ndarray[Any, Any] = block[self.offset : self.end].view(type_.dtype.numpy).reshape(type_.shape)
         return array
@@ -391,26 +393,23 @@ class ArenaPlan:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The planned places of values, in the order in which they are written."""
+    """Places of values, in the order in which they are written."""
 
     values: tuple[ArenaPlan, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one block; each call that runs at the same time has a block of its own."""
+        """Bytes of one block; each concurrent call has its own."""
         return max((placed.end for placed in self.values), default=0)
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return a fresh block's arrays by the name of the value; the block lives as long as they do."""
+        """Allocate a block and return its arrays by value name."""
         block = make_aligned_block(self.nbytes)
         return {placed.value.name: placed.view(block) for placed in self.values}
 
 
 def plan_arena(values: Sequence[Lifetime]) -> Arena:
-    """Return places at which no two values that are alive together overlap, but for those that take over another's memory.
-
-    How and at what cost: `placed`.
-    """
+    """Assign offsets such that live values never overlap, except those that reuse the memory of a dying value."""
     chains = _chains(values)
     spans = [LiveRange(max(v.nbytes for v in chain), chain[0].first, chain[-1].last) for chain in chains]
     assign_offsets(spans)
@@ -419,7 +418,7 @@ def plan_arena(values: Sequence[Lifetime]) -> Arena:
 
 
 def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
-    """Chain each value to the one whose memory it takes over, if that value is dead by then and its memory is not taken yet."""
+    """Chain each value to the one whose memory it reuses, if that is dead by then and not reused yet."""
     by_last: dict[str, list[Lifetime]] = {}
     for value in values:
         chain = by_last.get(value.over)

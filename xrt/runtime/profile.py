@@ -1,4 +1,4 @@
-"""How long each launch took, and when: the times of launches as a table, and as a timeline for a trace viewer."""
+"""Profiles: launch times as a table, and as a timeline for a trace viewer."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["LaunchTime", "Moment", "Profile", "Recorder", "make_trace", "write_trace"]
 
 MOST_MOMENTS = 100_000
-"""What a timeline keeps: the latest, some tens of megabytes of them."""
+"""Limit on timeline events: the latest ones, some tens of megabytes."""
 HOST = "cpu"
 OVERLAPPING = "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
-"""Why an update was copied that would have been in place."""
+"""Why an update was copied although it was planned in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchTime:
-    """The time spent in one launch over the profiled calls."""
+    """Time spent in one launch over the profiled calls."""
 
     launch: str
     engine: str
     calls: int
     seconds: float
-    """All calls together."""
+    """Total over all calls."""
     device: str = HOST
 
 
@@ -52,37 +52,37 @@ class Moment:
     """The engine of a launch, else ``call`` or ``copy``."""
     device: str
     thread: tuple[int, str]
-    """Identifier and name of the thread that made the call."""
+    """Identifier and name of the calling thread."""
     began: float
     ended: float
     """Both in seconds of `time.perf_counter`."""
     facts: tuple[tuple[str, str | int], ...] = ()
-    """More to be shown: between which devices a copy was, and its bytes."""
+    """Details to display, such as the devices and bytes of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The launches of a program in their order, with their times."""
+    """Times of the launches of a program, in plan order."""
 
     launches: tuple[LaunchTime, ...]
     threads: int | None = None
-    """The thread budget of the measured calls; None if it was not given."""
+    """Thread budget of the measured calls; None if unknown."""
     traffic: TransferStats | None = None
-    """What crossed between devices over all calls, the others included; None on the CPU alone."""
+    """Transfers between devices over all calls, profiled or not; None on the CPU."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
-    """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
+    """Timeline of the profiled calls: launches, copies and whole calls; the latest `MOST_MOMENTS` events."""
     copies: tuple[UpdateCopy, ...] = ()
-    """What was copied to update inputs, over all calls, profiled or not; an update in place copies nothing."""
+    """Copies made to update inputs, over all calls; updates in place copy nothing."""
     memory: CallMemory | None = None
-    """The most that the values of a profiled call took at once; None on a device, and where none was profiled."""
+    """Peak memory of the values of a profiled call; None on a device or without profiled calls."""
 
     @property
     def seconds(self) -> float:
-        """Time in launches, all calls together; XRT's own work between them is not in it."""
+        """Total time in launches, without XRT's overhead between them."""
         return sum(launch.seconds for launch in self.launches)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the profile, its timeline excepted, as plain values for JSON."""
+        """The profile without its timeline, as JSON values."""
         return {
             "threads": self.threads,
             "launches": [asdict(launch) for launch in self.launches],
@@ -92,19 +92,16 @@ class Profile:
         }
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the profiled calls as a timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
+        """Write a timeline of the profiled calls in the Trace Event Format, for Perfetto or chrome://tracing.
 
-        Each device has a track for each thread that called; regions have their engine as category, and copies between devices
-        are events of their own. Times are microseconds from the first call. Without profiled calls the timeline is empty. Raises
-        InputError where the file cannot be written.
+        There is one track per device and calling thread. Launches have their engine as category; copies between devices are
+        separate events. Times are microseconds since the first call. Raises InputError if the file cannot be written.
         """
-        # DELETED-LINE  # for the few who ask
-
         facts = {"tool": "xrt", "threads": self.threads} if self.threads is not None else {"tool": "xrt"}
         write_trace(self.moments, path, facts)
 
     def _repr_html_(self) -> str:
-        """Return the profile as a timeline and a table for a notebook."""
+        """Timeline and table for a notebook."""
         from xrt.runtime.html import render_profile  # for notebooks alone
 
         return render_profile(self)
@@ -128,7 +125,7 @@ class Profile:
 
 
 class Recorder:
-    """Adds up launch times, and keeps when they were; safe to use from several threads."""
+    """Accumulates launch times and timeline events; thread-safe."""
 
     def __init__(self, launches: tuple[tuple[str, str, str], ...], updates: Sequence[Update] = ()) -> None:
         self._launches = launches  # name, engine and device
@@ -137,13 +134,13 @@ class Recorder:
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
         self.held: list[int] | None = None
-        """The most bytes of arrays that a call held at each launch; None where none was counted."""
+        """Peak bytes of arrays held at each launch; None if not counted."""
         self.held_at_end = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         self._lock = renew_after_fork(threading.Lock())
 
     def add(self, index: int, began: float, ended: float) -> None:
-        """Record a launch, by its place in the plan."""
+        """Record a launch, by position in the plan."""
         moment = Moment(*self._launches[index], _current_thread(), began, ended)
         with self._lock:
             self._seconds[index] += ended - began
@@ -151,29 +148,29 @@ class Recorder:
             self._moments.append(moment)
 
     def add_held(self, held: Sequence[int], at_end: int) -> None:
-        """Record the bytes of arrays that a call held at each launch, and at its end."""
+        """Record the bytes of arrays held at each launch and at the end of a call."""
         with self._lock:
             self.held = [max(pair) for pair in zip(self.held or held, held, strict=True)]
             self.held_at_end = max(self.held_at_end, at_end)
 
     def add_call(self, began: float, ended: float) -> None:
-        """Record a whole call, with XRT's own work before, between and after its launches."""
+        """Record a whole call, XRT's overhead included."""
         self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
 
     def add_update(self, number: int, nbytes: int) -> None:
-        """Record the copy of a result to an input that it updates, by the number of the alias."""
+        """Record a copy from an output to the input that it updates, by alias number."""
         with self._lock:
             calls, copied = self._copied[number]
             self._copied[number] = calls + 1, copied + nbytes
 
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
-        """Record a copy of a value between devices, on the one that is not the host."""
+        """Record a copy between devices; it is shown on the device that is not the host."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
         where = source if target == HOST else target
         self._moments.append(Moment(f"copy {value} to {target}", "copy", where, _current_thread(), began, ended, facts))
 
     def read(self) -> Profile:
-        """Return what was recorded by now."""
+        """The profile so far."""
         with self._lock:
             rows = zip(self._launches, self._calls, self._seconds, strict=True)
             launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
@@ -188,7 +185,7 @@ def _current_thread() -> tuple[int, str]:
 
 
 def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict()) -> dict[str, Any]:
-    """Return the trace as plain data for JSON; the earliest begins at 0. ``facts`` are about the whole."""
+    """Build the trace as JSON values; the earliest event starts at 0. ``facts`` are metadata of the trace."""
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))
     tracks = _number_tracks(ordered)
     origin = ordered[0].began if ordered else 0.0
@@ -197,7 +194,7 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
 
 
 def write_trace(moments: Sequence[Moment], path: str | os.PathLike[str], facts: Mapping[str, Any] = FrozenDict()) -> None:
-    """Write the trace, whole or not at all; raises InputError where the file cannot be written."""
+    """Write the trace atomically; raises InputError if the file cannot be written."""
     data = json.dumps(make_trace(moments, facts)).encode()
     try:
         replace_file(Path(path), lambda file: file.write(data))
@@ -214,7 +211,7 @@ class _Track:
 
 
 def _number_tracks(moments: Sequence[Moment]) -> dict[tuple[str, int], _Track]:
-    """Return a track for each device and thread; the host is the first process, other devices follow by name."""
+    """One track per device and thread; the host is the first process, other devices follow by name."""
     devices = sorted({moment.device for moment in moments}, key=lambda name: (name != HOST, name))
     processes = {name: number for number, name in enumerate(devices, 1)}
     names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in moments}
@@ -238,7 +235,7 @@ def _metadata(name: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[
 
 
 def _make_event(moment: Moment, tracks: Mapping[tuple[str, int], _Track], origin: float) -> dict[str, Any]:
-    """Return a complete event. Both ends are rounded to nanoseconds, so that an event stays within the one around it."""
+    """A complete event. Both ends are rounded to nanoseconds, so that events stay nested."""
     track = tracks[moment.device, moment.thread[0]]
     began, ended = (round(1e6 * (at - origin), 3) for at in (moment.began, moment.ended))
     return {

@@ -1,4 +1,4 @@
-"""The thread budget: how many threads all engines of a module together may use."""
+"""The thread budget: the number of threads that all engines of a module may use together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class _Process:
-    """Settings of this process."""
+    """Process-wide settings."""
 
     budget: int | None = None
     source: Callable[[], int | None] | None = None
 
 
 def available_cores() -> int:
-    """Return how many cores' worth of time this process may use: those that it may run on, or its quota where that is less.
+    """Number of CPU cores available to this process: its affinity mask, or its cgroup quota if smaller.
 
-    A quota (a container's, in its control group) of a part of a core counts as a whole one. Quotas are read once per process.
+    A fractional quota is rounded up. Quotas are read once per process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *map(math.ceil, own_quotas())]))
@@ -39,40 +39,37 @@ def available_cores() -> int:
 
 @lru_cache(maxsize=1)
 def own_quotas() -> tuple[float, ...]:
-    """Return the quotas of this process, as they were when it first asked: reading them costs as much as a small model."""
+    """CPU quotas of this process, cached: reading them takes as long as a small model."""
     return tuple(read_cpu_quotas())
 
 
 def resolve_thread_budget(asked: int | None) -> int:
-    """Return the threads to use for what was asked: None is the process's default, and more than the cores are the cores."""
+    """The thread budget for a requested number: None is the default; at most the number of cores."""
     return default_budget() if asked is None else min(asked, available_cores())
 
 
 def default_budget() -> int:
-    """Return the budget of a module that names none: of `set_default_budget`, else of `set_budget_source`, else the cores.
-
-    It is never more than the cores.
-    """
+    """The default budget: from `set_default_budget`, else `set_budget_source`, else the number of cores, which is the limit."""
     asked = _Process.budget if _Process.budget is not None else find_granted_threads()
     return available_cores() if asked is None else min(asked, available_cores())
 
 
 def set_default_budget(threads: int | None) -> None:
-    """Set the budget of modules made from now on that name none; None is the cores."""
+    """Set the default budget of modules created from now on; None resets it to the number of cores."""
     _Process.budget = threads
 
 
 def set_budget_source(source: Callable[[], int | None] | None) -> None:
-    """Set a function that returns the threads which a scheduler has granted to this process, or None where it has granted none.
+    """Set a callback that returns the number of threads granted by a scheduler, or None if it grants none.
 
-    It is for integrations: an actor of a cluster has fewer cores than its process may run on. The function is called whenever a
-    module is made or loaded; None removes it. A budget that a user names, for a module or by `set_default_budget`, goes first.
+    For integrations: a cluster actor may have fewer cores than its process can use. The callback runs whenever a module is
+    created or loaded; None removes it. An explicit budget, of a module or by `set_default_budget`, takes precedence.
     """
     _Process.source = source
 
 
 def find_granted_threads() -> int | None:
-    """Return what `set_budget_source` grants, at least 1; None where there is no source, or it grants nothing."""
+    """The number granted by the budget source, at least 1; None without a source or a grant."""
     granted = None if _Process.source is None else _Process.source()
     return None if granted is None else max(1, granted)
 
@@ -81,7 +78,7 @@ def find_granted_threads() -> int | None:
 
 
 def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> Iterator[float]:
-    """Yield each limit, in cores, that a control group of this process, or one around it, sets (Linux, versions 1 and 2)."""
+    """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -91,7 +88,7 @@ def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> 
 
 
 def _each(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
-    """Yield the limits of a group and of all around it; those that cannot be seen from here have none."""
+    """Yield the limits of a group and its ancestors; invisible groups are skipped."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
         if ".." not in group.parts and (limit := quota(root / group)) is not None:

@@ -1,7 +1,6 @@
 """Devices: names, memory, copies, streams.
 
-A name comes in (``cuda:1``), and a `Device` goes out, opened when it is first needed: its memory, copies to and from the
-host, streams and events. Nothing here knows a plan; what runs a plan over several devices is `xrt.runtime.multi_device`.
+A device is opened by name (``cuda:1``) on first use. Nothing here knows plans: `xrt.runtime.multi_device` runs them.
 """
 
 from __future__ import annotations

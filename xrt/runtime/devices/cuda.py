@@ -1,4 +1,4 @@
-"""CUDA devices, through CuPy."""
+"""CUDA devices through CuPy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")
 
 
 class CudaDevice(Device):
-    """One GPU. Memory comes from CuPy's pool, pinned memory from its pool of that."""
+    """One GPU. Device and pinned memory come from CuPy's pools."""
 
     has_addresses = True
 
     def __init__(self, index: int) -> None:
-        """Open it; raises DeviceError where CuPy, the driver or the device is missing."""
+        """Open the device; raises DeviceError if CuPy, the driver or the device is missing."""
         self.name = f"cuda:{index}"
         self.index = index
         self._cupy = _loaded(self.name)
@@ -103,7 +103,7 @@ class CudaDevice(Device):
         return 0 if "cudaErrorMemoryAllocation" in str(error) or "out of memory" in str(error).lower() else None
 
     def _pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an array over pinned memory, which goes back to the pool with it."""
+        """An array over pinned memory from the pool."""
         count = int(np.prod(shape, dtype=np.int64))
         memory = self._cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
         return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(tuple(shape))
@@ -190,7 +190,7 @@ class CudaDevice(Device):
     # ------------------------------------------------------------------ graphs
 
     def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
-        """As the interface has it. The work has to have run once before, on this pool: then nothing new is allocated."""
+        """See `Device.record`. The work runs once beforehand to fill the pool: a capture must not allocate."""
         pool = self._cupy.cuda.MemoryPool()
         with self.activate(stream), self._cupy.cuda.using_allocator(pool.malloc):
             work()  # fills the pool, and compiles what is compiled on first use
@@ -204,7 +204,7 @@ class CudaDevice(Device):
             return _Graph(stream.end_capture(), pool)
 
     def _abandon(self, stream: Stream) -> None:
-        """End a recording that has failed; the driver may say so once more."""
+        """End a failed capture; the driver may raise once more."""
         try:
             stream.end_capture()
         except self._cupy.cuda.runtime.CUDARuntimeError:
@@ -212,7 +212,7 @@ class CudaDevice(Device):
 
 
 class _Graph(GraphCapture):
-    """A CUDA graph, with the pool whose memory it works in."""
+    """A CUDA graph with the memory pool that it uses."""
 
     def __init__(self, graph: Any, pool: Any) -> None:
         self._graph = graph
@@ -223,7 +223,7 @@ class _Graph(GraphCapture):
 
 
 class _Foreign:
-    """A stream of another library, by the protocol that CuPy reads; it keeps its owner alive."""
+    """A stream of another library, through the ``__cuda_stream__`` protocol; keeps its owner alive."""
 
     def __init__(self, address: int, owner: object) -> None:
         self._address = address
@@ -234,7 +234,7 @@ class _Foreign:
 
 
 def _address(given: Any) -> int | None:
-    """Return the address of a stream of another library; None for what is none."""
+    """The address of another library's stream, or None."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     if hasattr(given, "__cuda_stream__"):
@@ -247,7 +247,7 @@ def _address(given: Any) -> int | None:
 
 
 def _installed_nvrtc() -> str:
-    """Return which compiler of CUDA's serves, where it was installed as a package; it is not loaded for that."""
+    """Version of NVRTC if installed as a package, found without loading it."""
     try:
         return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
     except metadata.PackageNotFoundError:

@@ -1,7 +1,6 @@
-"""Arrays of other libraries in host memory, read where they lie: DLPack, in the element types that NumPy has no word for too.
+"""Import host arrays of other libraries through DLPack, including types that NumPy's own importer lacks.
 
-NumPy reads DLPack, but not bfloat16 and the float8 types, of which ``ml_dtypes`` makes NumPy types. Those are read here, from the
-structure that DLPack defines.
+NumPy does not import bfloat16 and float8 arrays, for which ``ml_dtypes`` has NumPy types. They are read from the DLPack struct.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 __all__ = ["find_array_device", "from_dlpack", "on_host"]
 
 HOST_KINDS = (1, 3, 11)
-"""DLPack's numbers of the CPU, of pinned memory of CUDA and of ROCm: all of them the host reads."""
+"""DLPack codes of CPU, CUDA pinned and ROCm pinned memory, all readable by the host."""
 _KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda", 14: "oneapi"}
 
 _SMALL_FLOATS = {
@@ -30,23 +29,23 @@ _SMALL_FLOATS = {
     (13, 8): ml_dtypes.float8_e5m2fnuz,
     (14, 8): ml_dtypes.float8_e8m0fnu,
 }
-"""(type code, bits) of DLPack to the type."""
+"""Types by DLPack type code and bits."""
 
 
 def on_host(given: Any) -> bool:
-    """Whether another library's array is in memory that the host reads; assumed if the array does not say."""
+    """Whether another library's array is readable by the host; assumed if the array does not tell."""
     device = getattr(given, "__dlpack_device__", None)
     return device is None or int(device()[0]) in HOST_KINDS
 
 
 def find_array_device(given: Any) -> str:
-    """Return the device of another library's array, as XRT names devices."""
+    """XRT's name for the device of another library's array."""
     kind, index = given.__dlpack_device__()
     return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
 
 
 def from_dlpack(given: Any) -> np.ndarray[Any, Any]:
-    """Return the array, without a copy; raises BufferError, TypeError, ValueError or RuntimeError where it cannot be read."""
+    """Import an array without a copy; raises BufferError, TypeError, ValueError or RuntimeError on failure."""
     try:
         return np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError) as error:
@@ -83,9 +82,9 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.
 
 
 def _read(given: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array of a small float type over the other library's memory; None for anything else.
+    """Import a bfloat16 or float8 array over the other library's memory; None for other types.
 
-    The capsule stays unconsumed and is held by the array: its own destructor lets go of the memory, when the array does.
+    The array owns the unconsumed capsule, whose destructor releases the memory.
     """
     capsule = given.__dlpack__()
     if not _is_valid(capsule, b"dltensor"):
@@ -98,7 +97,7 @@ def _read(given: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _array(capsule: object, tensor: _Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return a read-only array: DLPack does not say whether its memory may be written."""
+    """A read-only array: DLPack does not tell whether the memory is writeable."""
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     if 0 in shape:
         return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""A device: where arrays lie, how they get there, and in which order work is done."""
+"""The interface of a device: memory, copies, streams and events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xrt.forking import renew_after_fork
 __all__ = ["Array", "Device", "Event", "GraphCapture", "MemoryInfo", "PendingCopy", "Stream", "TransferCounter", "TransferStats"]
 
 Array: TypeAlias = Any
-"""An array of the device: CuPy's on CUDA."""
+"""A device array: CuPy's on CUDA."""
 Stream: TypeAlias = Any
-"""A queue of work, of the device's own kind."""
+"""A work queue, of the device's library."""
 Event: TypeAlias = Any
-"""A place in a stream, of the device's own kind."""
+"""A position in a stream, of the device's library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,112 +33,112 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class PendingCopy:
-    """A copy under way."""
+    """A copy in progress."""
 
     array: Array
-    """What it is copied to; on the host a NumPy array over pinned memory."""
+    """The target; on the host a NumPy array over pinned memory."""
     held: object = None
-    """What must live until the copy is done: the pinned memory on the host side, or the array it is read from."""
+    """Must stay alive until the copy is done: the pinned host memory, or the source."""
 
 
 class GraphCapture(abc.ABC):
-    """Work that was recorded on a stream instead of being done, to be done as a whole and as often as wished."""
+    """Work recorded from a stream, to be replayed as a whole."""
 
     @abc.abstractmethod
     def replay(self, stream: Stream) -> None:
-        """Put the whole on a stream."""
+        """Enqueue the recorded work."""
 
 
 class Device(Accelerator):
-    """An accelerator as the runtime sees it. Nothing here waits unless it says so.
+    """An accelerator as the runtime uses it. Methods do not wait unless they say so.
 
-    Copies are put on a stream of this device. Who calls keeps what is `PendingCopy` alive until the copy is done.
+    Copies are enqueued on a stream of this device. The caller keeps the `PendingCopy` until the copy is done.
     """
 
     # ------------------------------------------------------------------ memory
 
     @abc.abstractmethod
     def memory(self) -> MemoryInfo:
-        """Return what there is and what is free."""
+        """Free and total memory."""
 
     @abc.abstractmethod
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
-        """Return an array of any content, for work on the stream; what it raises for lack of memory, `shortage` knows."""
+        """An uninitialized array for work on `stream`; `shortage` recognizes the error for lack of memory."""
 
     @abc.abstractmethod
     def shortage(self, error: BaseException) -> int | None:
-        """Return how many bytes were asked for, if the error says that memory ran out; 0 where it does not tell; else None."""
+        """Bytes requested if the error means out of memory (0 if unknown); None for other errors."""
 
     @abc.abstractmethod
     def owns(self, value: object) -> bool:
-        """Whether the value is an array of this very device, as `xp` has them."""
+        """Whether the value is an `xp` array on this device."""
 
     @abc.abstractmethod
     def adopt(self, given: Any) -> Array:
-        """Return another library's array in this device's memory as an array of `xp`, without a copy (DLPack).
+        """Import another library's array on this device without a copy (DLPack).
 
-        Work on the calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array in
-        other memory, InputError for one that cannot be read.
+        The calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array in other
+        memory, InputError for one that cannot be imported.
         """
 
     # ------------------------------------------------------------------ copies
 
     @abc.abstractmethod
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
-        """Copy an array of the host here; the host's may change once this returns."""
+        """Copy a host array to this device; it may be changed once this returns."""
 
     @abc.abstractmethod
     def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
-        """Copy an array to the host; it may be read once an event behind the copy has come."""
+        """Copy an array to the host; it is readable after an event recorded behind the copy."""
 
     @abc.abstractmethod
     def copy_across(self, array: Array, source: Device, stream: Stream) -> PendingCopy:
-        """Copy an array of another device of this kind here."""
+        """Copy from another device of the same kind."""
 
     @abc.abstractmethod
     def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
-        """Copy an array of this device into another of the same type and shape."""
+        """Copy between arrays of this device of equal type and shape."""
 
     # ------------------------------------------------------------------ order
 
     @abc.abstractmethod
     def current_stream(self) -> Stream:
-        """Return the calling thread's current stream: the caller's work is there."""
+        """The calling thread's current stream, which holds the caller's work."""
 
     @abc.abstractmethod
     def get_stream(self, given: Any) -> Stream:
-        """Return the stream that a caller means: of this device's library, another library's, or a number.
+        """Convert a stream of this or another library, or a number, to a stream of this device.
 
-        Raises DeviceError for what is no stream of this device.
+        Raises DeviceError for other values.
         """
 
     @abc.abstractmethod
     def event(self, stream: Stream) -> Event:
-        """Return the place that the stream has come to."""
+        """Record an event at the end of the stream."""
 
     @abc.abstractmethod
     def is_done(self, event: Event) -> bool:
-        """Whether all before it is done."""
+        """Whether all work before the event is done."""
 
     @abc.abstractmethod
     def wait_for(self, event: Event) -> None:
-        """Let the calling thread wait for an event."""
+        """Block the calling thread until the event."""
 
     @abc.abstractmethod
     def after(self, stream: Stream, event: Event) -> None:
-        """Let what comes on the stream wait for an event, of this device or another of its kind."""
+        """Make later work on the stream wait for an event, of this device or another of its kind."""
 
     @abc.abstractmethod
     def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
-        """Return what the work puts on the stream, without doing it; memory that it takes stays taken for the recording.
+        """Capture the work that `work` enqueues, without executing it; its memory is reserved for the recording.
 
-        Raises whatever the work raises, and the device's own error where the work cannot be recorded.
+        Raises errors of `work`, and the device library's error if it cannot be captured.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Counts over the calls of a program."""
+    """Transfers over the calls of a program."""
 
     calls: int = 0
     copies_in: int = 0
@@ -148,10 +148,10 @@ class TransferStats:
     """Arrays copied from a device to the host."""
     bytes_out: int = 0
     copies_across: int = 0
-    """Arrays copied from one device to another of its kind."""
+    """Arrays copied between devices of one kind."""
     bytes_across: int = 0
     waits: int = 0
-    """How often a call has waited for a device."""
+    """Number of times a call waited for a device."""
 
     def __str__(self) -> str:
         parts = [
@@ -168,19 +168,19 @@ class TransferStats:
 
 
 class TransferCounter:
-    """Adds up; safe to use from several threads."""
+    """Thread-safe counter of `TransferStats`."""
 
     def __init__(self) -> None:
         self._counts = asdict(TransferStats())
         self._lock = renew_after_fork(threading.Lock())
 
     def add(self, **more: int) -> None:
-        """Add to the counts of those names."""
+        """Increase counts by name."""
         with self._lock:
             for name, n in more.items():
                 self._counts[name] += n
 
     def read(self) -> TransferStats:
-        """Return the counts."""
+        """The counts so far."""
         with self._lock:
             return TransferStats(**self._counts)

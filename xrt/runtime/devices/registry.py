@@ -1,4 +1,4 @@
-"""From a device's name to the device: opened when it is first needed, once."""
+"""Open devices by name, once, on first use."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 _OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
-"""What other libraries call the kinds of device."""
+"""Names of device kinds in other libraries, for error hints."""
 
 
 def check_device(device: object) -> str:
-    """Return the device's name as given; raises DeviceError unless it is ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Validate a device name: ``cpu``, ``cuda`` or ``cuda:N``; raises DeviceError otherwise."""
     if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
         kind = str(device).partition(":")[0].lower()
         near = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
@@ -48,7 +48,7 @@ def check_device(device: object) -> str:
 
 
 Maker = Callable[[int], Device]
-"""Opens the device of that number, of one kind; raises DeviceError where there is none."""
+"""Opens the device with an index; raises DeviceError if there is none."""
 
 
 def _cuda(index: int) -> Device:
@@ -59,13 +59,13 @@ def _cuda(index: int) -> Device:
 
 _makers: dict[str, Maker] = {"cuda": _cuda}
 _origins: dict[str, str] = {}
-"""By kind what gives another process the maker of its devices, where that is not the one above."""
+"""By kind: the import path of a replaced maker, for worker processes."""
 _opened: dict[str, Device] = {}
 _lock = renew_after_fork(threading.Lock())
 
 
 def device(name: str) -> Device:
-    """Return the device of that name, any but the CPU; raises DeviceError, with the reason, if it is unavailable."""
+    """The accelerator of that name, opened on first use; raises DeviceError, with the reason, if it is unavailable."""
     name = normalize_device(name)
     with _lock:
         if name not in _opened:
@@ -74,7 +74,7 @@ def device(name: str) -> Device:
 
 
 def to_host(value: Any) -> Any:
-    """Return a value with arrays of devices copied to the host, for which it waits; all else stays what it is."""
+    """Copy device arrays, in lists too, to the host and wait; other values are unchanged."""
     if isinstance(value, list):
         return [to_host(item) for item in value]
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
@@ -84,7 +84,7 @@ def to_host(value: Any) -> Any:
 
 
 def use_array_device(value: Any) -> AbstractContextManager[object]:
-    """Make the device of an array current, on the stream that is current there; does nothing for a value on no device."""
+    """Activate the device of an array with its current stream; a null context for host values."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return nullcontext()
     there = device(find_array_device(value))
@@ -92,12 +92,12 @@ def use_array_device(value: Any) -> AbstractContextManager[object]:
 
 
 def list_device_factories() -> dict[str, str]:
-    """Return by kind what `plug` takes in another process, for devices like those that are plugged in here."""
+    """Import paths of replaced makers by kind, to register in worker processes."""
     return dict(_origins)
 
 
 def register_device(kind: str, origin: str) -> None:
-    """Let devices of a kind be those of a maker that ``module:function`` returns, for as long as the process lives."""
+    """Replace the maker of a kind by ``module:function``, for the rest of the process."""
     with _lock:
         if _origins.get(kind) != origin:
             module, _, name = origin.partition(":")
@@ -106,9 +106,9 @@ def register_device(kind: str, origin: str) -> None:
 
 @contextmanager
 def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
-    """Let devices of a kind be those of another maker, as long as the context lasts: a simulated one in place of CUDA.
+    """Context manager: replace the maker of a kind, for example by a simulated device.
 
-    ``origin`` is what gives such devices to the worker processes of this one: see `plug`.
+    ``origin`` is the import path with which worker processes do the same: see `register_device`.
     """
     with _lock:
         before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
@@ -125,18 +125,18 @@ def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None
 
 
 class Streams:
-    """One stream per device, made when it is first needed; all programs of a module share them."""
+    """One stream per device, created on first use and shared by all programs of a module."""
 
     def __init__(self) -> None:
         self._made: dict[str, Stream] = {}
         self._lock = renew_after_fork(threading.Lock())
 
     def made(self, name: str) -> Stream | None:
-        """Return the stream on a device, if there is one yet."""
+        """The stream of a device, or None if not created yet."""
         return self._made.get(name)
 
     def on(self, name: str) -> Stream:
-        """Return the stream on the device of that name."""
+        """The stream of a device."""
         stream = self._made.get(name)
         if stream is None:
             with self._lock:

@@ -1,7 +1,7 @@
-"""Programs on devices: a Plan whose launches run elsewhere than on the CPU alone.
+"""Programs whose launches run on accelerators.
 
-A Plan and executables come in; what goes out runs as a `Program` does. Each value has a place on each device that reads it,
-and crosses once; work is put on one stream per device, and the host waits where it reads, and nowhere else.
+Each value has a place on each device that reads it, and is copied there once. Work is queued on one stream per device, and the
+host waits only where it reads a value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of a program on devices: its places, its streams, and the copies that are under way."""
+"""One call of a multi-device program: its transfer plan, places, streams and pending copies."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ HOST = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTransfer:
-    """One copy of a value to another device, begun as soon as the value is there."""
+    """A copy to another device, started as soon as the value is computed."""
 
     slot: int
     source: str
     target: str
     origin: int
-    """The place that is read."""
+    """Place to read."""
     place: int
-    """The place that is written."""
+    """Place to write."""
     nbytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLaunch:
-    """One launch over places."""
+    """A launch over places."""
 
     number: int
-    """Which launch of the plan it is."""
+    """Position in the plan."""
     step: Step
     device: str
     reads: tuple[int, ...]
@@ -63,28 +63,28 @@ class DeviceLaunch:
 
 @dataclass(frozen=True, slots=True)
 class InputTransfer:
-    """An input of the model, and the places that it is wanted at."""
+    """An input of the model and the places that need it."""
 
     slot: int
     name: str
     places: tuple[tuple[str, int], ...]
-    """(device, place) pairs: where the value is read, and, for one that is returned or updated, the plan's own device."""
+    """Pairs of device and place: where the value is read and, if it is returned or updated, the plan's device."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Places, and the way from the inputs to the outputs."""
+    """The numbering of places and the sequence of launches and copies."""
 
     count: int
-    """How many places there are."""
+    """Number of places."""
     entries: tuple[InputTransfer, ...]
     constants: tuple[tuple[int, int], ...]
-    """(place, slot) of constants that are outputs: they lie on the host, and are brought to the plan's device per call."""
+    """Pairs of place and slot for constants that are outputs; they are copied from the host in each call."""
     actions: tuple[ScheduledTransfer | DeviceLaunch, ...]
     outputs: tuple[int, ...]
-    """The place of each output, on the plan's device."""
+    """Place of each output, on the plan's device."""
     devices: tuple[str, ...]
-    """The devices that work is put on, the host apart."""
+    """Devices with work, without the host."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class _Places:
 
 
 def plan_transfers(plan: Plan, slots: ValueTable) -> TransferPlan:
-    """Return the route of a plan. A transfer directly follows its value's launch, to overlap with the launches after it."""
+    """Plan the transfers. Each one directly follows the launch of its value, to overlap with later launches."""
     places, home = _Places(), plan.device
     index = {name: i for i, name in enumerate(slots.names)}
     crossings: dict[int, list[ScheduledTransfer]] = {}
@@ -137,7 +137,7 @@ def _actions(
 def _freeing(
     actions: tuple[ScheduledTransfer | DeviceLaunch, ...], outputs: tuple[int, ...]
 ) -> tuple[ScheduledTransfer | DeviceLaunch, ...]:
-    """Let each launch free what no later action reads."""
+    """Add to each launch the places that no later action reads."""
     kept, found = set(outputs), list(actions)
     for i in range(len(found) - 1, -1, -1):
         one = found[i]
@@ -152,7 +152,7 @@ def _freeing(
 
 
 class DeviceCall:
-    """What one call holds. Its methods put work on streams; only `wait_for` and `settle` wait, and each copy that is recorded."""
+    """The state of one call. Methods only enqueue work, except `wait_for`, `settle`, and copies while profiling."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class DeviceCall:
         self.devices = devices
         self.streams = streams
         self.held: dict[str, list[object]] = {name: [] for name in devices}
-        """What must live until all that is on the device's stream by the end of the call is done."""
+        """Objects that must stay alive until the device's stream has finished the work of this call."""
         self._counter = counter
         self._recorder = recorder
         self._coming: dict[int, tuple[int, Device, Event]] = {}
@@ -175,9 +175,9 @@ class DeviceCall:
     # ------------------------------------------------------------------ copies
 
     def bring(self, value: Any, source: str, target: str, place: int, name: str) -> None:
-        """Begin to copy a value, or each of a list, from one device to another; it will be in that place.
+        """Start to copy a value (or list) between devices, into a place.
 
-        Where the call is recorded, the copy is over when this returns, and is recorded under the value's name.
+        While profiling, wait for the copy and record it under `name`.
         """
         began = perf_counter()
         self._begin(value, source, target, place)
@@ -186,7 +186,7 @@ class DeviceCall:
             self.record(name, source, target, value, began)
 
     def record(self, name: str, source: str, target: str, value: Any, began: float) -> None:
-        """Record a copy that is over, where the call is recorded."""
+        """Record a finished copy while profiling."""
         if self._recorder is not None:
             self._recorder.add_copy(name, source, target, _count_bytes(value), began, perf_counter())
 
@@ -202,7 +202,7 @@ class DeviceCall:
             self.places[place] = self._each(value, lambda array: self._across(array, source, target))
 
     def cross(self, one: ScheduledTransfer, name: str) -> None:
-        """Begin the crossing of the value of that name."""
+        """Start a scheduled transfer of the named value."""
         self.bring(self.places[one.origin], one.source, one.target, one.place, name)
 
     def _each(self, value: Any, copy: Callable[[Any], Any]) -> Any:
@@ -211,7 +211,7 @@ class DeviceCall:
         return None if value is None else copy(value)
 
     def send(self, array: np.ndarray[Any, Any], target: str) -> Any:
-        """Begin to copy an array of the host to a device, and return it there."""
+        """Start to copy a host array to a device; return the device array."""
         sent = self._allocating(target, array.nbytes, lambda: self.devices[target].copy_in(array, self.streams[target]))
         self._counter.add(copies_in=1, bytes_in=array.nbytes)
         return self._kept(sent, target)
@@ -242,7 +242,7 @@ class DeviceCall:
     # ------------------------------------------------------------------ waiting
 
     def wait_for(self, places: Sequence[int]) -> None:
-        """Wait until copies to the host in those places are there: at most once per device, for the last one."""
+        """Wait until the copies to these host places are done: once per device, for the latest copy."""
         coming = sorted(filter(None, (self._coming.pop(place, None) for place in places)), key=lambda one: one[0])
         for device, event in {device.name: (device, event) for _, device, event in coming}.values():
             if not device.is_done(event):
@@ -250,14 +250,14 @@ class DeviceCall:
                 device.wait_for(event)
 
     def settle(self, names: Sequence[str]) -> None:
-        """Wait for all that is on the streams of those devices."""
+        """Wait for all work on the streams of these devices."""
         for name in names:
             self._counter.add(waits=1)
             self.devices[name].wait([self.streams[name]])
 
 
 def make_out_of_memory_error(device: Device, error: BaseException, who: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
-    """Return the error that says how much memory was asked for and by whom; None where memory is not what is lacking."""
+    """The error for a lack of device memory, with the amount and the requester; None if the cause is another."""
     asked = device.shortage(error)
     if asked is None:
         return None
@@ -278,12 +278,12 @@ def _count_bytes(value: Any) -> int:
 
 
 def find_root_cause(error: BaseException) -> BaseException:
-    """Return what an error was raised from, first of all."""
+    """The first error of a chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def megabytes(nbytes: int) -> str:
-    """Return a size as errors show it."""
+    """Format a size for error messages."""
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 else f"{nbytes:,} bytes"

@@ -1,4 +1,4 @@
-"""An executable of a device by itself, without a plan: called with arrays of the host, or over and over to be timed."""
+"""Use a single device executable from the host, without a plan: for host arrays, and for timing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def describe_arrays(values: Sequence[Any]) -> list[Any]:
-    """Return arrays of the host that have the types and shapes of the device's, and no memory to speak of."""
+    """Host arrays with the shapes and types of device arrays, and almost no memory."""
     return [describe_arrays(value) if isinstance(value, list) else _stand_in(value) for value in values]
 
 
@@ -45,7 +45,7 @@ def _stand_in(value: Any) -> Any:
 
 
 def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
-    """Return copies on the host, which waits for them."""
+    """Copy to the host and wait."""
     return [
         copy_to_host(value, device) if isinstance(value, list) else device.download(value) if device.owns(value) else value
         for value in values
@@ -53,12 +53,12 @@ def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
 
 
 def on_device(name: str, context: CompileContext) -> CompileContext:
-    """Return the context of a compile for a device, which is opened; raises DeviceError if it is unavailable."""
+    """The compile context for a device, which is opened; raises DeviceError if it is unavailable."""
     return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
 
 
 def adapt_to_host(executable: Executable, context: CompileContext) -> Executable:
-    """Return the executable as one that takes and gives arrays of the host, wherever the context is of."""
+    """Wrap the executable to accept and return host arrays, if the context is of an accelerator."""
     where = context.accelerator
     return HostAdapter(executable, where) if isinstance(where, Device) else executable
 
@@ -66,11 +66,11 @@ def adapt_to_host(executable: Executable, context: CompileContext) -> Executable
 def make_timed_call(
     executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None, function: Function | None = None
 ) -> Callable[[], object]:
-    """Return a call on those arrays of the host, to be timed: on a device they are there already, and it waits for its work.
+    """A call to time on these host arrays; on a device the inputs are uploaded beforehand and the call waits.
 
-    With ``like``, values like its results, it is timed as between two regions: where the engine computes into given memory
-    it leaves them in the same each time, and no call pays for memory that is new. Inputs that the ``function`` updates are
-    updated as by a program, in copies of the arrays: in place where the engine can, else by a copy of the result.
+    ``like`` has values like the results: the call is then timed as between two regions, with reused output buffers if the engine
+    supports them, so that no allocation is measured. Inputs that ``function`` updates are updated as in a program, on copies: in
+    place if the engine supports it, else by copying the result.
     """
     if isinstance(executable, HostAdapter):
         return executable.make_timed_call(inputs)
@@ -83,7 +83,7 @@ def make_timed_call(
 
 
 def _list_updates(function: Function) -> list[tuple[int, int]]:
-    """Return by their numbers the inputs that are updated, each with its output."""
+    """Pairs of updated input and its output, by index."""
     given, made = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
     return [(given[before], made[after]) for before, after in function.aliases]
 
@@ -113,17 +113,17 @@ def _make_updating_call(
 
 
 def _may_be_bound(value: Any) -> bool:
-    """Whether a program would have a result like it lie at a fixed place."""
+    """Whether a program would store such a result at a fixed address."""
     return isinstance(value, np.ndarray) and is_known(TensorType(DType.of(value), value.shape))
 
 
 def _laid(value: Any) -> Any:
-    """Return a value as a bound call takes it: an array in order, or what is none."""
+    """Make arrays C-contiguous for a bound call."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
 def upload(values: Sequence[Any], where: Device) -> list[Any]:
-    """Return copies of the host's arrays on a device, made on the current stream; all else stays what it is."""
+    """Copy host arrays to a device on the current stream; other values are unchanged."""
     return [
         upload(value, where) if isinstance(value, list) else where.upload(value) if isinstance(value, np.ndarray) else value
         for value in values
@@ -131,7 +131,7 @@ def upload(values: Sequence[Any], where: Device) -> list[Any]:
 
 
 class HostAdapter(Executable):
-    """Brings the inputs to the device, runs there, waits, and brings the outputs back: all on one stream of its own."""
+    """Uploads the inputs, runs, waits and downloads the outputs, on its own stream."""
 
     outputs_are_fresh = True
 
@@ -150,7 +150,7 @@ class HostAdapter(Executable):
             return copy_to_host(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream)), where)
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
-        """Return a call on copies of the inputs that stay on the device; it waits for its work, and leaves it there."""
+        """A call on inputs uploaded once; it waits for the work and does not download the results."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
         with where.activate(stream), self._in_memory():
             given = upload(inputs, where)
@@ -164,7 +164,7 @@ class HostAdapter(Executable):
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
-        """Call a lack of memory by its name."""
+        """Convert a lack of device memory to OutOfDeviceMemory."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is, only that has another name
@@ -181,10 +181,10 @@ class HostAdapter(Executable):
 def check_placed_buffers(
     name: str, out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Return one buffer or None per output, another library's as an array of its own device.
+    """Check the output buffers on a device; import arrays of other libraries; return one buffer or None per output.
 
-    Raises InputError naming the buffer that is not a C-contiguous array of the output's type and shape, or that is an input or
-    another buffer; DeviceError for one on another device.
+    Raises InputError for a buffer that is not C-contiguous, of the wrong type or shape, an input or a duplicate; DeviceError
+    for one on another device.
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):

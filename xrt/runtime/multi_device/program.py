@@ -1,4 +1,4 @@
-"""A Program on devices."""
+"""Programs on devices, and recording of their calls as device graphs."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class CapturedCall:
-    """A program's recording, or the reason why it has none. Calls go on one stream, one after the other."""
+    """A call recorded as a device graph, or the reason why there is none. Replays are serialized on one stream."""
 
     def __init__(self, program: MultiDeviceProgram, buffers: Sequence[Array] | None = None) -> None:
-        """With ``buffers`` every call is given the same inputs, and leaves its outputs in those."""
+        """With ``buffers``, every call has the same inputs and writes its outputs to these buffers."""
         self._program = program
         self._buffers = buffers
         self._reason = why_not_capturable(program)
@@ -62,7 +62,7 @@ class CapturedCall:
         self._lock = renew_after_fork(threading.Lock())
 
     def run(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Return the outputs of a replayed call; None where it must be played. The first call records."""
+        """Replay the call, recording it first if necessary; None if the caller must run it step by step."""
         if self._reason:
             return None
         program = self._program
@@ -86,7 +86,7 @@ class CapturedCall:
         return fresh if self._buffers is None else list(self._buffers)
 
     def _recorded(self, inputs: Sequence[Any]) -> bool:
-        """Record a call; where that fails the reason stays, and calls are played."""
+        """Record a call; on failure keep the reason, and run step by step from now on."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
         alone = device.new_stream()  # what other threads put on the module's stream meanwhile is no part of the recording
@@ -121,7 +121,7 @@ class CapturedCall:
         return self._buffers is not None and self._program.is_at_home(value)
 
     def _fill(self, inputs: Sequence[Any], call: DeviceCall) -> None:
-        """Copy the inputs of a call to where the recording reads them."""
+        """Copy the inputs to the addresses that the recording reads."""
         device, home = self._program.home(), self._program.plan.device
         for slot, target in self._inputs.items():
             value = inputs[slot]
@@ -136,7 +136,7 @@ class CapturedCall:
         return self._program.allocate(like.shape, like.dtype, stream, "a recorded call")
 
     def close(self) -> None:
-        """Let go of the recording and of its memory."""
+        """Release the recording and its memory."""
         self._recording, self._inputs, self._outputs = None, {}, []
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class CapturedCall:
 
 
 def why_not_capturable(program: MultiDeviceProgram) -> str:
-    """Return why no call of the program can be recorded; empty where one may be."""
+    """Why calls of the program cannot be recorded; empty if they may be."""
     plan, route = program.plan, program.route
     if plan.device == HOST:
         return "values come in and go out on the cpu"
@@ -170,15 +170,15 @@ def _is_fixed(type_: Type | None) -> bool:
 
 
 NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
-"""No value has a fixed place in a block of the host: each device has its own pool."""
+"""Values have no fixed place in a host block: each device has its own pool."""
 
 
 class MultiDeviceProgram(Program):
-    """A Plan whose launches have been compiled for devices. Runs from several threads at once.
+    """A Plan compiled for devices. Thread-safe.
 
-    Inputs are arrays of the host or of the plan's device, outputs arrays of the plan's device. If that is not the host, a call
-    returns when its work is on the streams, unless it is requested to block. Later work of the caller on its current stream comes
-    after it.
+    Inputs are arrays of the host or the plan's device, outputs arrays of the plan's device. On an accelerator a call returns
+    when its work is enqueued, unless `block` is set; work that the caller then enqueues on its current stream is ordered after
+    it.
     """
 
     def __init__(self, plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool = False) -> None:
@@ -193,24 +193,24 @@ class MultiDeviceProgram(Program):
 
     @property
     def fast_call(self) -> None:
-        """None: a call has values to bring and streams to order."""
+        """None: a call has transfers and stream order to manage."""
 
     @property
     def traffic(self) -> TransferStats:
-        """What has crossed between devices, and how often a call has waited."""
+        """Transfers and waits so far."""
         return self._counter.read()
 
     @property
     def graph_remark(self) -> str:
-        """What became of the wish for a graph; empty where there was none."""
+        """Outcome of a requested device graph; empty if none was requested."""
         return str(self._graphed or "")
 
     # ------------------------------------------------------------------ calls
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
-        """Return the outputs, in the plan's order, as arrays of the plan's device.
+        """Run and return the outputs, in plan order, as arrays of the plan's device.
 
-        Raises RunFailed as a `Program` does, and OutOfDeviceMemory where memory runs out; the next call is as good as the first.
+        Raises RunFailed like `Program`, and OutOfDeviceMemory; the program stays usable after both.
         """
         for _, target in self._slots.aliases:
             if isinstance(inputs[target], np.ndarray):
@@ -247,7 +247,7 @@ class MultiDeviceProgram(Program):
         return results
 
     def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
-        """Return a call with nothing in it yet."""
+        """A new call without values."""
         recorder = self._recorder if options.profile else None
         return DeviceCall(self.route.count, self._devices, self._streams(options), self._counter, recorder)
 
@@ -258,14 +258,14 @@ class MultiDeviceProgram(Program):
         return streams
 
     def home(self) -> Device:
-        """Return the plan's device, where that is not the host."""
+        """The plan's device, if that is not the host."""
         return self._devices[self.plan.device]
 
     def _is_on_host(self) -> bool:
         return self.plan.device == HOST
 
     def enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
-        """Bring the inputs, each once to each device that wants it, and constants that are outputs."""
+        """Copy each input once to each device that reads it, and constants that are outputs."""
         home = self.plan.device
         for entry in self.route.entries:
             value = inputs[entry.slot]
@@ -295,7 +295,7 @@ class MultiDeviceProgram(Program):
         return not self._is_on_host() and self.home().owns(value)
 
     def play(self, call: DeviceCall, options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> None:
-        """Put all launches and crossings on the streams, in order."""
+        """Enqueue all launches and transfers in order."""
         for action in self.route.actions:
             if isinstance(action, ScheduledTransfer):
                 call.cross(action, self._slots.names[action.slot])
@@ -324,7 +324,7 @@ class MultiDeviceProgram(Program):
             call.places[place] = None
 
     def _before(self, one: DeviceLaunch, call: DeviceCall, given: Sequence[Any]) -> Sequence[Any]:
-        """Return the inputs of a launch as they will still be after it."""
+        """Copies of the inputs that the launch may overwrite."""
         with nullcontext() if one.device == HOST else self._devices[one.device].activate(call.streams[one.device]):
             return copy_inputs(one.step, given)
 
@@ -356,7 +356,7 @@ class MultiDeviceProgram(Program):
     def _look(
         self, one: DeviceLaunch, call: DeviceCall, inspection: OutputInspector, given: Sequence[Any], results: Sequence[Any]
     ) -> None:
-        """Hold the results of a launch against what is expected; only what asks for the numbers themselves waits for them."""
+        """Check the results of a launch; wait for them only if the check needs the values."""
         launch, where = one.step.launch, self._devices.get(one.device)
         if where is None:
             wrong = inspection.find(launch, given, results)
@@ -383,7 +383,7 @@ class MultiDeviceProgram(Program):
         return results
 
     def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
-        """Copy each suspect output that is not this output alone; a base identifies a view of another array."""
+        """Copy each output that may share memory with other values; a base marks a view."""
         taken = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
         updates = dict(self._slots.aliases)
         for index in sorted(self._suspects):
@@ -395,7 +395,7 @@ class MultiDeviceProgram(Program):
             taken.add(id(results[index]))
 
     def _updated(self, call: DeviceCall, given: Any, result: Any, name: str) -> Any:
-        """Leave an output in the input that it updates, on the host or on the plan's device, and return that."""
+        """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
         if result is given:
             return given
         if self._is_on_host() or self.is_at_home(given):
@@ -412,30 +412,30 @@ class MultiDeviceProgram(Program):
     # ------------------------------------------------------------------ order between the caller's work and ours
 
     def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Let our work come after what the caller has put on its current stream."""
+        """Order our work after the caller's current stream."""
         if not self._is_on_host() and options.stream is None:
             self.home().follow(streams[self.plan.device], self.home().current_stream())
 
     def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Let what the caller puts on its current stream come after our work."""
+        """Order the caller's current stream after our work."""
         if not self._is_on_host() and options.stream is None:
             self.home().follow(self.home().current_stream(), streams[self.plan.device])
 
     def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Wait for the program's work if ``options.block`` is set."""
+        """Wait for the work if ``options.block`` is set."""
         if options.block and not self._is_on_host():
             self._counter.add(waits=1)
             self.home().wait([streams[self.plan.device]])
 
     def hold(self, call: DeviceCall) -> None:
-        """Keep what copies read and write until they are done."""
+        """Keep sources and targets of copies alive until they are done."""
         for name, held in call.held.items():
             if held or call.streams[name] is not self._own.on(name):
                 where = self._devices[name]
                 self._under_way.append((where, where.event(call.streams[name]), held))
 
     def _let_go(self) -> None:
-        """Let go of what copies of earlier calls have done with."""
+        """Release objects of finished copies of earlier calls."""
         under_way = self._under_way
         while under_way:
             try:
@@ -449,7 +449,7 @@ class MultiDeviceProgram(Program):
     # ------------------------------------------------------------------ the rest
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """Return the call as a module makes it, on copies of the inputs where the module runs; it waits for its results."""
+        """The call to time, on uploaded inputs; it waits for its results."""
         given, options = list(inputs), RunOptions(block=True)
         if not self._is_on_host():
             with self.home().activate(self._own.on(self.plan.device)):
@@ -459,11 +459,11 @@ class MultiDeviceProgram(Program):
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+        """A call with fixed inputs and output buffers.
 
-        The inputs are arrays of the plan's device, or of the host, from where each call copies them; a buffer is an array of
-        the plan's device, or None where the output updates an input. The call returns when its work is on the streams, and
-        is replayed where the program's are. It is for one thread at a time.
+        Inputs are arrays of the plan's device, or of the host, which are copied in each call. A buffer is an array of the
+        plan's device, or None if the output updates an input. The call returns when its work is enqueued; it is replayed as a
+        graph if the program's calls are. Not for concurrent use.
         """
         options = RunOptions(out=tuple(buffers))
         graphed = CapturedCall(self, buffers) if self._graphed is not None else None
@@ -479,13 +479,13 @@ class MultiDeviceProgram(Program):
         return call
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Return an array of any content on the plan's device; raises OutOfDeviceMemory."""
+        """An uninitialized array on the plan's device; raises OutOfDeviceMemory."""
         if self._is_on_host():
             return super().buffer(shape, dtype)
         return self.allocate(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
-        """Return an array of any content on the plan's device, for work on the stream; raises OutOfDeviceMemory."""
+        """An uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory."""
         try:
             return self.home().allocate(shape, dtype, stream)
         except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
@@ -493,22 +493,22 @@ class MultiDeviceProgram(Program):
             raise make_out_of_memory_error(self.home(), error, who, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
-        """Return the times of the launches over the calls that asked for them, which wait for each, and what crossed."""
+        """Times of the profiled calls, in which each launch is waited for, and transfers."""
         return replace(super().profile(), traffic=self.traffic)
 
     def close(self) -> None:
-        """Wait for what is under way, and release the executables."""
+        """Wait for pending work, and release the executables."""
         self._settle()
         if self._graphed is not None:
             self._graphed.close()
         super().close()
 
     def close_in_background(self) -> None:
-        """Do nothing: what frees the program waits for the device, and then releases the executables."""
+        """Do nothing: the finalizer waits for the device, then releases the executables."""
 
 
 def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
-    """Wait for what still uses memory that is about to be given back: of copies, and of executables."""
+    """Wait for pending work that uses memory about to be released: copies and executables."""
     while under_way:
         where, event, _ = under_way.popleft()
         where.wait_for(event)
@@ -522,7 +522,7 @@ def _copied(value: Any) -> Any:
 
 
 def _fill(results: list[Any], computed: Sequence[Any], buffers: Sequence[Any]) -> None:
-    """Leave what was computed in the buffers that there are, and put those among the results."""
+    """Copy results to the given buffers and return these instead."""
     for index, buffer in enumerate(buffers):
         if buffer is not None:
             buffer[...] = computed[index]
