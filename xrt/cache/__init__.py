@@ -1,8 +1,7 @@
-"""The cache of executables: a signature goes in, an executable that was compiled once comes out.
+"""The compile cache: executables by signature, in memory and on disk.
 
-A signature holds everything that can change the result of a compile. However many threads and processes ask for one at
-the same time, it is compiled once: executables are kept in memory, and in a directory what engines can save. Nothing here
-plans, runs or knows what an executable computes.
+A signature covers everything that can change the result of a compile. Each one is compiled once, however many threads and
+processes request it; executables that their engine can save are also stored in a directory.
 """
 
 from __future__ import annotations

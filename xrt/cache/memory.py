@@ -1,4 +1,4 @@
-"""The cache of a process: bounded, least recently used out first, one compile per signature; below it the disk, if wished."""
+"""The in-memory cache: bounded, LRU, one compile per signature, optionally backed by the disk tier."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ __all__ = [
 
 Close: TypeAlias = Callable[[], object]
 AT_EXIT = 10.0
-"""Seconds that the end of the process waits for what is still to be closed."""
+"""Seconds that the exit of the process waits for pending closes."""
 _log = logging.getLogger(__name__)
 
 
 class _Closer:
-    """The thread, started when it is first needed, and what it has to do."""
+    """The background thread that closes executables, started on first use."""
 
     def __init__(self) -> None:
         # Re-entrant: what is collected while a thread is in here may be handed in, too.
@@ -72,7 +72,7 @@ class _Closer:
             del close  # the next one may be long in coming
 
     def finish(self) -> None:
-        """Let the thread end: one inside of a native library must not be cut off by the end of the process."""
+        """Stop the thread: process exit must not interrupt it inside a native library."""
         if self._thread is not None:
             self.queue.put(None)
             self._thread.join(AT_EXIT)
@@ -82,22 +82,22 @@ _closer = _Closer()
 
 
 def close_in_background(close: Close) -> None:
-    """Have ``close`` called by the background thread, which logs what it raises."""
+    """Call ``close`` in the background thread; exceptions are logged."""
     _closer.start()
     _closer.queue.put(close)
 
 
 def close_with(user: object, close: Close) -> None:
-    """Have ``close`` called by the background thread once ``user`` is freed.
+    """Call ``close`` in the background thread once ``user`` is garbage-collected.
 
-    A call under way holds what it runs: neither it nor the thread that frees ``user`` waits for the close.
+    A call in progress keeps ``user`` alive. Neither the call nor the thread that frees ``user`` waits for the close.
     """
     _closer.start()  # not when it is freed: that may be at any moment, and then a thread must not be started
     weakref.finalize(user, _closer.queue.put, close).atexit = False
 
 
 def wait_until_closed(seconds: float | None = None) -> bool:
-    """Wait until all that was handed in so far is closed; return whether it is, after so many seconds at most."""
+    """Wait until all pending closes are done; return False after a timeout."""
     done = threading.Event()
     close_in_background(done.set)
     return done.wait(seconds)
@@ -107,75 +107,75 @@ atexit.register(_closer.finish)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_closer.__init__)  # type: ignore[misc]  # a forked child has no such thread
 CAPACITY = 256
-"""Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
+"""Executables in the process-wide cache; those in use by a module live on after eviction."""
 MOST_BYTES = 1 << 30
-"""Bytes that executables in no module's use may hold together."""
+"""Limit in bytes for all executables without a lease."""
 LEAST_BYTES = 2 << 20
-"""What an executable counts at least: few libraries know all that they hold, code and descriptors among it."""
+"""Minimum size that an executable counts: few libraries report all memory, such as code and descriptors."""
 THREADS = max(32, 8 * (os.cpu_count() or 1))
-"""Threads that the executables of a cache may keep for themselves, all together; what a module uses lives on beyond that too.
+"""Limit on the idle threads of all cached executables; those in use live on after eviction.
 
-They block, so a machine of many cores may have more: eight executables that each use all of them.
+The threads block, so a large machine may have more: enough for eight executables that use all cores.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """Counts since the cache was made."""
+    """Counts since the creation of the cache."""
 
     hits: int
     misses: int
-    """Askings that led to a compile, forced ones included."""
+    """Requests that led to a compile, forced ones included."""
     failures: int
     """Compiles that raised."""
     evictions: int
     size: int
-    """Executables held now."""
+    """Executables in the cache now."""
     disk: DiskStatistics = field(default_factory=DiskStatistics)
-    """The same of the disk tier; all zeros where there is none."""
+    """Counts of the disk tier; zeros if there is none."""
 
 
 def count_bytes(executable: Executable) -> int:
-    """Return what an executable holds between calls of its own, as far as its engine says; `LEAST_BYTES` at least."""
+    """Bytes that an executable holds between calls, as reported by its engine; at least `LEAST_BYTES`."""
     return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared)))
 
 
 class Tier(Protocol):
-    """Where a cache looks for what it has not in memory: a `DiskTier`, or a bundle."""
+    """The second level of a cache: a `DiskTier` or a bundle."""
 
     @property
     def statistics(self) -> DiskStatistics:
-        """Counts since the tier was made."""
+        """Counts since the creation of the tier."""
 
     @property
     def weights(self) -> WeightHashStore | None:
-        """Where the hashes of files' weights are kept, if anywhere."""
+        """The store of weight hashes, if any."""
 
     def find_learning_directory(self, engine: str) -> Path | None:
-        """Return the directory in which an engine of that name keeps what it learns; None where nothing is kept."""
+        """The directory for persistent data of an engine, such as tuning results; None if there is none."""
 
     def keep_weights(self) -> None:
-        """Write down the hashes that signatures have cost, for the next process."""
+        """Store newly computed weight hashes for the next process."""
 
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Return the signature's executable, prepared: loaded, or made."""
+        """Load the signature's executable or make it; return it prepared."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An executable, or the promise of one, and how many hold it; the cache's own hold counts."""
+    """An executable, or the future of one, with its reference count; the cache counts as one holder."""
 
     made: Future[Executable] = field(default_factory=Future)
     holders: int = 1
     nbytes: int = 0
-    """What the executable holds between calls; 0 before it is made."""
+    """Bytes held between calls; 0 until made."""
     generation: int = field(default_factory=get_generation)
 
     @property
     def idle_threads(self) -> int:
-        """The threads that the executable keeps for itself; none before it is made, or where that failed."""
+        """Threads that the executable owns; 0 until made or if that failed."""
         return self.made.result().idle_threads if self.is_made else 0
 
     @property
@@ -184,17 +184,17 @@ class _Entry:
 
     @property
     def close(self) -> Callable[[], None] | None:
-        """What closes the executable; None where there is none, or it is a parent process's."""
+        """Closes the executable; None if there is none or it belongs to the parent process of a fork."""
         return self.made.result().close if self.is_made and self.generation == get_generation() else None
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether it is a parent process's and of no use here: a thread there was to make it, or its threads are there."""
+        """Whether it is unusable after a fork: its maker or its threads exist only in the parent."""
         return self.generation != get_generation() and not (self.is_made and self.made.result().survives_fork)
 
 
 class Lease:
-    """A hold on an executable: it is not closed before every lease on it has been released."""
+    """A reference to an executable, which is closed after its last lease is released."""
 
     def __init__(self, cache: CompileCache, entry: _Entry) -> None:
         self._entry: _Entry | None = None  # until the promise is kept: what raises here never held anything
@@ -203,7 +203,7 @@ class Lease:
         self._entry = entry
 
     def release(self) -> None:
-        """Give the hold back; a second call does nothing."""
+        """Release the lease; idempotent."""
         entry, self._entry = self._entry, None
         if entry is not None:
             self._cache._release(entry)
@@ -214,16 +214,16 @@ class Lease:
 
 
 class CompileCache:
-    """Executables by signature. Safe to use from several threads.
+    """Executables by signature. Thread-safe.
 
-    An executable that is evicted, or replaced by a forced compile, lives on for those who hold a lease on it, and is
-    closed when the last of them lets go. Evicted ones are closed in the background.
+    An executable that is evicted, or replaced by a forced compile, lives until its last lease is released. Evicted ones are
+    closed in the background.
     """
 
     def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None, max_bytes: int = MOST_BYTES) -> None:
-        """Keep at most so many executables, and of those without a lease so many bytes: the least recently used go first.
+        """Limit the number of executables, and the bytes of those without a lease; evict the least recently used.
 
-        What is not among them is looked for on the disk, where a tier is given.
+        `disk` is searched for executables that are not in memory.
         """
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
@@ -243,11 +243,11 @@ class CompileCache:
         force: bool = False,
         recipe: CompileRequest | None = None,
     ) -> Lease:
-        """Return a lease on the signature's executable, calling ``make`` if there is none.
+        """Lease the signature's executable; call ``make`` if it is not cached.
 
-        Threads that request it while another one makes it wait for that one. With ``force`` it is made again. An exception of
-        ``make`` is raised in every waiting thread, and nothing is kept in memory. The disk tier is used if ``recipe`` is given,
-        with which it can load and save.
+        Concurrent requests wait for the first one. ``force`` makes it again. An exception of ``make`` is raised in all waiting
+        threads, and nothing is cached in memory. The disk tier is used only if ``recipe`` is given, which it needs to load and
+        save.
         """
         entry, mine = self._claim(signature.memory_key, force)
         if mine:
@@ -259,7 +259,7 @@ class CompileCache:
             raise
 
     def find_learning_directory(self, engine: str) -> Path | None:
-        """Return the directory in which an engine of that name keeps what it learns; None without a disk tier."""
+        """The directory for persistent data of an engine; None without a disk tier."""
         return self.disk.find_learning_directory(engine) if self.disk is not None else None
 
     def _through_disk(
@@ -271,7 +271,7 @@ class CompileCache:
         return lambda: disk.get_or_compile(signature, recipe, make, force=force)
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
-        """Return the key's entry, held once more, and whether the caller has to make it."""
+        """The entry of a key with one more holder, and whether the caller must make it."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not force and not entry.is_orphaned:
@@ -303,7 +303,7 @@ class CompileCache:
                 self._shrink()
 
     def _shrink(self) -> None:
-        """Evict what is beyond a bound; the caller has the lock. Only what no lease holds frees its bytes when it goes."""
+        """Evict beyond the limits; the caller holds the lock. Evicting a leased entry frees no memory, so only others count."""
         while len(self._entries) > self.capacity:
             self._evict(next(iter(self._entries)))
         threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
@@ -311,7 +311,7 @@ class CompileCache:
         self._evict_surplus({key: entry.nbytes for key, entry in self._entries.items() if entry.holders == 1}, self.max_bytes)
 
     def _evict_surplus(self, figures: Mapping[str, int], most: int) -> None:
-        """Evict the least recently used until the sum is no more than that; the newest stays, whatever its figure."""
+        """Evict the least recently used until the sum of `figures` is at most `most`; the newest always stays."""
         surplus = sum(figures.values()) - most
         for key in list(figures)[:-1]:
             if surplus <= 0:
@@ -324,14 +324,14 @@ class CompileCache:
         self._drop(key)
 
     def _drop(self, key: str) -> None:
-        """Let go of an entry; the caller has the lock, and so does not wait for the close."""
+        """Remove an entry; the caller holds the lock, so the close happens in the background."""
         entry = self._entries.pop(key)
         entry.holders -= 1
         if entry.holders == 0 and (close := entry.close) is not None:
             close_in_background(close)
 
     def _release(self, entry: _Entry) -> None:
-        """Give a hold back; the last one closes the executable."""
+        """Release a hold; the last one closes the executable."""
         with self._lock:
             entry.holders -= 1
             last = entry.holders == 0
@@ -340,7 +340,7 @@ class CompileCache:
             close()
 
     def clear(self) -> None:
-        """Forget every executable, and close those that are not in use; others are closed when their last lease is released."""
+        """Remove all executables; close those without leases now, the others after their last lease."""
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
@@ -360,15 +360,15 @@ class CompileCache:
 
 @lru_cache(maxsize=1)
 def default_cache() -> CompileCache:
-    """Return the cache that every module of this process shares unless it is given its own.
+    """The cache shared by all modules of this process that have none of their own.
 
-    Its disk tier is the one that the environment asks for when it is first used.
+    Its disk tier is configured from the environment on first use.
     """
     return CompileCache(disk=open_disk_tier())
 
 
 def open_cache(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
-    """Return the cache for what a module was given: a cache, the directory of one, or None for `default_cache`."""
+    """The cache for a module's `cache` argument: a cache, a directory, or None for `default_cache`."""
     if asked is None:
         return default_cache()
     if isinstance(asked, CompileCache):

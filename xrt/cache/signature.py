@@ -1,4 +1,4 @@
-"""The signature: everything that can change the result of a compile, ingredient by ingredient, and their hash."""
+"""Compile signatures: all inputs that can change the result of a compile, and their hash."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""Raised whenever XRT itself changes what it hands to engines for the same Function."""
+"""Increased when XRT changes its lowering to engines for the same Function."""
 
 
 CODE_UNKNOWN = "unknown"
-"""What the ingredient ``code`` is for an engine whose source is in no file: a class typed at a prompt."""
+"""Ingredient ``code`` of an engine without a source file, such as a class defined at a prompt."""
 
 _SHARED = ("graph", "formats", "passes", "engines/toolkit", "engines/kernels")
-"""Folders of XRT's own source that determine an engine's input, in addition to `engines` and its contract."""
+"""Folders of XRT that determine an engine's input, besides `engines` and `engines/contract`."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Named ingredients in a fixed order; two signatures are equal when every ingredient is."""
+    """Named ingredients in a fixed order; equal if all ingredients are."""
 
     ingredients: tuple[tuple[str, str], ...]
     memory: str = ""
-    """Where the constants are that another library may write to; an executable that reads them there is of this memory alone."""
+    """Addresses of constants that other libraries may write to; executables that read them there are bound to these."""
 
     @property
     def memory_key(self) -> str:
-        """What an executable in memory is found by; one from a file has constants of its own, and is found by ``key``."""
+        """Key in memory; a stored executable has its own constants and is found by ``key``."""
         return self.key + self.memory
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 (hex) over the ingredients, each with its length before it."""
+        """SHA-256 (hex) over the length-prefixed ingredients."""
         hasher = hashlib.sha256()
         for name, value in self.ingredients:
             hasher.update(f"{name}:{len(value)}:{value};".encode())
         return hasher.hexdigest()
 
     def difference(self, other: Signature) -> tuple[str, ...]:
-        """Return the names of the ingredients that differ."""
+        """Names of the ingredients that differ."""
         mine, theirs = dict(self.ingredients), dict(other.ingredients)
         return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
 
@@ -75,9 +75,9 @@ class Signature:
 
 
 def make_signature(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """Return the signature of compiling the function with that engine in that context.
+    """The signature of compiling `function` with `engine` in `context`.
 
-    ``version`` is the engine's, for who has asked it already. Linear in the constants' bytes, once.
+    ``version`` is the engine's version, if already known. Hashes each constant once.
     """
     form, *others = make_engine_key(engine, context, version).ingredients
     entry = ", ".join(str(value.type) for value in function.inputs)
@@ -90,7 +90,7 @@ def _locate_constants(function: Function) -> str:
 
 
 def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """Return the part of a signature that is not the function's: every other input that determines the result of a compile."""
+    """The part of a signature that is independent of the function."""
     kind = engine.implementation
     return Signature(
         (
@@ -104,7 +104,7 @@ def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str
 
 
 def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
-    """Return what of a signature is neither the function's nor the engine's."""
+    """The part of a signature that is independent of the function and the engine."""
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
         ("options", repr(options)),
@@ -116,7 +116,7 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
-    """Name the processor and its instruction sets: what an executable compiled for it needs of another."""
+    """The CPU and its instruction sets, on which compiled code depends."""
     from xrt.cache.disk.cpu_info import describe_cpu  # the room that touches files, which knows signatures
 
     found = np.show_config(mode="dicts")["SIMD Extensions"]
@@ -126,9 +126,9 @@ def describe_machine() -> str:
 
 @lru_cache(maxsize=64)
 def hash_sources(module: str) -> str:
-    """Hash names, sizes and times of the source files behind an engine, so that a change of code needs no new version.
+    """Hash path, size and mtime of the source files of an engine, so that a code change invalidates its executables.
 
-    ``module`` is the engine's module, which need not have been imported.
+    ``module`` is the engine's module; it is not imported.
     """
     file, is_packaged = _source(module)
     if file is None or not Path(file).exists():
@@ -141,7 +141,7 @@ def hash_sources(module: str) -> str:
 
 
 def _source(module: str) -> tuple[str | None, bool]:
-    """Return a module's file, and whether it is of a package."""
+    """A module's file, and whether it is part of a package."""
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None), bool(getattr(loaded, "__package__", ""))
     spec = find_spec(module)
@@ -150,7 +150,7 @@ def _source(module: str) -> tuple[str | None, bool]:
 
 @lru_cache(maxsize=1)
 def hash_planner() -> str:
-    """Hash names, sizes and times of the source files that determine a plan, without the engines' own."""
+    """Hash path, size and mtime of the source files that determine a plan, without the engines."""
     root = Path(__file__).parents[1]
     own = [
         _stamp(path) for name in ("cache", "module", "partition", "placement", "runtime") for path in (root / name).rglob("*.py")
@@ -169,7 +169,7 @@ def _shared_stamps() -> tuple[str, ...]:
 
 
 def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
-    """Return the stamps of the source files in a folder, and in so many levels of folders below it."""
+    """Stamps of the source files in a folder, recursing `levels` deep."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,8 +1,7 @@
-"""The disk tier: what one process has compiled, the next one loads.
+"""The disk tier: executables and related data shared by processes.
 
-A signature and a way to compile come in, an executable goes out: read from an entry, or compiled and written to one. An
-entry is a file named by its signature's hash; it is written whole or not at all, carries checksums, and is data for the
-engine that wrote it, never code of Python's. Whatever goes wrong with files costs a compile and a warning, never a run.
+An entry is a file named by the hash of its signature. It is written atomically, has checksums, and contains only data for the
+engine that wrote it, never Python code. Problems with files cost a compile and a warning, never a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the cache directory is, and what the environment says of it."""
+"""Configure the disk cache from environment variables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from xrt.errors import CacheError, CacheWarning, warn
 __all__ = ["DEFAULT_LIMIT", "DIRECTORY", "LIMIT", "SWITCH", "expand_user", "find_cache_directory", "open_disk_tier", "parse_size"]
 
 DIRECTORY = "XRT_CACHE_DIR"
-"""The environment variable that names the directory; without it, it is ``xrt`` in the user's cache directory."""
+"""Environment variable for the directory; the default is ``xrt`` in the user's cache directory."""
 SWITCH = "XRT_CACHE"
-"""The environment variable that switches the disk tier off: ``off``. ``on``, empty or absent leaves it on."""
+"""Environment variable to disable the disk tier: ``off``; ``on``, empty or unset enables it."""
 LIMIT = "XRT_CACHE_SIZE"
-"""The environment variable that says how large the directory may get, such as ``500MB`` or ``20GB``."""
+"""Environment variable for the size limit, such as ``500MB`` or ``20GB``."""
 DEFAULT_LIMIT = 5_000_000_000
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kMGT]?)B?", re.IGNORECASE)
@@ -25,7 +25,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache directory that the environment asks for; raises CacheError where that is none."""
+    """The cache directory configured in the environment; raises CacheError if there is none."""
     asked = environment.get(DIRECTORY, "").strip()
     if asked:
         return expand_user(asked, DIRECTORY)
@@ -38,7 +38,7 @@ def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
-    """Return an absolute path, a user's name after ``~`` replaced by his home; raises CacheError for a user that is not."""
+    """Expand ``~`` and make the path absolute; raises CacheError for an unknown user."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:  # pathlib's, for a name that it does not find
@@ -49,7 +49,7 @@ def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
 
 
 def open_disk_tier(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> DiskTier | None:
-    """Return the disk tier that the environment asks for, in that directory if one is given; None where it is switched off."""
+    """The disk tier configured in the environment, optionally in another directory; None if disabled."""
     switch = environment.get(SWITCH, "").strip().lower()
     if switch in ("off", "0", "no", "false"):
         return None
@@ -74,7 +74,7 @@ def _limit_of(environment: Mapping[str, str]) -> int:
 
 
 def parse_size(text: str) -> int | None:
-    """Return the size that a text spells, None where it spells none.
+    """Parse a size in bytes; None if the text is not a size.
 
     >>> parse_size("1.5 GB"), parse_size("1024"), parse_size("big"), parse_size("9" * 400)
     (1500000000, 1024, None, None)

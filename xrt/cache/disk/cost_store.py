@@ -1,12 +1,11 @@
-"""Measurements on disk: cost tables by engine and circumstances, and decisions by request.
+"""Measurements on disk: cost tables, placement decisions, support answers and engine statuses.
 
-    <directory>/xrt-cache-1/costs/....json        what regions cost on one engine, in one version, with one thread budget
-    <directory>/xrt-cache-1/decisions/....json    a placement that was chosen
-    <directory>/xrt-cache-1/questions/....json    what one engine, in one version, has answered about kinds of node
-    <directory>/xrt-cache-1/engines/....json      which engines are ready, as long as nothing is installed or removed
+    <directory>/xrt-cache-1/costs/....json        measured region costs of one engine, version and thread budget
+    <directory>/xrt-cache-1/decisions/....json    a placement decision
+    <directory>/xrt-cache-1/questions/....json    support answers of one engine and version, by kind of node
+    <directory>/xrt-cache-1/engines/....json      which engines are ready, valid for the installed packages
 
-A file is written whole or not at all, as everywhere in the directory. A file that is damaged, or that another user made, causes a
-warning and is measured again.
+Files are written atomically. A file that is damaged, or belongs to another user, causes a warning and is measured again.
 """
 
 from __future__ import annotations
@@ -38,38 +37,38 @@ if TYPE_CHECKING:
 __all__ = ["CostStore", "loads_statuses", "parse_answers"]
 
 MOST_BYTES = 64 << 20
-"""A larger file is not ours."""
+"""Larger files are rejected: XRT does not write them."""
 MOST_ANSWERS = 20_000
-"""Kinds of node whose answers are kept of one engine."""
+"""Limit on stored answers per engine."""
 LONGEST = 1000
-"""Characters of a warning's cause: some of it may come from the file."""
+"""Limit in characters for the cause in a warning, which may quote the file."""
 
 _log = logging.getLogger(__name__)
 
 
 class CostStore:
-    """Cost tables and decisions in a cache directory that processes share. Trouble with files is a warning, never an error."""
+    """Cost tables and decisions in a shared cache directory. Problems with files are warnings, never errors."""
 
     def __init__(self, directory: Path | Store) -> None:
-        """Nothing is touched before the first use."""
+        """No file is touched before the first use."""
         self._store = directory if isinstance(directory, Store) else Store(directory)
 
     @classmethod
     def for_cache(cls, cache: CompileCache) -> CostStore | None:
-        """Return the store in the directory of a cache; None where the cache has none."""
+        """The store in a cache's directory; None if it has none."""
         return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
 
     # ------------------------------------------------------------------ costs
 
     def table(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
-        """Return all that is known of those engines, as they are installed and configured now."""
+        """All stored costs of these engines in their current version and configuration."""
         table = CostTable()
         for circumstances in filter(_is_known, _all_circumstances(engines, context).values()):
             table = table.merge(self._read_table(self._table_path(circumstances)))
         return table
 
     def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
-        """Add what the table knows of those engines to what is kept; what another process has added meanwhile stays."""
+        """Merge the costs of these engines into the stored ones, under a lock."""
         for spec, circumstances in _all_circumstances(engines, context).items():
             part = _part(table, spec)
             if part != CostTable() and _is_known(circumstances):
@@ -99,11 +98,11 @@ class CostStore:
     # ------------------------------------------------------------------ decisions
 
     def decision(self, asked: Signature) -> PlacementFile | None:
-        """Return the document stored under that name; the caller checks whether it fits the request."""
+        """The document stored for the request; the caller checks whether it still applies."""
         return self._read_document(self._decision_path(asked))
 
     def store_decision(self, asked: Signature, document: PlacementFile) -> None:
-        """Keep a decision under that name, over one that is there."""
+        """Store or replace a decision."""
         self._write(self._decision_path(asked), dumps(document))
 
     def _decision_path(self, asked: Signature) -> Path:
@@ -112,7 +111,7 @@ class CostStore:
     # ------------------------------------------------------------------ answers
 
     def answers(self, asked: Signature) -> dict[str, str | None]:
-        """Return what an engine has answered by now, by the keys of `QuestionKeys`."""
+        """Stored answers of an engine, by the keys of `QuestionKeys`."""
         path = self._answers_path(asked)
         data = self._read(path)
         try:
@@ -122,7 +121,7 @@ class CostStore:
             return {}
 
     def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
-        """Add answers to those that are kept; beyond `MOST_ANSWERS` the oldest go."""
+        """Add answers; beyond `MOST_ANSWERS` the oldest are removed."""
         path = self._answers_path(asked)
         with self._store.lock(path.stem):
             known = self.answers(asked)
@@ -136,7 +135,7 @@ class CostStore:
     # ------------------------------------------------------------------ engines
 
     def statuses(self) -> dict[str, EngineStatus]:
-        """Return what an earlier process has found of each engine; nothing where something was installed or removed since."""
+        """Engine statuses found by an earlier process; empty if packages were installed or removed since."""
         data = self._read(self._statuses_path())
         try:
             return {} if data is None else loads_statuses(data)
@@ -145,7 +144,7 @@ class CostStore:
             return {}
 
     def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
-        """Keep what was found of the engines, for as long as nothing is installed or removed."""
+        """Store engine statuses for the currently installed packages."""
         self._write(self._statuses_path(), json.dumps([dataclasses.asdict(status) for status in statuses], indent=1))
 
     def _statuses_path(self) -> Path:
@@ -154,7 +153,7 @@ class CostStore:
     # ------------------------------------------------------------------ files
 
     def _read(self, path: Path) -> bytes | None:
-        """Return a file's bytes; None where there is none, or it cannot be one of ours."""
+        """The content of a file; None if it does not exist or is not trusted."""
         try:
             with suppress(FileNotFoundError):
                 if not self._store.is_trusted() or not path.exists():
@@ -179,7 +178,7 @@ class CostStore:
             self.trouble(f"{path}: {error}")
 
     def trouble(self, what: str) -> None:
-        """Log that a file could not serve, and warn the first time, in one line."""
+        """Log a problem; warn about the first one, in one line."""
         what = " ".join(what.split())[:LONGEST]
         _log.info("the cost store: %s", what)
         if self._store.is_first_trouble():
@@ -190,7 +189,7 @@ class CostStore:
 
 
 def parse_answers(data: bytes) -> dict[str, str | None]:
-    """Return the answers about kinds of node that a file holds; raises CacheError where it holds none."""
+    """Parse stored answers; raises CacheError if the file is invalid."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -201,7 +200,7 @@ def parse_answers(data: bytes) -> dict[str, str | None]:
 
 
 def loads_statuses(data: bytes) -> dict[str, EngineStatus]:
-    """Return the engines' statuses, by name, that a file holds; raises CacheError where it holds none."""
+    """Parse stored statuses by engine name; raises CacheError if the file is invalid."""
     try:
         return {one["name"]: _status(one) for one in json.loads(data)}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -209,7 +208,7 @@ def loads_statuses(data: bytes) -> dict[str, EngineStatus]:
 
 
 def _status(facts: Mapping[str, Any]) -> EngineStatus:
-    """Return the status that the text tells of; raises ValueError for what cannot be one."""
+    """Parse one status; raises ValueError if invalid."""
     texts = [facts[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
     devices = facts["devices"]
     texts.append(facts.get("precisions", ""))
@@ -220,7 +219,7 @@ def _status(facts: Mapping[str, Any]) -> EngineStatus:
 
 
 def _installed() -> str:
-    """Return a hash of the distributions that this interpreter finds, with their versions."""
+    """Hash of the installed distributions and their versions."""
     found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -230,12 +229,12 @@ def _all_circumstances(engines: Sequence[GraphCompiler], context: CompileContext
 
 
 def _is_known(circumstances: Signature) -> bool:
-    """Whether a change of the engine's code can be detected; otherwise results must not be stored."""
+    """Whether code changes of the engine can be detected; otherwise nothing may be stored."""
     return dict(circumstances.ingredients)["code"] != CODE_UNKNOWN
 
 
 def _part(table: CostTable, spec: str) -> CostTable:
-    """Return what a table knows of one engine; a boundary belongs to the one that makes the value."""
+    """The part of a table about one engine; a boundary belongs to the engine that produces the value."""
     return CostTable(
         {subject: cost for subject, cost in table.regions.items() if subject[1] == spec},
         {one: seconds for one, seconds in table.launches.items() if one == spec},

@@ -1,4 +1,4 @@
-"""The processor, as its system describes it: what compiled code may rely on beyond the instruction sets that NumPy knows."""
+"""CPU model and features as reported by Linux, beyond the instruction sets that NumPy knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLAGS = ("flags", "Features")
 
 
 def describe_cpu() -> str:
-    """Return the first processor's name, and a hash of its features; empty where the system does not tell."""
+    """Model name of the first CPU and a hash of its features; empty if unavailable."""
     facts: dict[str, str] = {}
     try:
         with _INFO.open(encoding="utf-8", errors="replace") as lines:

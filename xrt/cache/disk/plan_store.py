@@ -1,8 +1,8 @@
-"""Plans of model files: what a later process needs of a plan whose regions the cache has in compiled form.
+"""Plans of model files, so that a later process can start without loading the model.
 
-A plan is found by the model file and all other inputs of the decision. Stored are the inputs and outputs of the model and of each
-region, the regions' fingerprints, and the places of their weights: in the model's own files, or in the plan file. Nodes are not
-stored; a process that needs them reads the model. A file that is damaged, or of another model, is ignored.
+A plan is found by the model file and all other inputs of the decision. It contains the inputs and outputs of the model and of
+each region, the regions' fingerprints, and the locations of their weights: in the model's files or in the plan file. Nodes are
+not stored; a process that needs them reads the model. A file that is damaged, or of another model, is ignored.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ __all__ = [
 KIND = "model plans"
 FORMAT = 1
 MOST = 256
-"""Files that are kept; the oldest go first."""
+"""Limit on plan files; the oldest are removed."""
 MOST_PLANS = 16
 MOST_BYTES = 1 << 24
-"""Bytes of text from which a file is not read."""
+"""Limit in bytes for the text of a plan file."""
 MOST_SECTIONS = 16_000_000
-"""Bytes of weights that are in no file of the model, and are stored with its plans."""
+"""Limit in bytes for weights that are in no file of the model, and so are stored with its plans."""
 
 _TEXT = "plans"
 OWN = -1
-"""The place of a weight that the plan file itself contains."""
+"""`StoredWeight.file` of a weight stored in the plan file."""
 
 
 class StoredWeight(NamedTuple):
-    """Where the bytes of a constant lie."""
+    """Location of a constant's bytes."""
 
     digest: str
-    """Of the constant, in hexadecimal digits."""
+    """SHA-256 of the constant, in hex."""
     file: int
-    """Which of `StoredModel.files`; `OWN` for a section of the store's file that the digest names."""
+    """Index into `StoredModel.files`, or `OWN` for the section named by the digest."""
     offset: int
     size: int
 
@@ -74,20 +74,20 @@ class StoredLaunch(NamedTuple):
     nodes: tuple[str, ...]
     control: tuple[str, ...]
     function: str
-    """The Function's own name."""
+    """Name of the Function."""
     fingerprint: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     computed: tuple[str, ...]
-    """The outputs that nodes define."""
+    """Outputs that are defined by nodes."""
     weights: tuple[StoredWeight, ...]
 
 
 class StoredPlan(NamedTuple):
-    """The plan of one signature."""
+    """The plan for one input signature."""
 
     key: Any
-    """What of the inputs it depends on: None, or the shape of each."""
+    """What it depends on: None, or the shape of each input."""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     launches: tuple[StoredLaunch, ...]
@@ -97,18 +97,18 @@ class StoredModel(NamedTuple):
     """A model file with its plans."""
 
     files: tuple[tuple[str, Stamp], ...]
-    """The model's file, and those that it names, with what tells each from itself after a change."""
+    """The model file and its external data files, with stamps to detect changes."""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     plans: tuple[StoredPlan, ...]
     sections: Mapping[str, Any] = {}
-    """Weights in the plan file, by digest: what reads them, or their bytes."""
+    """Weights in the plan file by digest: a container to read from, or bytes."""
 
 
 def merge(before: StoredModel | None, model: StoredModel) -> StoredModel | None:
-    """Return a model with its plans and those already stored; the oldest are left out where there are too many.
+    """Merge a model's plans into the stored ones; the oldest are dropped beyond the limits.
 
-    None if the weights stored with its own plans are over the limit alone. Raises BundleError for damaged weights.
+    Return None if its own plans exceed the weight limit. Raises BundleError for damaged weights.
     """
     plans = list(model.plans)
     known: dict[str, Any] = {}
@@ -134,9 +134,9 @@ class PlanStore:
         self._store = store
 
     def read(self, signature: Signature) -> StoredModel | None:
-        """Return what is kept for that signature; None where there is nothing, or a file of the model has changed.
+        """The stored model of a signature; None if there is none or a model file has changed.
 
-        Raises CacheError for a file that is damaged, OSError for one that cannot be read.
+        Raises CacheError for a damaged file, OSError for an unreadable one.
         """
         file = self._file(signature)
         if not self._store.is_trusted() or not file.exists():
@@ -154,7 +154,7 @@ class PlanStore:
         return found._replace(sections={name: container for name in container.sections if name != _TEXT})
 
     def write(self, signature: Signature, model: StoredModel) -> int:
-        """Keep a model's plans in place of those that are there, and return their size in bytes; raises OSError."""
+        """Store or replace a model's plans; return their size in bytes. Raises OSError."""
         from xrt.formats.container import ContainerWriter
 
         if not self._store.is_trusted():
@@ -188,7 +188,7 @@ class PlanStore:
             path.unlink(missing_ok=True)
 
     def sweep(self) -> int:
-        """Remove the plans of files that are gone or have changed; return how many there were."""
+        """Remove plans whose model files are gone or changed; return their number."""
         return sum(map(self._sweep, self._store.list_folder("plans")))
 
     def _sweep(self, file: Path) -> int:
@@ -203,7 +203,7 @@ class PlanStore:
 
 
 def read_section(data: Any, digest: str) -> Buffer:
-    """Return the bytes of a weight in the plan file; raises BundleError if they are damaged."""
+    """The bytes of a weight in the plan file; raises BundleError if damaged."""
     return data.section(digest) if isinstance(data, Container) else data
 
 
@@ -220,7 +220,7 @@ def _dump(model: StoredModel) -> dict[str, Any]:
 
 
 def dump_plan(plan: StoredPlan) -> dict[str, Any]:
-    """Return the plan as values of JSON, which `parse_plan` reads."""
+    """Serialize a plan to JSON values for `parse_plan`."""
     ends = {"inputs": dump_values(plan.inputs), "outputs": dump_values(plan.outputs)}
     return {"key": plan.key, **ends, "launches": [_dump_launch(launch) for launch in plan.launches]}
 
@@ -230,7 +230,7 @@ def _dump_launch(launch: StoredLaunch) -> list[Any]:
 
 
 def dump_values(values: Iterable[Value]) -> list[Any]:
-    """Return names and types as values of JSON, which `parse_values` reads; what is no tensor has no type there."""
+    """Serialize names and tensor types to JSON values for `parse_values`; other types are dropped."""
     return [_dump_value(value) for value in values]
 
 
@@ -242,9 +242,9 @@ def _dump_value(value: Value) -> list[Any]:
 
 
 def parse(data: bytes, ingredients: list[list[str]] | None) -> StoredModel | None:
-    """Return the plans in a text, None where they are of other ingredients (if those are given).
+    """Parse stored plans; None if `ingredients` is given and differs.
 
-    Raises BundleError for what is no such text.
+    Raises BundleError if the text is invalid.
     """
     try:
         if len(data) > MOST_BYTES:
@@ -270,9 +270,9 @@ def _model(facts: Any) -> StoredModel:
 
 
 def parse_plan(facts: Any, files: int) -> StoredPlan:
-    """Return the plan that `dump_plan` wrote, of a model in so many files.
+    """Parse a plan of `dump_plan`, for a model with `files` files.
 
-    Raises ValueError, TypeError or KeyError for something else.
+    Raises ValueError, TypeError or KeyError if invalid.
     """
     launches = tuple(_launch(one, files) for one in _list(facts["launches"]))
     key = facts["key"]
@@ -287,9 +287,9 @@ _SIZE = TensorType(DType.INT64, ())
 
 
 def _check_ends(model: StoredModel) -> None:
-    """Raise ValueError unless each plan has the model's inputs and outputs, by their names, element types and fixed extents.
+    """Check that each plan has the model's inputs and outputs: names, element types and static extents.
 
-    A plan of the padded form of the model has sizes as further inputs.
+    A plan of the padded form has additional size inputs. Raises ValueError.
     """
     for plan in model.plans:
         inputs, sizes = plan.inputs[: len(model.inputs)], plan.inputs[len(model.inputs) :]
@@ -301,7 +301,7 @@ def _check_ends(model: StoredModel) -> None:
 
 
 def _fits(own: Value | None, end: Value | None) -> bool:
-    """Whether a plan's input or output can be that of the model; None separates inputs from outputs."""
+    """Whether an input or output of a plan matches that of the model; None separates inputs from outputs."""
     if own is None or end is None:
         return own is end
     mine, its = own.type, end.type
@@ -314,7 +314,7 @@ def _fits(own: Value | None, end: Value | None) -> bool:
 
 
 def _check_order(plan: StoredPlan) -> None:
-    """Raise ValueError unless each value is defined once, before it is read."""
+    """Check that each value is defined once and before it is read. Raises ValueError."""
     known = {value.name for value in plan.inputs}
     if len(known) != len(plan.inputs) or len({launch.name for launch in plan.launches}) != len(plan.launches):
         raise ValueError("a name occurs twice")
@@ -348,7 +348,7 @@ def _weight(facts: Any, files: int) -> StoredWeight:
 
 
 def parse_values(facts: Any) -> tuple[Value, ...]:
-    """Return the values that `dump_values` wrote; raises ValueError or TypeError for something else."""
+    """Parse values of `dump_values`; raises ValueError or TypeError if invalid."""
     return tuple(_value(*_list(one)) for one in _list(facts))
 
 

@@ -1,4 +1,4 @@
-"""The content of the cache, and why something is not in it, as plain data."""
+"""List the entries of a cache directory, and explain misses."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["CacheListing", "Miss", "explain_misses", "list_entries"]
 
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """An entry, as a list shows it."""
+    """An entry as shown in a list."""
 
     key: str
     size: int
     used: float
-    """When it was last read or written, in seconds since 1970."""
+    """Time of the last read or write, in seconds since 1970."""
     engine: str
     version: str
     entry: str
     """Types of the region's inputs."""
     failure: str
-    """Why the region did not compile; empty where it did."""
+    """Why the region did not compile; empty if it did."""
     damage: str = ""
-    """Why the entry cannot be used; empty where it can."""
+    """Why the entry is unusable; empty if it is usable."""
 
 
 def list_entries(store: Store) -> list[CacheListing]:
-    """Return the entries, the most recently used first. Reads every entry's file; raises OSError."""
+    """All entries, most recently used first. Reads every file; raises OSError."""
     return [_listed(item) for item in reversed(store.items())]
 
 
@@ -52,15 +52,15 @@ def _listed(item: Item) -> CacheListing:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A signature that has no entry, and the entry that is nearest to it."""
+    """A signature without an entry, and the most similar entry."""
 
     signature: Signature
     nearest: Signature | None
-    """The signature of the entry with the fewest other ingredients; None where there is no entry that could be read."""
+    """The signature with the fewest different ingredients; None if no entry could be read."""
 
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
-        """Ingredients that differ: name, what is asked for, what the nearest entry has."""
+        """The ingredients that differ: name, requested value, value of the nearest entry."""
         if self.nearest is None:
             return ()
         mine, theirs = dict(self.signature.ingredients), dict(self.nearest.ingredients)
@@ -68,7 +68,7 @@ class Miss:
 
 
 def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
-    """Return those of the signatures that have no entry that can be used."""
+    """The signatures that have no usable entry."""
     known = _signatures(store)
     keys = {signature.key for signature in known}
     return [Miss(one, _nearest(one, known)) for one in signatures if one.key not in keys]
@@ -85,7 +85,7 @@ def _signatures(store: Store) -> list[Signature]:
 
 
 def _nearest(signature: Signature, known: list[Signature]) -> Signature | None:
-    """Return the signature with the fewest other ingredients; among equals that of the same function, then engine."""
+    """The signature with the fewest different ingredients; ties prefer the same function, then the same engine."""
     return min(known, key=lambda other: _distance(signature, other), default=None)
 
 

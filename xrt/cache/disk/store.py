@@ -1,15 +1,15 @@
-"""The files of a cache directory: entries by signature, locks between processes, working folders, and the order of removal.
+"""The files of a cache directory: entries, locks between processes, working folders, trust checks and eviction.
 
-    <directory>/xrt-cache-1/entries/ab/abcd....xrt    an entry, named by its signature's hash
-    <directory>/xrt-cache-1/locks/abc                 held while an entry whose name begins so is made
-    <directory>/xrt-cache-1/weights/....xrt           the hashes of a model file's weights
-    <directory>/xrt-cache-1/plans/....xrt             the plans of a model file
-    <directory>/xrt-cache-1/kept/tvm                  what an engine learns of this machine
-    <directory>/xrt-cache-1/work/PID-....             where a process writes before it moves the result to its place
+    <directory>/xrt-cache-1/entries/ab/abcd....xrt    an entry, named by the hash of its signature
+    <directory>/xrt-cache-1/locks/abc                 held while an entry with this prefix is made
+    <directory>/xrt-cache-1/weights/....xrt           weight hashes of a model file
+    <directory>/xrt-cache-1/plans/....xrt             plans of a model file
+    <directory>/xrt-cache-1/kept/tvm                  persistent data of an engine about this machine
+    <directory>/xrt-cache-1/work/PID-....             working folder of a process
 
-A file is moved to its place by a rename, so a reader sees all of it or nothing. What a killed process leaves is in ``work``.
-Nothing is forced to the disk: a checksum finds what a loss of power damages, and it is compiled again. All files are accessible
-to this user alone. Files that another user can have written are not read; no link leads out of the directory.
+Files are written in ``work`` and renamed, so readers never see partial files; leftovers of killed processes stay in ``work``.
+There is no fsync: after a power loss a checksum detects damage, and the entry is compiled again. All files are private to the
+user. Files that another user may have written are not read, and links that leave the directory are not followed.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ __all__ = [
 
 KIND = "cache entry"
 FORMAT = 1
-"""The version of the JSON that is written, and the only one that is read."""
+"""Version of the JSON text; others are rejected."""
 _ENTRY, _EXECUTABLE = "entry", "executable"
 _ERRORS: dict[str, type[CompileRefused | CompileFailed]] = {"CompileRefused": CompileRefused, "CompileFailed": CompileFailed}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFailure:
-    """A compile that failed, as it is remembered."""
+    """A stored compile failure."""
 
     kind: str
     """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
     reason: str
     nodes: tuple[int, ...] = ()
-    """Places, in the Function's order, of the nodes that the engine named: an equal Function may call them otherwise."""
+    """Positions of the nodes that the engine named: an equal Function may use other names."""
 
     @classmethod
     def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
@@ -69,7 +69,7 @@ class StoredFailure:
         return cls(kind, str(error), places)
 
     def error(self, function: Function) -> CompileRefused | CompileFailed:
-        """Return the error to raise again for an equal Function."""
+        """The error to raise for an equal Function."""
         text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
         if self.kind == "CompileFailed":
             return CompileFailed(text)
@@ -78,19 +78,19 @@ class StoredFailure:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What the cache has for a signature: an engine's bytes, or a failure."""
+    """The stored result for a signature: data of an engine, or a failure."""
 
     signature: Signature
     data: memoryview | None
-    """What the engine's `save` gave; None where the compile failed."""
+    """The result of the engine's `save`; None for a failure."""
     failure: StoredFailure | None = None
 
     @classmethod
     def read(cls, path: Path) -> CacheEntry:
-        """Read and check an entry's file.
+        """Read and verify an entry's file.
 
-        Raises FileNotFoundError where there is none, another OSError where it cannot be read, and CacheError, which says
-        what is wrong, for one that is damaged or that another version wrote.
+        Raises FileNotFoundError if there is none, another OSError if it is unreadable, and CacheError with the reason if it is
+        damaged or written by another version.
         """
         try:
             container = Container.open(path, KIND)
@@ -104,7 +104,7 @@ class CacheEntry:
 
 
 def _parse(text: bytes) -> tuple[Signature, StoredFailure | None]:
-    """Read the signature of an entry, and its failure if it has one; raises BundleError for another text."""
+    """Parse the signature and failure of an entry; raises BundleError if invalid."""
     try:
         match json.loads(text):
             case {"format": int(version)} if version != FORMAT:
@@ -139,14 +139,11 @@ def write_entry(file: BinaryIO, signature: Signature, content: Buffer | StoredFa
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KNOWS_OWNERS = hasattr(os, "geteuid")
-"""False on Windows, where modes and owners say nothing."""
+"""False on Windows, where file modes and owners carry no information."""
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user may read, and those above it that are missing; raises OSError.
-
-    A folder that exists is left as it is.
-    """
+    """Create a folder and its missing parents with mode 0700; an existing folder is unchanged. Raises OSError."""
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:
@@ -162,14 +159,14 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file that only this user may read, as an ``opener`` of `open`."""
+    """An ``opener`` for `open` that creates files with mode 0600."""
     return os.open(path, flags, 0o600)
 
 
 def why_not_trusted(directory: Path) -> str | None:
-    """Explain why the directory cannot be trusted, whether it exists yet or not; None where it can.
+    """Explain why a directory, existing or not, cannot be trusted, or return None if it can.
 
-    Raises OSError where that cannot be found out.
+    Raises OSError if it cannot be inspected.
     """
     if not _KNOWS_OWNERS:
         return None
@@ -187,7 +184,7 @@ def why_not_trusted(directory: Path) -> str | None:
 
 
 def why_not_private(path: Path) -> str | None:
-    """Return why another user may have made or may change a file or folder; None if none can. Raises OSError."""
+    """Explain how another user could have written a file or folder, or return None. Raises OSError."""
     if not _KNOWS_OWNERS:
         return None
     status = path.lstat()
@@ -199,7 +196,7 @@ def why_not_private(path: Path) -> str | None:
 
 
 def _above(real: Path) -> Iterator[Path]:
-    """Yield the folders above, the nearest first; beyond the home directory, itself included, sshd does not look either."""
+    """Yield the parent folders, nearest first, up to the home directory: sshd checks no further either."""
     try:
         home = Path.home().resolve()
     except RuntimeError:  # this user has none
@@ -242,9 +239,9 @@ def _name_user(number: int) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group has no member but this user, as the groups that some systems make for each user.
+    """Whether this user is the only member of a group, as with per-user groups.
 
-    Group 0 is none of them: containers put users in it who are listed nowhere.
+    Group 0 does not count: containers put unlisted users in it.
     """
     import grp  # not on Windows
     import pwd
@@ -261,23 +258,23 @@ def _is_own_group(number: int) -> bool:
 
 _LAYOUTS = "xrt-cache-"
 LAYOUT = f"{_LAYOUTS}1"
-"""The folder of this layout; a version of XRT with another layout has a folder of its own in the same directory."""
+"""The folder of this layout; other layouts have their own folder in the same directory."""
 PATIENCE = 600.0
-"""Seconds to wait for another process that makes the same entry; then it is made here too."""
+"""Seconds to wait for another process that makes the same entry; afterwards make it here too."""
 ABANDONED = 24 * 3600.0
-"""Seconds after which any working folder counts as abandoned."""
+"""Age in seconds at which any working folder counts as abandoned."""
 _SUFFIX = ".xrt"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An entry's file."""
+    """The file of an entry."""
 
     path: Path
     size: int
     used: float
-    """When it was last read or written, in seconds since 1970."""
+    """Time of the last read or write, in seconds since 1970."""
 
     @property
     def key(self) -> str:
@@ -285,27 +282,27 @@ class Item:
 
 
 class Store:
-    """A cache directory. Every method may raise OSError; making one touches nothing."""
+    """A cache directory. Creating a Store touches no files; all methods may raise OSError."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.root = directory / LAYOUT
         self.kept = self.root / "kept"
-        """What engines learn of the machine, a folder for each; neither evicted nor counted, and cleared with the rest."""
+        """Persistent data of engines, one folder each; not evicted or counted, but cleared."""
         self._reason: str | None = None
         self._is_known = self._warned = False
 
     # ------------------------------------------------------------------ whose it is
 
     def why_not_trusted(self) -> str | None:
-        """Explain why the directory is not used: it cannot be opened, or another user can write to it. None if it is used."""
+        """Explain why the directory is not used: unusable, or writeable for other users. None if it is used."""
         if not self._is_known:
             self._reason = _why_not_usable(self.directory)
             self._is_known = self._reason is not None or self.directory.is_dir()
         return self._reason
 
     def is_trusted(self) -> bool:
-        """Whether the directory may be used; warns the first time that it may not."""
+        """Whether the directory may be used; warn the first time if not."""
         reason = self.why_not_trusted()
         if reason is not None and self.is_first_trouble():
             warn(
@@ -317,12 +314,12 @@ class Store:
         return reason is None
 
     def is_first_trouble(self) -> bool:
-        """Whether this is the first trouble with the directory, so that each directory causes one warning."""
+        """True on the first call, so that each directory causes one warning."""
         first, self._warned = not self._warned, True
         return first
 
     def check(self, path: Path) -> None:
-        """Raise CacheError for a file in the directory, or a folder on the way to it, that another user can have written.
+        """Raise CacheError if the file, or a folder on its path, may have been written by another user.
 
         Raises FileNotFoundError if there is none.
         """
@@ -339,9 +336,9 @@ class Store:
         return self.root / "entries" / key[:2] / f"{key}{_SUFFIX}"
 
     def read(self, key: str) -> CacheEntry | None:
-        """Return the entry of that signature, which thereby counts as used; None where there is none.
+        """The entry of a signature key, marked as used; None if there is none.
 
-        Raises CacheError for one that is damaged.
+        Raises CacheError if it is damaged.
         """
         path = self.path(key)
         try:
@@ -354,7 +351,7 @@ class Store:
         return entry
 
     def write(self, signature: Signature, content: Buffer | StoredFailure) -> int:
-        """Write the signature's entry, whole or not at all, over one that is there; return its size."""
+        """Write or replace the signature's entry atomically; return its size."""
         path = self.path(signature.key)
         self.place(path, lambda file: write_entry(file, signature, content))
         return path.stat().st_size
@@ -363,7 +360,7 @@ class Store:
         self.path(key).unlink(missing_ok=True)
 
     def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Write a file in a working folder, and move it to its place."""
+        """Write a file in a working folder, then rename it to `path`."""
         with self.make_working_directory() as folder:
             temporary = folder / "file"
             with open(temporary, "xb", opener=open_private) as file:  # Path.open takes no opener
@@ -373,7 +370,7 @@ class Store:
 
     @contextmanager
     def make_working_directory(self) -> Iterator[Path]:
-        """Make a folder for this process alone, and remove it in the end."""
+        """A context manager for a private temporary folder."""
         folder = self.root / "work" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._make_root()
         make_private(folder)
@@ -391,11 +388,10 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Keep other processes from making the entry meanwhile; tells whether that worked.
+        """Lock out other processes that make the same entry; yield whether that worked.
 
-        It does not where the directory cannot be written to, where its file system has no locks, or after `PATIENCE`.
-        Entries whose names begin alike share a lock, so that lock files stay few; they are never removed, since a file
-        that is removed while another process opens it locks nothing.
+        It fails if the directory is read-only, the file system has no locks, or after `PATIENCE`. Entries with the same prefix
+        share a lock file, which is never removed: deleting a file that another process is opening would break the lock.
         """
         held = self._acquire(self.root / "locks" / key[:3])
         try:
@@ -405,9 +401,7 @@ class Store:
                 held()
 
     def _acquire(self, path: Path) -> Callable[[], object] | None:
-        """Return what gives the lock back; None where there is none to be had."""
-        # DELETED-LINE  # for those who compile; who finds everything in the cache needs no lock
-
+        """Acquire a lock; return its release function, or None if that failed."""
         try:
             self._make_root()
             make_private(path.parent)
@@ -418,7 +412,7 @@ class Store:
     # ------------------------------------------------------------------ all of them
 
     def items(self) -> list[Item]:
-        """Return the entries, the least recently used first."""
+        """All entries, least recently used first."""
         return sorted(self._found(), key=lambda item: (item.used, item.key))
 
     def _found(self) -> Iterator[Item]:
@@ -430,7 +424,7 @@ class Store:
                         yield Item(path, status.st_size, status.st_mtime)
 
     def list_evictable(self) -> list[Item]:
-        """Return the entries and the files of plans, the least recently used first: what counts in the directory's size."""
+        """Entries and plan files, least recently used first: the files that count towards the size limit."""
         plans = []
         for path in self.list_folder("plans"):
             with suppress(FileNotFoundError):
@@ -440,7 +434,7 @@ class Store:
         return sorted([*self._found(), *plans], key=lambda item: (item.used, item.key))
 
     def list_folder(self, *names: str) -> list[Path]:
-        """Return what is in a folder of the directory; nothing where there is none, or a link on the way to it."""
+        """Files of a folder; empty if it does not exist or a link is on its path."""
         folder = self.root
         for name in ("", *names):
             folder = folder / name
@@ -452,7 +446,7 @@ class Store:
             return []
 
     def shrink(self, limit: int) -> list[Item]:
-        """Remove the least recently used entries and plans until the rest fits the limit in bytes; return those removed."""
+        """Remove the least recently used entries and plans until the rest fits `limit` bytes; return those removed."""
         items = self.list_evictable()
         excess = sum(item.size for item in items) - limit
         removed = []
@@ -465,7 +459,7 @@ class Store:
         return removed
 
     def find_damaged(self) -> dict[Item, str]:
-        """Check every entry, and return what is wrong with those that cannot be used."""
+        """Verify all entries; return the reason for each damaged one."""
         found = {}
         for item in self.items():
             try:
@@ -478,7 +472,7 @@ class Store:
         return found
 
     def sweep(self) -> int:
-        """Remove the working folders that killed processes have left; return how many there were."""
+        """Remove working folders of killed processes; return their number."""
         import shutil
 
         left = [folder for folder in self.list_folder("work") if not folder.is_symlink() and _is_abandoned(folder)]
@@ -487,7 +481,7 @@ class Store:
         return len(left)
 
     def clear(self) -> None:
-        """Remove all that XRT keeps in the directory, other layouts too; a process that compiles meanwhile may find no entry."""
+        """Remove everything XRT stores in the directory, other layouts too; concurrent compiles may lose their entries."""
         import shutil
 
         for folder in self.directory.glob(f"{_LAYOUTS}*"):
@@ -508,7 +502,7 @@ def _why_not_usable(directory: Path) -> str | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder with all that is in it; what cannot be removed stays."""
+    """Remove a folder and its content; ignore failures."""
     try:
         folder.rmdir()  # most are empty: few engines save or load by way of files
     except OSError:
@@ -518,7 +512,7 @@ def _remove(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether the folder is out of use: its process is gone, or it is old."""
+    """Whether a working folder is unused: its process is gone, or it is old."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime > ABANDONED:
             return True
@@ -541,14 +535,14 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # what `acquire_lock` looks at
 POLL_SECONDS = 0.02
-"""How often a lock that another process holds is tried."""
+"""Interval for retrying a held lock."""
 
 
 def acquire_lock(path: Path, patience: float) -> Callable[[], object]:
-    """Return what releases the lock of a file, which is made where there is none; its folder must exist.
+    """Lock a file, created if necessary in an existing folder; return the release function.
 
-    Threads exclude each other, too. The system releases the lock of a process that ends. Raises OSError: TimeoutError after so
-    many seconds of waiting for another holder, others where the file cannot be opened or its file system has no locks.
+    Excludes threads, too. The operating system releases locks of a dead process. Raises TimeoutError after `patience` seconds,
+    other OSErrors if the file cannot be opened or the file system has no locks.
     """
     return _lock_by_library(path, patience) if fcntl is None else _lock_by_system(path, patience)
 

@@ -1,7 +1,7 @@
-"""What engines have answered about the nodes of a model, kept so that the next process need not ask again.
+"""Support answers of engines per model on disk, which halves the time of a warm start.
 
-To be asked costs an engine its tables of kernels, and trials of what no table tells: half of a warm start. Answers are kept by
-the model with its names, and by the engines with their versions, sources and options; whatever differs, they are asked.
+Answering requires an engine to load its kernel tables and to try operators. Answers are stored by model, including names, and by
+version, source and options of the engines; on any difference the engines are queried again.
 
     <directory>/xrt-cache-1/answers/....json
 """
@@ -30,14 +30,14 @@ __all__ = ["SupportStore", "loads"]
 
 FORMAT = 1
 CHEAP = 1 << 20
-"""Bytes of weights that may be hashed to find out whether the answers are known; of more the hashes must be known already."""
+"""Limit in bytes for weights hashed to look up answers; beyond it the hashes must be known already."""
 MOST = 512
-"""Models whose answers are kept; one more, and the oldest goes."""
+"""Limit on models with stored answers; beyond it the oldest is removed."""
 MOST_BYTES = 16 << 20
 
 
 class SupportStore:
-    """Answers in a cache directory that processes share. `recall` and `keep` may raise OSError, and `recall` CacheError."""
+    """Answers in a shared cache directory. `recall` and `keep` may raise OSError, and `recall` CacheError."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class SupportStore:
     def recall(
         self, function: Function, engines: Sequence[GraphCompiler], homes: Sequence[str], context: CompileContext
     ) -> SupportMatrix | None:
-        """Return what the engines, in that order and on those devices, have answered; None where that is not known."""
+        """Stored answers of the engines, in order, for these devices; None if unknown."""
         if not self._store.is_trusted() or not self._holds_any():
             return None
         path = self._path(function, engines, homes, context)
@@ -66,7 +66,7 @@ class SupportStore:
         homes: Sequence[str],
         context: CompileContext,
     ) -> None:
-        """Write down what the engines have answered."""
+        """Store the answers of the engines."""
         path = self._path(function, engines, homes, context)
         if path is None or not self._store.is_trusted():
             return
@@ -77,7 +77,7 @@ class SupportStore:
             self._make_room(path.parent)
 
     def _holds_any(self) -> bool:
-        """Whether answers are kept at all: where engines answer quickly there are none, and no Function need be hashed."""
+        """Whether any answers are stored; if not, hashing the Function is pointless."""
         try:
             with os.scandir(self._store.root / "answers") as found:
                 return any(found)
@@ -95,7 +95,7 @@ class SupportStore:
     def _path(
         self, function: Function, engines: Sequence[GraphCompiler], homes: Sequence[str], context: CompileContext
     ) -> Path | None:
-        """Return where the answers lie; None where that would cost too much to find out, or an engine's code is not known."""
+        """The file of the answers; None if hashing is too expensive or an engine's code is unknown."""
         if sum(one.nbytes for one in function.constants.values() if not one.is_hashed) > CHEAP:
             return None
         asked = [make_engine_key(engine, context) for engine in engines]
@@ -109,7 +109,7 @@ class SupportStore:
 
 
 def _written(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the files with the times when they were written; those that another process removes meanwhile are left out."""
+    """Yield files with modification times; files removed concurrently are skipped."""
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
@@ -117,13 +117,13 @@ def _written(folder: Path) -> Iterator[tuple[float, Path]]:
 
 
 def _names(function: Function) -> str:
-    """Return a hash of what nodes and values are called, which a reason may repeat."""
+    """Hash of node and value names, which reasons may quote."""
     names = [name for node in function.nodes for name in (node.name, *node.uses, *node.outputs)]
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def loads(data: bytes, nodes: int, engines: int) -> SupportMatrix:
-    """Return the answers that a file holds; raises CacheError where it holds none about so many nodes, of so many engines."""
+    """Parse stored answers; raises CacheError unless they match the number of nodes and engines."""
     try:
         facts: Any = json.loads(data)
         questions, answers = facts["questions"], facts["answers"]
@@ -139,5 +139,5 @@ def loads(data: bytes, nodes: int, engines: int) -> SupportMatrix:
 
 
 def _is_answer(value: object) -> bool:
-    """Whether it is a reason, or None."""
+    """Whether it is a reason or None."""
     return value is None or (isinstance(value, str) and value != "")

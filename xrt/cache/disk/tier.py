@@ -1,4 +1,4 @@
-"""The tier itself: look on the disk, else compile and keep; never let a file's trouble reach the run."""
+"""The disk tier: load an executable from disk, else compile and store it. File problems never reach the caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What is compiled: all that an engine needs to load what it has saved."""
+    """The inputs of a compile, which an engine needs to load a saved executable."""
 
     function: Function
     engine: GraphCompiler
@@ -43,31 +43,31 @@ class CompileRequest:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether the engine says how to save an executable, and loads what it saved sooner than it compiles it."""
+        """Whether the engine can save executables, and loads this one faster than it compiles."""
         return type(self.engine).save is not GraphCompiler.save and self.engine.is_worth_saving(self.function)
 
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """Counts since the tier was made, in this process."""
+    """Counts since the creation of the tier, in this process."""
 
     hits: int = 0
     """Executables loaded instead of compiled."""
     misses: int = 0
-    """Compiles, for want of an entry."""
+    """Compiles because there was no entry."""
     writes: int = 0
-    """Entries written, remembered failures among them."""
+    """Entries written, failures included."""
     failures: int = 0
-    """Compiles that were not tried, because they are remembered to fail."""
+    """Compiles skipped because a failure is stored."""
     troubles: int = 0
-    """Times that a file could not be read or written, or an entry not be used."""
+    """Files that could not be read or written, and unusable entries."""
 
 
 class DiskTier:
-    """Executables by signature in a directory that processes share. Safe to use from several threads."""
+    """Executables by signature in a directory shared by processes. Thread-safe."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        """Nothing is touched before the first use. ``limit`` is in bytes: beyond it the least recently used goes."""
+        """No file is touched before the first use. Beyond ``limit`` bytes the least recently used entries are evicted."""
         self.store = Store(directory)
         self.limit = limit
         self.weights = WeightHashStore(self.store)
@@ -77,25 +77,25 @@ class DiskTier:
 
     @cached_property
     def plans(self) -> PlanStore:
-        """Where the plans of model files are kept."""
+        """The store of plans."""
         from xrt.cache.disk.plan_store import PlanStore
 
         return PlanStore(self.store)
 
     @cached_property
     def checked(self) -> CheckedFileStore:
-        """Which bundles were checked."""
+        """The record of verified bundles."""
         return CheckedFileStore(self.store)
 
     @cached_property
     def answers(self) -> SupportStore:
-        """Where the answers of engines are kept."""
+        """The store of support answers."""
         from xrt.cache.disk.support_store import SupportStore
 
         return SupportStore(self.store)
 
     def keep_plans(self, signature: Signature, model: StoredModel) -> None:
-        """Keep the plans of a model in place of those that are there; raises OSError."""
+        """Store or replace the plans of a model; raises OSError."""
         self._make_room(self.plans.write(signature, model))
 
     @property
@@ -103,9 +103,9 @@ class DiskTier:
         return self._statistics
 
     def find_learning_directory(self, engine: str) -> Path | None:
-        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet.
+        """The directory, not necessarily existing, for persistent data of an engine.
 
-        None if another user can have written its content.
+        None if another user may have written to it.
         """
         folder = self.store.kept / engine
         if not self.store.is_trusted():
@@ -120,11 +120,10 @@ class DiskTier:
         return folder
 
     def get_or_compile(self, signature: Signature, recipe: CompileRequest, make: Make, *, force: bool = False) -> Executable:
-        """Return the signature's executable, prepared: loaded from its entry, else made and then stored.
+        """Load the signature's executable or make and store it; return it prepared.
 
-        If several processes request it at once, one makes it and the others wait. With ``force`` it is made again and the entry
-        replaced. Raises what ``make`` raises. An engine's refusal or failure is stored, and raised again next time, without a
-        compile.
+        Concurrent processes wait for the one that makes it. ``force`` makes it again and replaces the entry. Raises errors of
+        ``make``. An engine's refusal or failure is stored too, and raised again next time without a compile.
         """
         if not self.store.is_trusted():
             return make()
@@ -143,7 +142,7 @@ class DiskTier:
     # ------------------------------------------------------------------ reading
 
     def _found(self, signature: Signature, recipe: CompileRequest) -> Executable | None:
-        """Return what the entry holds, None where there is no entry that serves; raises the failure that it remembers."""
+        """Load the entry; None if there is no usable one. Raises a stored failure."""
         entry = self._entry(signature)
         if entry is None:
             return None
@@ -213,7 +212,7 @@ class DiskTier:
             self.trouble(str(error))
 
     def _make_room(self, written: int) -> None:
-        """Evict what is beyond the limit. The directory is looked through when an eighth of its free room has been used."""
+        """Evict beyond the limit. The directory is scanned only after an eighth of its free space was used."""
         with self._lock:
             self._room -= written
             if self._room >= 0:
@@ -225,7 +224,7 @@ class DiskTier:
             self._room = free // 8  # other processes write too
 
     def keep_weights(self) -> None:
-        """Write down the hashes that the signature has cost, for the next process."""
+        """Store newly computed weight hashes for the next process."""
         try:
             self.weights.keep()
         except (OSError, ValueError) as error:
@@ -238,7 +237,7 @@ class DiskTier:
             self._statistics = replace(self._statistics, **{what: getattr(self._statistics, what) + 1})
 
     def trouble(self, what: str) -> None:
-        """Log it, and warn the first time."""
+        """Log a problem; warn about the first one."""
         self._count("troubles")
         _log.info("the disk cache in %s: %s", self.store.directory, what)
         if self.store.is_first_trouble():
@@ -250,7 +249,7 @@ class DiskTier:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether a failure came of what may be otherwise next time: memory, files, time."""
+    """Whether a failure may be transient: memory, files, time."""
     while error is not None:
         if isinstance(error, MemoryError | OSError):
             return True
@@ -260,17 +259,17 @@ def _may_pass(error: BaseException | None) -> bool:
 
 _FOLDER = "checked"
 MOST_BYTES = 1 << 16
-"""A larger file is not ours."""
+"""Larger files are rejected: XRT does not write them."""
 
 
 class CheckedFileStore:
-    """The bundles that a process of this user has checked; of one with variants, for which of them."""
+    """Records which bundles, and which variants in them, this user has verified."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def knows(self, path: Path, suffix: str, stamp: FileIdentity | None) -> bool:
-        """Whether the file, as it is now, was checked. ``stamp`` is None for one that has changed just now."""
+        """Whether the file in its current state was verified. ``stamp`` is None if it changed just now."""
         file = self._file(path, suffix)
         try:
             if stamp is None or not self._store.is_trusted() or not file.exists():
@@ -284,13 +283,13 @@ class CheckedFileStore:
         return bool(values == [os.fspath(path), suffix, *stamp])
 
     def keep(self, path: Path, suffix: str, stamp: FileIdentity | None) -> None:
-        """Remember a file that was checked; raises OSError."""
+        """Record a verified file; raises OSError."""
         if stamp is not None and self._store.is_trusted():
             text = json.dumps([os.fspath(path), suffix, *stamp]).encode()
             self._store.place(self._file(path, suffix), lambda file: file.write(text))
 
     def sweep(self) -> int:
-        """Remove what is remembered of files that are gone; return how many there were."""
+        """Remove records of deleted files; return their number."""
         return sum(map(_sweep, self._store.list_folder(_FOLDER)))
 
     def _file(self, path: Path, suffix: str) -> Path:

@@ -1,7 +1,7 @@
-"""The hashes of weights, computed once per file and not once per process.
+"""Hashes of weights on disk, computed once per file instead of once per process.
 
-A model file's weights may take seconds to hash, and every signature needs them. They are stored in the cache directory with a
-stamp of the unchanged file: device, inode, size, and the times of its last changes.
+Every signature needs the hashes of the weights, which may take seconds. They are stored with a stamp that detects changes of the
+file: device, inode, size, mtime and ctime.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["MOST_FILES", "OpenFiles", "WeightHashStore", "check_unchanged", "ide
 KIND = "weights memo"
 FORMAT = 1
 WORTHWHILE = 1 << 20
-"""Bytes of weights from which remembering is quicker than hashing."""
+"""Weights from this many bytes on are worth storing: below, hashing is faster."""
 SETTLED = 2_000_000_000
-"""Nanoseconds after which a file's times tell a change: within the clock's grain two changes look like one."""
+"""Nanoseconds after which timestamps reliably detect a change; more recent files may change within the clock's resolution."""
 DIGEST = 32
-"""Bytes of a SHA-256."""
+"""Length of a SHA-256 digest in bytes."""
 _SECTION = "memo"
 
 
 def identify_file(path: Path) -> Stamp | None:
-    """Return what tells a file from itself after a change; None for none, and for one that has changed just now."""
+    """The stamp of a file; None if it does not exist or changed just now."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # the latter for a NUL in a path that a memo names
@@ -49,7 +49,7 @@ def identify_file(path: Path) -> Stamp | None:
 
 
 class WeightHashStore:
-    """The hashes of the weights of those model files that this process has loaded, and of those that others have."""
+    """Stored hashes of the weights of model files, and the pending ones of this process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,10 +57,10 @@ class WeightHashStore:
         self._lock = renew_after_fork(threading.Lock())
 
     def recall(self, function: Function, path: Path, stamp: Stamp | None) -> None:
-        """Let the constants of a Function that was loaded from the file have their hashes, or remember to `keep` them.
+        """Set the stored hashes of a Function's constants, or register it for `keep`.
 
-        ``stamp`` is the file's from before it was loaded. The caller keeps the Function. Whatever is wrong with the memo,
-        the hashes are computed.
+        ``stamp`` identifies the file before it was loaded. The Function is referenced weakly. If the stored hashes are
+        unusable, they are computed as usual.
         """
         if stamp is None or sum(constant.nbytes for constant in function.constants.values()) < WORTHWHILE:
             return
@@ -90,7 +90,7 @@ class WeightHashStore:
         return {w["name"]: (w["digest"], w["place"]) for w in values["weights"] if len(w["digest"]) == DIGEST}
 
     def keep(self) -> None:
-        """Write down the hashes of the files whose weights have all been hashed by now; raises OSError."""
+        """Store the hashes of all registered files; raises OSError."""
         if not self._new:
             return
         with self._lock:
@@ -121,7 +121,7 @@ class WeightHashStore:
         return self._store.root / "weights" / f"{name}.xrt"
 
     def sweep(self) -> int:
-        """Remove what is remembered of files that are gone or have changed; return how many there were."""
+        """Remove hashes of deleted or changed files; return their number."""
         return sum(map(self._sweep, self._store.list_folder("weights")))
 
     def _sweep(self, file: Path) -> int:
@@ -139,7 +139,7 @@ class WeightHashStore:
 
 
 def _remembered(function: Function) -> Iterator[tuple[str, Constant, Stamp]]:
-    """Yield the constants whose hashes can be remembered, with their places."""
+    """Yield the constants whose hashes can be stored, with their locations."""
     for name, constant in function.constants.items():
         place = _place(constant)
         if place is not None:
@@ -147,9 +147,9 @@ def _remembered(function: Function) -> Iterator[tuple[str, Constant, Stamp]]:
 
 
 def _place(constant: Constant) -> Stamp | None:
-    """Return where a constant is in a file that the model names, with that file's stamp; empty if it was in the model's.
+    """Stamp and offset of a constant in an external data file; empty if it is in the model file.
 
-    None if that file has changed too recently, or if XRT did not map it.
+    None if the file changed too recently or XRT did not map it.
     """
     from xrt.graph.constants import find_file_offset, is_mapped
 
@@ -162,22 +162,22 @@ def _place(constant: Constant) -> Stamp | None:
 
 
 MOST_FILES = 16
-"""Files that a module may keep open; no plan is used of a model that has more."""
+"""Limit on files that a module keeps open; models with more do not use stored plans."""
 Files = tuple[tuple[str, Stamp], ...]
 
 
 def check_unchanged(files: Files) -> None:
-    """Raise ModelError unless each path leads to the file that it led to when its stamp was taken."""
+    """Raise ModelError unless all files still match their stamps."""
     for path, stamp in files:
         if identify_file(Path(path)) != stamp:
             raise ModelError(f"{path} has changed since the module was made; make a new XRTModule")
 
 
 class OpenFiles:
-    """Files by their stamps, open for reading until `close`, or until the object is freed."""
+    """Open files that match their stamps; closed by `close` or on garbage collection."""
 
     def __init__(self, files: Files) -> None:
-        """Raises OSError where one cannot be opened, and StaleFunction where it is not the one with that stamp."""
+        """Raises OSError if a file cannot be opened, StaleFunction if it does not match its stamp."""
         self._files = files
         self._lock = renew_after_fork(threading.Lock())
         with ExitStack() as stack:
@@ -192,10 +192,9 @@ class OpenFiles:
             raise StaleFunction(f"{path} has changed since the module was made")
 
     def read(self, number: int, offset: int, size: int) -> Any:
-        """Return bytes of a file: those of the first one in memory of their own, those of another one mapped.
+        """Read bytes of a file: copied from the first file, mapped from the others.
 
-        Raises StaleFunction where the file has changed by the time when they are read, where it cannot be read, and after
-        `close`.
+        Raises StaleFunction if the file has changed, is unreadable, or after `close`.
         """
         from xrt.formats.onnx.weight_places import read_weight
 
