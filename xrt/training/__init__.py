@@ -1,7 +1,7 @@
-"""Training: a model and an optimizer go in, and one Function comes out whose state is the parameters.
+"""Training: compile a model, a loss and an optimizer to one Function, with the parameters as state.
 
-A step is a Function like another: an XRTModule plans, explains and caches it. A session owns the parameters and what the
-optimizer remembers, and calls it. Nothing here runs an operator.
+A training step is an ordinary Function: an XRTModule plans, explains and caches it, and a session holds parameters and optimizer
+state.
 """
 
 from __future__ import annotations

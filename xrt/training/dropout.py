@@ -1,10 +1,9 @@
-"""Dropout with a seed: masks from integer arithmetic in ONNX's operators, so that every engine drops the same elements.
+"""Seeded dropout: masks from integer arithmetic in ONNX operators, so that all engines drop the same elements.
 
-The mask of an element is a hash of the seed, the number of the call, the Dropout and the element's place: nothing is drawn in an
-order. A session that is restored goes on with the masks that it would have had. The hash is `lowbias32` of Chris Wellons's
-hash prospector, a permutation of 32 bits: a call and a Dropout give a key to it, and the call's enters between its products too.
-In a body the call, the node that has the body and the number of the turn take the place of the call.
-Large unsigned integers are not moved about, so that an engine that computes them in 31 bits takes none of these operators.
+The mask of an element is a hash of the seed, the call number, the Dropout and the element's position. There is no generator
+state, so a restored session continues with the same masks. The hash is `lowbias32` from Chris Wellons's hash prospector, a
+permutation of 32 bits, keyed by the call and the Dropout. Inside a body, the key also includes the node that owns the body and
+the iteration number. Large unsigned integers are only hashed, never moved, because some engines move integers in 31 bits.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ if TYPE_CHECKING:
 __all__ = ["CALLS", "SEED", "write_dropout"]
 
 SEED, CALLS = "dropout.seed", "dropout.calls"
-"""Names of the states: the seed that the user gives, and how many calls were made."""
+"""Names of the states: the user's seed, and the number of calls so far."""
 
 BITS = 23
-"""How many bits of a hash are compared with the ratio. Engines that compare in float32 do it exactly."""
+"""Bits of a hash that are compared with the ratio; few enough to be exact in float32."""
 
 ROW = 4096
-"""How many places in a row share what does not depend on the column."""
+"""Consecutive positions that share the column-independent part of the hash."""
 
 _UINT32 = TensorType(DType.UINT32, ())
 _TURN = TensorType(DType.INT64, (1,))
 
 
 def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]:
-    """Return the Function with each Dropout in training form written by a mask from a seed, and the states that this makes.
+    """Replace each Dropout in training mode by a seeded mask; return the Function and the new states.
 
-    Without such a Dropout the Function is returned as it is, and no states. In the body of an If, a Loop or a Scan each turn
-    has its own mask; a Scan carries the number of the turn for it. Raises OptionError unless the seed is an integer of 32 bits,
-    ModelError where the opset cannot be upgraded, or a Dropout is in the body of another operator.
+    Without such a Dropout, return the Function unchanged and no states. Bodies of If, Loop and Scan are included, with a new
+    mask per iteration; a Scan gets an iteration counter for it. Raises OptionError unless the seed is a 32-bit unsigned
+    integer, ModelError if the opset cannot be upgraded or the body of another operator contains a Dropout.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise OptionError(f"seed must be an integer from 0 to {(1 << 32) - 1}; got {seed!r}")
@@ -71,7 +70,7 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
 
 
 def _holds_dropout(function: Function, outer: Mapping[str, Constant]) -> bool:
-    """Whether the Function or a body in it has a Dropout in training form; ``outer`` has constants that it may capture."""
+    """Whether a Function or its bodies contain a Dropout in training mode; ``outer`` has captured constants."""
     known = ChainMap(dict(function.constants), dict(outer))
     return any(_drops(n, function, outer) or any(_holds_dropout(body, known) for body in n.bodies) for n in function.nodes)
 
@@ -84,7 +83,7 @@ def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> boo
 
 
 def _list_constants(builder: Builder | None) -> ChainMap[str, Constant]:
-    """Return the constants of a builder and of those around it."""
+    """Constants in the scope of a builder."""
     return ChainMap(*(one.constants for one in builder.lineage())) if builder else ChainMap()
 
 
@@ -92,9 +91,9 @@ def _list_constants(builder: Builder | None) -> ChainMap[str, Constant]:
 
 
 def _write_nodes(builder: Builder, function: Function, tensors: MutableMapping[str, Tensor], call: Tensor) -> None:
-    """Record the nodes of a Function or a body, each Dropout in training form by a mask, also in bodies inside of it.
+    """Record nodes, replacing each Dropout in training mode, in bodies too.
 
-    ``call`` has the bits that the masks are made of, and the places of the nodes.
+    The masks depend on ``call`` and the positions of the nodes.
     """
     outer = _list_constants(builder.outer)
     known = _list_constants(builder)
@@ -113,7 +112,7 @@ def _write_nodes(builder: Builder, function: Function, tensors: MutableMapping[s
 
 
 def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
-    """Record a node with masks in its bodies, which it makes from the key and the number of the turn."""
+    """Record a node whose bodies contain dropout; their masks depend on the key and the iteration."""
     if node.op == "If":
         builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda _: key)))
     elif node.op == "Loop":
@@ -128,7 +127,7 @@ def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Te
 
 
 def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
-    """Record a Scan that also carries the number of the turn, after what it carries otherwise."""
+    """Record a Scan with an iteration counter as an additional carried value."""
     body: Function = node.attr("body")
     states = len(node.inputs) - node.attr("num_scan_inputs")
     number, after, last = (builder.fresh(f"{node.name}/dropout/{name}") for name in ("turn", "turn_next", "turns"))
@@ -150,7 +149,7 @@ def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tens
 def _write_body(
     outer: Builder, body: Function, tensors: MutableMapping[str, Tensor], make_call: Callable[[Sequence[Tensor]], Tensor]
 ) -> Function:
-    """Return a body with masks; ``make_call`` makes, of its inputs, what they are made of."""
+    """Record a body with masks; ``make_call`` computes their key from the body's inputs."""
     builder = Builder(body.name, inference=outer.inference, outer=outer)
     builder.constants = dict(body.constants)
     builder.types = {name: type_ for node in body.nodes for name in node.defines if (type_ := body.get_type(name))}
@@ -167,7 +166,7 @@ def _write_body(
 
 
 def _turn(key: Tensor, number: Tensor) -> Tensor:
-    """Return what the masks of a turn are made of: a hash of the key of the node and the turn's number."""
+    """Key of an iteration: a hash of the node's key and the iteration number."""
     return _hash(emit("BitwiseXor", key, emit("Reshape", number, np.array([1])).astype(DType.UINT32)))
 
 
@@ -175,12 +174,12 @@ def _turn(key: Tensor, number: Tensor) -> Tensor:
 
 
 def _array(value: int) -> np.ndarray[Any, Any]:
-    """Return one integer with an axis: NumPy warns of those without one where a product wraps around."""
+    """A vector of one integer: NumPy warns about overflow of scalars, but not of arrays."""
     return np.array([value], np.uint32)
 
 
 def _hash(x: Tensor, key: Tensor | None = None) -> Tensor:
-    """Return lowbias32 of unsigned integers of 32 bits."""
+    """The lowbias32 hash of uint32 numbers."""
     x = emit("Mul", _mix(x, 16), _array(0x7FEB352D))
     if key is not None:
         x = emit("BitwiseXor", x, key)
@@ -192,7 +191,7 @@ def _mix(x: Tensor, count: int) -> Tensor:
 
 
 def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], call: Tensor, number: int) -> None:
-    """Record x * m for a Dropout, where m is 0 where an element is dropped and 1 / (1 - ratio) elsewhere; and its mask."""
+    """Record x * m for a Dropout, where m is 0 for dropped elements and 1 / (1 - ratio) for others; and its mask."""
     x = tensors[node.inputs[0]]
     with builder.scope(f"{node.name}/mask"), builder.device(node.device):
         flag = None if node.inputs[2] in _list_constants(builder) else tensors[node.inputs[2]]
@@ -210,7 +209,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
 
 
 def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
-    """Return the hash from which on an element is kept, and what it is multiplied with then."""
+    """The threshold from which a hash keeps its element, and the scale of kept elements."""
     name = node.inputs[1]
     known = _list_constants(builder).get(name)
     if name and known is None:
@@ -223,7 +222,7 @@ def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dty
 
 
 def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tensor:
-    """Return whether the hash of each element's place reaches the limit. Constants are small: a row and a column are a place."""
+    """Whether the hash of each position reaches the threshold. Positions are row plus column, to keep constants small."""
     shape = x.tensor_type.shape
     sizes = None if shape is None else [dim for dim in shape if isinstance(dim, int)]
     if shape is None or sizes is None or len(sizes) < len(shape):

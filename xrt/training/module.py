@@ -1,4 +1,4 @@
-"""TrainModule: a model, its parameters and an optimizer, trained step by step on a list of engines."""
+"""TrainModule and EvalModule: train a model on a list of engines, and evaluate it with the current weights."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["EvalModule", "TrainModule", "fix_weights", "make_inference_form"]
 
 
 class TrainModule:
-    """A model in training: each call is one step, which returns the loss.
+    """A model in training: each call makes one step and returns the loss.
 
-    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are those of
-    `xrt.training.step`; other options are those of `XRTModule`: engines, pins, checks. The parameters and the state of
-    the optimizer belong to this module; the model's own constants stay as they are. For a `torch.nn.Module` give example inputs
-    as ``args``; its parameters and buffers are the first values here. Raises what `step` and `XRTModule` do.
+    ``loss``, ``optimizer``, ``parameters``, ``clip_norm``, ``accumulation_steps`` and ``seed`` are as in `xrt.training.step`;
+    other options are those of `XRTModule`. The module owns copies of the parameters and the optimizer state; the model is
+    unchanged. For a `torch.nn.Module`, pass example inputs as ``args``; its parameters and buffers are the initial values.
+    Raises the errors of `step` and `XRTModule`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TrainModule:
         **options: Any,
     ) -> None:
         self.learning_rate = learning_rate
-        """What the next step uses; set it between steps for a schedule."""
+        """Used by the next step; change it between steps for a schedule."""
         read = read_model(model, args, parameters)
         self._model = read.function
         self._source = None if args is None else (model, args)
@@ -70,44 +70,45 @@ class TrainModule:
         )
         self._given = (engine, options)
         self.module = XRTModule(function, engine, **options)
-        """The XRTModule of the step: its plan, explanation and profile."""
+        """The XRTModule of the step, for its plan, explanation and profile."""
         self.session = self.module.new_session()
-        """The session that owns the state."""
+        """The session with the state."""
         for name, constant in self._initial.items():
             self.session.state[name] = constant.array
         self.session.state.update(read.buffers)
 
     def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
-        """Make one step and return the outputs of the model, the loss first where a `Loss` makes it.
+        """Make one step; return the outputs of the model, preceded by the loss if a `Loss` computes it.
 
-        ``options`` are those of a call of the module, without buffers: ``RunOptions(profile=True)`` for `profile`.
+        ``options`` are those of a module call, without output buffers; ``RunOptions(profile=True)`` records the step for
+        `profile`.
         """
         import numpy as np
 
         return self.session(*args, options=options, **named, **{RATE: np.float32(self.learning_rate)})
 
     def profile(self) -> Profile:
-        """Return times and memory of the steps that were made with ``options=RunOptions(profile=True)``."""
+        """Times and memory of the steps called with ``options=RunOptions(profile=True)``."""
         return self.module.profile()
 
     # ------------------------------------------------------------------ parameters
 
     @property
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the parameters as they are now."""
+        """Copies of the current parameters."""
         return {name: self.session.state[name] for name in self._initial}
 
     @property
     def steps(self) -> int:
-        """How often the parameters were changed: once in ``accumulation_steps`` calls."""
+        """Number of parameter updates: one per ``accumulation_steps`` calls."""
         return int(self.session.state[STEP])
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return copies of all state: parameters, what the optimizer remembers, and the number of steps."""
+        """Copies of the whole state: parameters, optimizer state, step counter."""
         return dict(self.session.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state of `state_dict`; raises InputError, and takes nothing, unless it has the same names."""
+        """Load a state of `state_dict`; raises InputError, without changes, if the names differ."""
         known = list(self.session.state)
         for name in (*known, *state):
             if name not in known or name not in state:
@@ -116,29 +117,28 @@ class TrainModule:
         self.session.state.update(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint: all of the state, at once or not at all."""
+        """Write a checkpoint of the whole state atomically."""
         self.session.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Take the state of a checkpoint; the next steps give the numbers that they would have given there."""
+        """Load a checkpoint; later steps give the same numbers as after it was written."""
         self.session.restore(path)
 
     def eval(self, model: Any = None) -> EvalModule:
-        """Return a module for inference with the weights as they are at each of its calls, in the same memory.
+        """A module for inference that shares the weights of the training, with their values at each call.
 
-        Dropout is off, and BatchNormalization uses the running statistics. Without ``model`` it is the model of the training in
-        this form; a `torch.nn.Module` is captured once more, as after its ``eval()``. A Function of `xrt.from_torch` has batch
-        statistics written out: give ``xrt.from_torch(module.eval(), ...)``, whose constants are replaced by the state of the same
-        names. Raises InputError where such a constant has another type.
+        Dropout is off, and BatchNormalization uses running statistics. The default is the training model in inference form; a
+        `torch.nn.Module` is captured again in eval mode. A Function of `xrt.from_torch` has batch statistics written out: pass
+        ``xrt.from_torch(module.eval(), ...)`` as ``model``, whose constants are replaced by the state of the same names. Raises
+        InputError if such a constant has another type.
         """
         engine, options = self._given
         return EvalModule(self._find_inference_form(model), self.session, engine, options)
 
     def export(self, model: Any = None) -> Function:
-        """Return the model for inference with the weights as they are now, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
+        """The model for inference with the current weights as constants, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
 
-        Its form is that of `eval`, which says what ``model`` is for; the running statistics are constants of it too. Raises
-        InputError as `eval` does.
+        ``model`` is as in `eval`. Running statistics become constants, too. Raises InputError like `eval`.
         """
         return fix_weights(self._find_inference_form(model), self.session)
 
@@ -163,7 +163,7 @@ class TrainModule:
 
 
 def make_inference_form(function: Function) -> Function:
-    """Return the Function without outputs that are state, each node in its inference form; what was state is an input. Linear."""
+    """Convert to inference form: drop state outputs, switch nodes to inference, make states inputs. Linear time."""
     kept = {state.output for state in list_states(function)}
     metadata = {key: value for key, value in function.metadata.items() if key != STATE}
     outputs = tuple(value for value in function.outputs if value.name not in kept)
@@ -188,9 +188,9 @@ def _list_forms(node: Node, function: Function) -> Iterator[Node]:
 
 
 def fix_weights(function: Function, session: Session) -> Function:
-    """Return the Function with the state of the session as its constants, where a constant or an input has the name of one.
+    """Replace constants and inputs by the session's state of the same names, as constants.
 
-    Raises InputError where such a constant has another type.
+    Raises InputError if such a constant has another type.
     """
     _check(function, session)
     with session.borrow() as arrays:
@@ -201,9 +201,9 @@ def fix_weights(function: Function, session: Session) -> Function:
 
 
 class EvalModule:
-    """A model with the weights that a `TrainModule` has at each call; `TrainModule.eval` makes it.
+    """A model with the current weights of a `TrainModule`; made by `TrainModule.eval`.
 
-    It reads the arrays of the session, and changes no state. Calls take the inputs of the model that are no state.
+    It reads the arrays of the session and changes no state. Calls take the model's inputs that are not state.
     """
 
     def __init__(self, function: Function, session: Session, engine: Any, options: Mapping[str, Any]) -> None:
@@ -214,10 +214,10 @@ class EvalModule:
         promoted = promote(function, weights)
         self._others = tuple(value for value in promoted.inputs if value.name not in states)
         self.module = XRTModule(promoted, engine, **options)
-        """The XRTModule of the inference form, whose inputs are also the weights."""
+        """The XRTModule of the inference form, with the weights as inputs."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Return the outputs of the model that are no state; raises what a call of an XRTModule does."""
+        """Return the outputs of the model; raises errors of an XRTModule call."""
         given = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
         with self._session.borrow() as arrays:
             return self.module(*(given[v.name] if v.name in given else arrays[v.name] for v in self.module.inputs))

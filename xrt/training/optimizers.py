@@ -1,7 +1,7 @@
-"""Optimizers: how a parameter and what is remembered of it change by a gradient.
+"""Optimizers as recorded arithmetic, gradient clipping and accumulation.
 
-Each is a frozen value whose formula is that of PyTorch's optimizer of the same name, so that a training run can be compared step
-by step. The formulas are recorded as arithmetic, which every engine supports; ONNX's preview operators add epsilon elsewhere.
+The formulas are those of PyTorch's optimizers of the same names, so that training runs can be compared step by step. ONNX's
+preview operators are not used, because they add epsilon at another place.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """What the update of every parameter reads."""
+    """Values shared by the updates of all parameters."""
 
     rate: Tensor
-    """The learning rate: a scalar of float32."""
+    """Learning rate: float32 scalar."""
     count: Tensor
-    """The number of this step, from 1 on: a scalar of int64."""
+    """Number of this step, starting at 1: int64 scalar."""
     _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
-    """What was computed for one parameter and serves all."""
+    """Shared intermediate scalars."""
 
     def rate_for(self, parameter: Tensor) -> Tensor:
-        """Return the learning rate in the parameter's element type."""
+        """Learning rate in the parameter's element type."""
         return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
     def correct_bias(self, base: float, like: Tensor, *, rooted: bool = False) -> Tensor:
-        """Return 1 / (1 - base^count), or its square root: a scalar of float64 until it is known, since float32 loses digits."""
+        """Emit 1 / (1 - base^count) or its square root, computed in float64, since float32 loses digits."""
 
         def compute() -> Tensor:
             count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
@@ -72,31 +72,31 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How parameters change. Derive from it for one of your own."""
+    """Base class of optimizers. Derive from it for a custom one."""
 
     weight_decay: float = 0.0
-    """Adds this multiple of the parameter to its gradient, unless the optimizer says otherwise."""
+    """Adds this multiple of the parameter to its gradient, unless the optimizer documents otherwise."""
     slots: ClassVar[tuple[str, ...]] = ()
-    """What is remembered of each parameter, in its type and shape, zeros at first."""
+    """State per parameter, of its type and shape, initially zero."""
 
     def list_slots(self) -> tuple[str, ...]:
-        """Return the slots that these options need."""
+        """The slots needed for these options."""
         return self.slots
 
     def update(
         self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the next value of the parameter and of each slot."""
+        """Compute the next value of the parameter and of each slot."""
         raise NotImplementedError(f"{type(self).__name__} has no update()")
 
     def decay(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient with the weight decay."""
+        """Add the weight decay to the gradient."""
         return gradient + parameter * self.weight_decay if self.weight_decay else gradient
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with momentum; Sutskever et al. (2013) for Nesterov's."""
+    """Gradient descent, optionally with momentum or Nesterov momentum (Sutskever et al. 2013)."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -118,7 +118,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Kingma and Ba, arXiv:1412.6980."""
+    """Adam; Kingma and Ba, arXiv:1412.6980."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -134,9 +134,9 @@ class Adam(Optimizer):
     def find_ratio(
         self, at: StepContext, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the first moment by the root of the second, the scalar that takes the first one's bias away, and both moments.
+        """First moment divided by the root of the second, the scalar that corrects the first moment's bias, and both moments.
 
-        Bias is a factor, and one division is made per element: divisions and roots take most of the time of an update.
+        Only one division and one root per element: these dominate the time of an update.
         """
         first = slots["first_moment"] * self.beta_1 + gradient * (1 - self.beta_1)
         second = slots["second_moment"] * self.beta_2 + gradient * gradient * (1 - self.beta_2)
@@ -147,7 +147,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameter itself; Loshchilov and Hutter, arXiv:1711.05101."""
+    """Adam with decoupled weight decay; Loshchilov and Hutter, arXiv:1711.05101."""
 
     weight_decay: float = 0.01
 
@@ -161,7 +161,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class LAMB(Adam):
-    """Adam with the step of each parameter in proportion to its norm; You et al., arXiv:1904.00962."""
+    """Adam with layer-wise steps proportional to the parameter's norm; You et al., arXiv:1904.00962."""
 
     epsilon: float = 1e-6
 
@@ -179,7 +179,7 @@ class LAMB(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Duchi et al. (2011)."""
+    """Adagrad; Duchi et al. (2011)."""
 
     rate_decay: float = 0.0
     epsilon: float = 1e-10
@@ -197,7 +197,7 @@ class Adagrad(Optimizer):
 
 
 CALLS = "optimizer.calls"
-"""Name of the state that counts the calls since parameters changed."""
+"""State that counts the calls since the last parameter update."""
 
 
 @dataclass(eq=False)
@@ -206,11 +206,11 @@ class StateRecorder:
 
     builder: Builder
     changes: Tensor | None = None
-    """Whether the call changes what is recorded from now on; None: every call does."""
+    """Condition under which later states change; None: always."""
     states: list[State] = field(default_factory=list)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Record the next value of an input that is state; it stays bit for bit where the call changes nothing."""
+        """Record the next value of a state, which stays bit-identical while the condition is false."""
         following = after if self.changes is None else emit("Where", self.changes, after, before)
         self.builder.output(following, f"{name}_next")
         self.states.append(State(name, f"{name}_next"))
@@ -219,7 +219,7 @@ class StateRecorder:
 def accumulate(
     recorder: StateRecorder, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Return the mean of the gradients of so many calls, by parameter; the last of the calls changes what is recorded later."""
+    """Accumulate gradients over `count` calls; return their means. Later states change only in the last call."""
     builder = recorder.builder
     before = builder.input(CALLS, TensorType(DType.INT64, ()))
     is_last = emit("Equal", before + 1, np.array(count))
@@ -236,16 +236,16 @@ def accumulate(
 
 
 RATE, STEP = "learning_rate", "optimizer.step"
-"""Names of the inputs that an update adds: the learning rate, and the state that counts updates."""
+"""Inputs added by an update: the learning rate, and the state that counts updates."""
 
 
 def update(
     parameters: Mapping[str, TensorType], *, optimizer: Optimizer | None = None, clip_norm: float | None = None
 ) -> Function:
-    """Return the update of parameters by gradients from elsewhere, such as a mean over several machines: a Function with state.
+    """Make a Function that updates parameters from given gradients, such as means over several machines.
 
-    The inputs are ``<name>_gradient`` for each parameter, and ``learning_rate``; state is as in `step`. It has no other outputs.
-    The default optimizer is `SGD`. Raises ModelError without parameters of floating point.
+    Inputs are ``<name>_gradient`` per parameter, and ``learning_rate``; the state is as in `step`; there are no other outputs.
+    The default optimizer is `SGD`. Raises ModelError unless there are parameters, all of floating point.
     """
     builder = Builder("update")
     with builder:
@@ -265,7 +265,7 @@ def record_update(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
 ) -> StateRecorder:
-    """Record the next values of the parameters, in the order of their gradients, and of what the optimizer remembers."""
+    """Record the next values of parameters, in the order of the gradients, and of the optimizer state."""
     rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
     recorder = StateRecorder(builder)
     if accumulation_steps > 1:
@@ -286,7 +286,7 @@ def record_update(
 
 
 def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
-    """Return the gradients scaled so that their common norm is at most the limit; Pascanu et al., arXiv:1211.5063."""
+    """Scale the gradients to a global norm of at most `limit`; Pascanu et al., arXiv:1211.5063."""
     squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients.values()]
     norm = emit("Sqrt", emit("Sum", *squares))
     scale = emit("Min", limit / (norm + 1e-6), np.asarray(1, norm.dtype.numpy))

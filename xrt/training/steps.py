@@ -1,4 +1,4 @@
-"""A training step as one Function: inputs and targets in, loss out, parameters and moments as state."""
+"""Build a training step as one Function: inputs and targets in, loss out, parameters and optimizer state as state."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar made of a model's output and a target. Derive from it for one of your own."""
+    """A scalar loss of a model's output and a target. Derive from it for a custom loss."""
 
     def target_type(self, output: TensorType) -> TensorType:
-        """Return the type of the target for an output of that type."""
+        """The type of the target for an output of this type."""
         raise NotImplementedError(f"{type(self).__name__} has no target_type()")
 
     def apply(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss, recorded by the operators of `xrt.ops` and Python's."""
+        """Compute the loss with `xrt.ops` and Python operators."""
         raise NotImplementedError(f"{type(self).__name__} has no apply()")
 
 
 @dataclass(frozen=True)
 class MeanSquaredError(Loss):
-    """The mean of the squared differences; the target has the type of the output."""
+    """Mean squared error; the target has the type of the output."""
 
     def target_type(self, output: TensorType) -> TensorType:
         return output
@@ -66,10 +66,10 @@ class MeanSquaredError(Loss):
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """The mean of -log softmax at the target's class: scores (N, classes, ...), and classes in int64 (N, ...)."""
+    """Mean of -log softmax at the target class, for scores (N, classes, ...) and int64 classes (N, ...)."""
 
     ignore_index: int | None = None
-    """A class that does not count."""
+    """Target class to ignore."""
 
     def target_type(self, output: TensorType) -> TensorType:
         if output.shape is None or len(output.shape) < 2:
@@ -84,20 +84,20 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A Function with what says which of its constants are trained."""
+    """A Function and the constants to train."""
 
     function: Function
     parameters: str | Sequence[str]
-    """Names of constants, or patterns."""
+    """Names or patterns of constants."""
     buffers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    """The first values of states that a module of PyTorch has as buffers: copies."""
+    """Initial values of states that are buffers of a PyTorch module: copies."""
 
 
 def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Sequence[str]) -> TrainedModel:
-    """Return a model as it is trained; a module of PyTorch is captured with ``args``, in the mode in which it is.
+    """Read a model for training; a PyTorch module is captured with ``args`` in its current mode.
 
-    Raises OptionError where ``args`` is missing for such a module or given for another model, ModelError where the model cannot
-    be read, and where no parameter of the module that requires a gradient matches.
+    Raises OptionError if ``args`` is missing for a module or given for another model, ModelError if the model cannot be read or
+    no parameter that requires a gradient matches.
     """
     if find_front_end(model) is None:
         if args is not None:
@@ -119,7 +119,7 @@ def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Seque
 
 
 def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
-    """Return a module of PyTorch in its inference form; the mode of each of its modules is as before then."""
+    """Capture a PyTorch module in eval mode; the modes of all submodules are restored."""
     from xrt.frontends.torch import from_torch
 
     modes = [(one, one.training) for one in module.modules()]
@@ -132,13 +132,13 @@ def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
 
 
 TARGET = "target"
-"""Name of the input that a `Loss` adds, unless the model has a value of that name."""
+"""Input that a `Loss` adds, unless the name is in use."""
 
 
 def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str, Constant]:
-    """Return the parameters of a model by name: constants of floating point with at least one axis, whose names match a pattern.
+    """The parameters of a model: floating point constants with at least one axis whose names match a pattern.
 
-    A name that is given without wildcards must be there, whatever its axes; ModelError says so where it is not.
+    A name without wildcards must exist, with any rank; otherwise raises ModelError.
     """
     function = make_source(model).get_declared_function()
     chosen = (patterns,) if isinstance(patterns, str) else tuple(patterns)
@@ -164,28 +164,25 @@ def step(
     seed: int = 0,
     args: tuple[Any, ...] | None = None,
 ) -> Function:
-    """Return one step of training as a Function with state, for ``XRTModule(...).new_session()``.
+    """Build one training step as a Function with state, for ``XRTModule(...).new_session()``.
 
-    ``loss`` names an output of one element, or is a `Loss` of the first output, whose target becomes the input ``target``
-    (``loss_target`` for a model that has a value of that name). Without it the model must have one output, state excepted. The
-    parameters that match the patterns become inputs that are state, and so do ``<name>.<slot>`` for what the optimizer remembers
-    and ``optimizer.step``. The learning rate is the input ``learning_rate``.
+    ``loss`` names an output of one element, or is a `Loss` applied to the first output; its target becomes the input ``target``
+    (``loss_target`` if the name is in use). By default the model's only output is the loss. The parameters that match the
+    patterns become state, as do ``<name>.<slot>`` of the optimizer and ``optimizer.step``. The learning rate is the input
+    ``learning_rate``.
 
-    The outputs are those of the model, after the loss where a `Loss` makes it. A state is zeros at first: set the parameters, as
-    `TrainModule` does. What is state of the model stays state. ``clip_norm`` scales the gradients so that their common norm is at
-    most that.
+    Outputs are those of the model, preceded by the loss if a `Loss` computes it. States are initially zero: set the parameters,
+    as `TrainModule` does. States of the model remain states. ``clip_norm`` limits the global norm of the gradients.
 
-    With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of the gradients of N calls; the sums are
-    state too, ``<name>.gradient``, and ``optimizer.step`` counts the changes. Each Dropout in training form drops what ``seed``
-    says, the same elements on every engine; the states ``dropout.seed`` and ``dropout.calls`` are what decides it. One in a body
-    of If, Loop or Scan drops others in each turn.
+    With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of N gradients. The sums are states
+    ``<name>.gradient``, and ``optimizer.step`` counts the updates. Dropout in training mode depends only on ``seed``, equally
+    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in a body it changes in each iteration.
 
-    A `torch.nn.Module` is captured with the example inputs ``args``, in the mode in which it is: call ``train()`` on it before.
-    Its parameters that require a gradient are trained, those that match where patterns are given; buffers that it updates are
-    state. A state is zeros at first here too: `TrainModule` sets it to the module's.
+    A `torch.nn.Module` is captured with example inputs ``args`` in its current mode: call ``train()`` first. Its matching
+    parameters that require a gradient are trained; buffers that it updates are states, also initially zero.
 
-    The default optimizer is `SGD`. Raises ModelError as `xrt.gradient` and `list_parameters` do, OptionError for a number that is
-    none of these.
+    The default optimizer is `SGD`. Raises ModelError like `xrt.gradient` and `list_parameters`, OptionError for an invalid
+    number.
     """
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
@@ -214,7 +211,7 @@ def step(
 
 
 def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:
-    """Return the name of the loss; None where several outputs may be it."""
+    """The name of the loss; None if it is ambiguous."""
     if isinstance(loss, str):
         return loss
     kept = {state.output for state in (*list_states(function), *drawn)}
@@ -223,7 +220,7 @@ def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[Stat
 
 
 def _with_loss(function: Function, loss: str | Loss | None) -> Function:
-    """Return the Function with the loss as its first output, where one is to be made."""
+    """Prepend the loss to the outputs, if a `Loss` computes it."""
     if not isinstance(loss, Loss):
         return function
     output = function.outputs[0]
@@ -240,13 +237,13 @@ def _with_loss(function: Function, loss: str | Loss | None) -> Function:
 
 
 def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
-    """Return the Function with those constants as inputs."""
+    """Turn constants into inputs."""
     inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in chosen.items()))
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in chosen})
 
 
 def _find_first_use(function: Function, name: str) -> int:
-    """Return the number of the first node that reads a value; that of the last node where none does."""
+    """Position of the first node that reads a value; the number of nodes if there is none."""
     users = function.users(name)
     made = next(iter(users[0].node.defines), "") if users else ""
     place = function.position(made)
