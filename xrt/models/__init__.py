@@ -1,7 +1,6 @@
-"""Graphs to try things on: the light models of the ``onnx`` package, models written by code, and inputs for any Function.
+"""Models for tests and benchmarks: onnx's light models with random weights, models written in code, and sample inputs.
 
-A name and a seed, or a Function, come in; a Function or its inputs come out, the same ones for the same seed. Nothing is
-downloaded and nothing is run.
+Everything is deterministic for a seed; nothing is downloaded.
 """
 
 from xrt.graph.sample_inputs import sample_inputs

@@ -1,4 +1,4 @@
-"""The nine light models that the ``onnx`` package ships: real networks whose weights are constant fills."""
+"""The nine light models of the ``onnx`` package, real architectures with constant fills, and random weights for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ActivationStatistics:
 
     @property
     def square(self) -> float:
-        """The mean square of the elements."""
+        """Mean square of the elements."""
         return self.mean**2 + self.variance
 
 
@@ -35,7 +35,7 @@ UNIT = ActivationStatistics(0.0, 1.0)
 
 
 def propagate_statistics(node: Node, known: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
-    """Return the moments of the node's outputs from those of its varying inputs; an operator without a rule changes nothing."""
+    """Moments of a node's outputs from those of its inputs; operators without a rule keep them."""
     inputs = [known[name] for name in node.uses if name in known]
     return _RULES.get(node.op_type, _unchanged)(node, inputs) if inputs else UNIT
 
@@ -45,12 +45,12 @@ def _unchanged(node: Node, inputs: Sequence[ActivationStatistics]) -> Activation
 
 
 def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Describe what weighted operators give: their weights are scaled to it."""
+    """Weighted operators: their weights are scaled to give unit variance."""
     return UNIT
 
 
 def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """The rectified normal distribution."""
+    """Moments of a rectified normal distribution."""
     mean, deviation = inputs[0].mean, math.sqrt(inputs[0].variance) or 1e-6
     z = mean / deviation
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -61,7 +61,7 @@ def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStati
 
 
 def _max_pool(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """The largest of a few neighbours, which resemble each other: between one and the largest of independent ones."""
+    """Neighbors are correlated, so the maximum lies between one element and the maximum of independent ones."""
     deviation = math.sqrt(inputs[0].variance)
     return ActivationStatistics(inputs[0].mean + 0.8 * deviation, 0.7 * inputs[0].variance)
 
@@ -71,7 +71,7 @@ def _sum(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatis
 
 
 def _concat(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """A mixture of the parts, each of equal weight."""
+    """An equally weighted mixture of the parts."""
     mean = sum(m.mean for m in inputs) / len(inputs)
     return ActivationStatistics(mean, sum(m.square for m in inputs) / len(inputs) - mean**2)
 
@@ -89,14 +89,14 @@ _RULES: dict[str, Callable[[Node, Sequence[ActivationStatistics]], ActivationSta
 }
 Array: TypeAlias = np.ndarray[Any, Any]
 Maker: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], ActivationStatistics, Node], Array]
-"""Draws a weight of that shape for an operator whose input has those moments."""
+"""Draws a weight of a shape for an operator whose input has these moments."""
 
 
 def fill_random_weights(function: Function, seed: int = 0) -> Function:
-    """Return the Function with new random float32 weights; the same seed and Function give the same bytes.
+    """Replace the float32 weights by random ones; the same seed and Function give the same bytes.
 
-    A weight is a constant, or a fill (``ConstantOfShape``) of known size, that a weighted operator reads in a weight's place,
-    possibly reshaped on the way. Scalars and everything else stay.
+    A weight is a constant, or a static ``ConstantOfShape``, that an operator reads as a weight, possibly reshaped. Scalars and
+    other values are unchanged.
     """
     drawn = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
     nodes = tuple(node for node in function.nodes if node.outputs[0] not in drawn)
@@ -106,7 +106,7 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
 
 
 def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
-    """Yield the name of each weight with what takes its place, in the order in which the values flow."""
+    """Yield name and value of each new weight in topological order."""
     weights = _weights(function)
     known = {value.name: UNIT for value in function.inputs}
     done: set[str] = set()
@@ -125,12 +125,12 @@ def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[
 @dataclass(frozen=True, slots=True)
 class _Weight:
     name: str
-    """The value that is replaced."""
+    """The value to replace."""
     shape: tuple[int, ...]
 
 
 def _weights(function: Function) -> dict[str, _Weight]:
-    """Map each value that may be a weight, or a weight reshaped, to the weight."""
+    """Map each weight, and each reshaped weight, to the weight."""
     found = {
         name: _Weight(name, constant.shape)
         for name, constant in function.constants.items()
@@ -154,7 +154,7 @@ def _is_fill(node: Node, function: Function) -> bool:
 
 
 def _product(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
-    """Weights of a product: the sum over what one output reads keeps unit variance."""
+    """Scale for unit variance of the outputs."""
     if node.op_type == "Conv":
         terms = math.prod(shape[1:])
     else:
@@ -199,19 +199,19 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("Mul", 1): _near_one,
     ("Add", 1): _small,
 }
-"""By operator and place among its inputs."""
+"""By operator and input position."""
 _PREFIX = "light_"
 
 
 def light_models() -> tuple[str, ...]:
-    """Return the names of the light models of the installed ``onnx`` package, sorted."""
+    """Names of the light models in the installed ``onnx`` package, sorted."""
     return tuple(sorted(path.stem.removeprefix(_PREFIX) for path in _folder().glob(f"{_PREFIX}*.onnx")))
 
 
 def load_light(name: str, seed: int = 0) -> Function:
-    """Return a light model with seeded random weights in place of its fills; the same seed gives the same bytes.
+    """Load a light model with seeded random weights instead of its fills; the same seed gives the same bytes.
 
-    The weights take their full size in memory: 575 MB for vgg19. Raises ModelError for an unknown name.
+    Weights have their full size in memory: 575 MB for vgg19. Raises ModelError for an unknown name.
     """
     known = light_models()
     if name not in known:

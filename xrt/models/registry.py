@@ -1,4 +1,4 @@
-"""Every shipped model by its name: the light ones, and those that are written by code at a size of one's choice."""
+"""All shipped models by name: the light ones, and those written in code with adjustable sizes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _BY_CODE: dict[str, Callable[..., Function]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all shipped models, sorted."""
+    """Names of all shipped models, sorted."""
     return tuple(sorted((*_BY_CODE, *light_models())))
 
 
 def list_model_sizes(name: str) -> dict[str, int]:
-    """Return the sizes that a model takes, with their defaults; none for a light model. Raises ModelError for an unknown name.
+    """The size parameters of a model with their defaults; empty for light models. Raises ModelError for an unknown name.
 
     >>> list_model_sizes("mlp")
     {'layers': 4, 'features': 1024, 'hidden': 4096, 'classes': 1000, 'batch': 1}
@@ -55,18 +55,17 @@ def list_model_sizes(name: str) -> dict[str, int]:
 
 
 def load(name: str, seed: int = 0, **sizes: int) -> Function:
-    """Return a shipped model with seeded weights; the same seed and sizes give the same bytes.
+    """Load a shipped model with seeded weights; the same seed and sizes give the same bytes.
 
-    Without sizes, those written by code are as large as the networks that they are named after: `bert` takes 440 MB.
-    Raises ModelError for an unknown name, OptionError for a size that the model does not have, or that is not a
-    positive integer.
+    By default, models written in code have the sizes of the original networks: `bert` takes 440 MB. Raises ModelError for an
+    unknown name, OptionError for a size that the model does not have or that is not a positive integer.
     """
     check_sizes(name, sizes)
     return _BY_CODE[name](seed, **sizes) if name in _BY_CODE else load_light(name, seed)
 
 
 def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
-    """Raise ModelError for an unknown name, OptionError for a size that the model does not have or that is no size."""
+    """Raise ModelError for an unknown name, OptionError for an unknown or invalid size."""
     known = list_model_sizes(name)
     for size, value in sizes.items():
         if size not in known:
