@@ -1,4 +1,4 @@
-"""Networks and applications written by code: classifiers, a detector, and whole pipelines in one graph."""
+"""Networks written in code: classifiers, a detector, a recommender, segmentation, speech, and small operator patterns."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, channels, repeats and first stride of each group of blocks (Sandler et al. 2018, table 2)."""
+"""Expansion, channels, repeats and first stride of each block group (Sandler et al. 2018, table 2)."""
 
 
 def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return features at a sixteenth of the image's size, widened, and the last ones, at half of that; `width` is in per cent."""
+    """MobileNet v2 features at 1/16 of the image size, expanded, and the last ones at 1/32; `width` is in percent."""
     x = relu6(net.convolution(image, _scaled(32, width), 3, stride=2, gain=HE))
     sixteenth = x
     for expansion, channels, repeats, stride in _BLOCKS:
@@ -52,29 +52,29 @@ def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tenso
 
 
 def _narrowed(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
-    """Convolve each wide channel by itself and narrow them; add the block's input where the shapes allow it."""
+    """Depthwise and pointwise convolution, with a skip connection where shapes match."""
     narrow = net.convolution(depthwise(net, wide, stride), channels, 1)
     return x + narrow if stride == 1 and get_value_shape(x)[1] == channels else narrow
 
 
 def depthwise(net: LayerBuilder, x: Tensor, stride: int = 1) -> Tensor:
-    """Convolve each channel by itself and rectify."""
+    """Depthwise 3x3 convolution with ReLU6."""
     channels = get_value_shape(x)[1]
     return relu6(net.convolution(x, channels, 3, stride=stride, group=channels, gain=HE))
 
 
 def relu6(x: Tensor) -> Tensor:
-    """Rectify and bound by 6."""
+    """Clip to [0, 6]."""
     return emit("Clip", x, 0.0, 6.0)
 
 
 def _scaled(channels: int, width: int) -> int:
-    """Return a share of the channels, a multiple of 8."""
+    """Scale the channel count, rounded to a multiple of 8."""
     return max(8, round(channels * width / 800) * 8)
 
 
 def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int = 1000, batch: int = 1) -> Function:
-    """Return a network with the shape of MobileNet v2: depthwise convolutions between narrow ends; `width` is in per cent."""
+    """A network with the shape of MobileNet v2; `width` is in percent."""
     with LayerBuilder("mobilenet", seed) as net:
         _, x = mobile_features(net, net.input("image", batch, 3, image, image), width)
         flat = emit("Flatten", emit("GlobalAveragePool", x))
@@ -84,7 +84,7 @@ def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int
 def mlp(
     seed: int = 0, *, layers: int = 4, features: int = 1024, hidden: int = 4096, classes: int = 1000, batch: int = 1
 ) -> Function:
-    """Return a stack of products with rectifiers between them."""
+    """A multilayer perceptron with ReLU."""
     with LayerBuilder("mlp", seed) as net:
         x = net.input("x", batch, features)
         for _ in range(layers - 1):
@@ -96,27 +96,27 @@ def mlp(
 
 
 def chain(seed: int = 0, *, length: int = 50, batch: int = 1024, columns: int = 1024) -> Function:
-    """Return cheap elementwise operators in a row: who fuses them reads memory once."""
+    """A chain of cheap elementwise operators, which profits from fusion."""
     with LayerBuilder("chain", seed) as net:
         return net.finish(y=_elementwise(net.input("x", batch, columns), length))
 
 
 def softmax_chain(seed: int = 0, *, length: int = 50, batch: int = 4096, columns: int = 1024) -> Function:
-    """Return elementwise operators between two softmaxes: what one engine does best between what another does best."""
+    """Elementwise operators between two softmaxes: parts that different engines run best."""
     with LayerBuilder("softmax_chain", seed) as net:
         x = emit("Softmax", net.input("x", batch, columns), axis=-1)
         return net.finish(y=emit("Softmax", _elementwise(x, length), axis=-1))
 
 
 def conv_tail(seed: int = 0, *, length: int = 10, channels: int = 64, image: int = 112, batch: int = 1) -> Function:
-    """Return a convolution with elementwise operators behind it: a cut between them costs a fusion."""
+    """A convolution followed by elementwise operators: a region boundary between them prevents fusion."""
     with LayerBuilder("conv_tail", seed) as net:
         x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
         return net.finish(y=_elementwise(x, length))
 
 
 def conv_chain(seed: int = 0, *, length: int = 50, channels: int = 64, image: int = 112, batch: int = 1) -> Function:
-    """Return elementwise operators between two convolutions."""
+    """Elementwise operators between two convolutions."""
     with LayerBuilder("conv_chain", seed) as net:
         x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
         return net.finish(y=net.convolution(_elementwise(x, length), channels, 3))
@@ -125,7 +125,7 @@ def conv_chain(seed: int = 0, *, length: int = 50, channels: int = 64, image: in
 def gather_softmax(
     seed: int = 0, *, length: int = 30, entries: int = 8192, width: int = 1024, columns: int = 256, batch: int = 2048
 ) -> Function:
-    """Return rows looked up in a table, elementwise operators on them, a softmax and a product."""
+    """An embedding lookup, elementwise operators, a softmax and a product."""
     with LayerBuilder("gather_softmax", seed) as net:
         rows = net.embed(net.input("ids", batch, dtype=DType.INT64), entries, width)
         shares = emit("Softmax", _elementwise(rows, length), axis=-1)
@@ -133,7 +133,7 @@ def gather_softmax(
 
 
 def reductions(seed: int = 0, *, batch: int = 64, rows: int = 256, columns: int = 256) -> Function:
-    """Return sums, means, maxima and norms of one tensor over its last, its middle and its first axis."""
+    """Sum, mean, max, min and L2 norm of one tensor over its last, middle and first axis."""
     with LayerBuilder("reductions", seed) as net:
         x = net.input("x", batch, rows, columns)
         kinds = (("ReduceMean", -1), ("ReduceMax", 1), ("ReduceSum", 1), ("ReduceL2", -1), ("ReduceMin", 0))
@@ -145,7 +145,7 @@ def reductions(seed: int = 0, *, batch: int = 64, rows: int = 256, columns: int 
 
 
 def _elementwise(x: Tensor, length: int) -> Tensor:
-    """Record that many operators of one or two cycles each, none of which makes its neighbour superfluous."""
+    """Emit `length` cheap operators that cannot be simplified away."""
     steps = (
         lambda y, n: y * (0.9 + 0.001 * n),
         lambda y, n: y + 0.01 * (n + 1),
@@ -160,14 +160,14 @@ def _elementwise(x: Tensor, length: int) -> Tensor:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _EXTRA = (512, 256, 256, 128)
-"""Channels of the maps behind the backbone's, each half as high and wide as the one before."""
+"""Channels of the additional feature maps, each half the size of the previous one."""
 _SMALLEST, _LARGEST = 0.2, 0.95
-"""Size of the anchors on the first and the last map, as a share of the image (Liu et al. 2016; the largest is SSDLite's)."""
+"""Anchor sizes on the first and last map, relative to the image (Liu et al. 2016; the largest as in SSDLite)."""
 _RATIOS = (1.0, 2.0, 1 / 2, 3.0, 1 / 3)
-"""Width by height of a map's anchors; there is one more square, between the map's size and the next."""
+"""Aspect ratios of a map's anchors; there is one more square between the map's size and the next."""
 _ANCHORS = len(_RATIOS) + 1
 _OVERLAP, _SCORE = 0.45, 0.05
-"""Boxes of a class that overlap more are one object; scores below are none (Liu et al. take 0.01, for the curve of precision)."""
+"""NMS thresholds: boxes with a larger IoU are duplicates, lower scores are dropped (Liu et al. use 0.01 for precision curves)."""
 
 
 def detector(
@@ -180,10 +180,10 @@ def detector(
     classes: int = 91,
     detections: int = 100,
 ) -> Function:
-    """Return SSDLite (Sandler et al. 2018) on the bytes of a camera: as many boxes, scores and labels as are asked for.
+    """SSDLite (Sandler et al. 2018) on a uint8 camera image; returns a fixed number of boxes, scores and labels.
 
-    MobileNet v2 with heads on six maps (Liu et al. 2016); its `width` is in per cent, one of the classes is the background.
-    What is not found has score 0.
+    MobileNet v2 with heads on six maps (Liu et al. 2016); `width` is in percent, and the classes include the background. Missing
+    detections have score 0.
     """
     with LayerBuilder("detector", seed) as net:
         picture = net.input("picture", 1, height, breadth, 3, dtype=DType.UINT8)
@@ -199,7 +199,7 @@ def detector(
 
 
 def _prepared(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
-    """Return the picture as the network reads it: channels first, one size, numbers from -1 to 1."""
+    """Resize, move channels first, and scale to [-1, 1]."""
     floats = picture.transpose(0, 3, 1, 2).astype("float32")
     sizes = net.constant(np.array([1, 3, image, image]))
     return emit("Resize", floats, None, None, sizes, mode="linear") * (2 / 255) - 1.0
@@ -214,7 +214,7 @@ def _maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
 
 
 def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
-    """Return so many numbers for each anchor of each map: (1, anchors, columns)."""
+    """`columns` predictions per anchor: (1, anchors, columns)."""
     heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
     return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
 
@@ -223,7 +223,7 @@ def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
 
 
 def _anchors(cells: Sequence[int]) -> Array:
-    """Return centre and size of each anchor (y, x, height, width), for maps of so many cells on a side."""
+    """Center and size (y, x, height, width) of each anchor, for square maps of these extents."""
     sizes = np.linspace(_SMALLEST, _LARGEST, len(cells)).tolist()
     maps = (_anchors_of_map(*each) for each in zip(cells, sizes, [*sizes[1:], 1.0], strict=True))
     return np.array(list(itertools.chain.from_iterable(maps)), np.float32)
@@ -237,7 +237,7 @@ def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[fl
 
 
 def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
-    """Return corners (y, x, y, x): each box's distance from its anchor, in tenths of the anchor, and how much larger it is."""
+    """Corners (y, x, y, x) from offsets relative to the anchors (in tenths) and log sizes."""
     centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
     centre = offsets[:, :, :2] * 0.1 * sizes + centres
     half = emit("Exp", offsets[:, :, 2:] * 0.2) * sizes * 0.5
@@ -245,10 +245,10 @@ def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
 
 
 def _kept(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Return the boxes, scores and labels of the best, none of which overlaps another of its class much.
+    """Boxes, scores and labels of the best detections after non-maximum suppression.
 
-    How many there are depends on the picture, so `count` of nothing follow them before the best are taken, and a Reshape
-    says that those are `count`, which inference does not find.
+    Its result count depends on the data, so pad it with `count` empty detections before TopK; a Reshape makes the extent
+    static, which shape inference cannot.
     """
     limits = (net.constant(np.array([count])), np.float32(_OVERLAP), np.float32(_SCORE))
     places = emit("NonMaxSuppression", boxes, shares, limits[0], *(net.constant(np.array([x])) for x in limits[1:]))
@@ -275,9 +275,9 @@ def dlrm(
     top: int = 512,
     batch: int = 128,
 ) -> Function:
-    """Return a recommender with the shape of DLRM (Naumov et al. 2019): dense features, sets of ids, and how each pair agrees.
+    """A recommender with the shape of DLRM (Naumov et al. 2019): dense features, embedding bags, pairwise products.
 
-    The layers are those for the Criteo terabyte data, whose tables have millions of entries.
+    Layers as for the Criteo terabyte data, whose tables have millions of entries.
     """
     with LayerBuilder("dlrm", seed) as net:
         x = net.input("dense", batch, dense)
@@ -296,13 +296,13 @@ def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor
 
 
 def _bag(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
-    """Add up the entries of each set of ids; drawn so small that the product of two sums is near unit size."""
+    """Sum the embeddings of each bag; scaled so that products of two sums have unit variance."""
     rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(get_value_shape(ids)[1])))
     return emit("ReduceSum", rows, net.constant(np.array([1])), keepdims=0)
 
 
 def _agreement(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
-    """Multiply each vector with each other: (batch, count * width) to (batch, pairs)."""
+    """Products of all pairs of vectors: (batch, count * width) to (batch, pairs)."""
     vectors = net.reshape(features, (0, count, -1))
     products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
     rows, columns = np.tril_indices(count, -1)
@@ -313,9 +313,9 @@ def _agreement(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
 
 
 def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4, classes: int = 2, batch: int = 1) -> Function:
-    """Return a network that says what each pixel belongs to, with the shape of U-Net (Ronneberger et al. 2015).
+    """A segmentation network with the shape of U-Net (Ronneberger et al. 2015).
 
-    It has half of the channels, edges padded as later ones have them, and a smaller image.
+    Half of the channels, padded convolutions as in later variants, and a smaller image.
     """
     if image % 2**depth:
         raise OptionError(f"an image of {image} does not halve depth={depth} times; choose a multiple of {2**depth}")
@@ -332,7 +332,7 @@ def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4,
 
 
 def _twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
-    """Convolve and rectify two times; the normalisation between them is part of the weights, as it is when deployed."""
+    """Two 3x3 convolutions with ReLU; batch normalization is folded into the weights, as in deployment."""
     for _ in range(2):
         x = emit("Relu", net.convolution(x, channels, 3, gain=HE))
     return x
@@ -341,7 +341,7 @@ def _twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
 # ---------------------------------------------------------------------- speech
 
 _RATE = 16_000
-"""Samples of a second."""
+"""Samples per second."""
 
 
 def speech(
@@ -357,10 +357,9 @@ def speech(
     letters: int = 29,
     batch: int = 1,
 ) -> Function:
-    """Return a recogniser from waveform to letters with the shape of Deep Speech 2 (Amodei et al. 2015).
+    """A speech recognizer from waveform to letters with the shape of Deep Speech 2 (Amodei et al. 2015).
 
-    Windows of 20 ms each 10 ms, two convolutions over time and frequency, and gated layers that read in both directions,
-    with half of the units that they have there.
+    20 ms windows every 10 ms, two convolutions over time and frequency, and bidirectional GRUs with half of the original units.
     """
     with LayerBuilder("speech", seed) as net:
         x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
@@ -374,7 +373,7 @@ def speech(
 
 
 def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
-    """Return the logarithm of the power in each band of pitch: (batch, frames, mels)."""
+    """Log mel spectrogram: (batch, frames, mels)."""
     edge = window // 2
     padded = emit("Pad", waveform, net.constant(np.array([0, edge, 0, edge])), mode="reflect")
     hann = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)).astype(np.float32)
@@ -385,7 +384,7 @@ def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: i
 
 
 def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Return triangles that overlap by half, evenly spaced in pitch (2595 log10(1 + f / 700)): (frequencies, mels)."""
+    """Triangular filters with half overlap, evenly spaced on the mel scale: (frequencies, mels)."""
     highest = 2595 * math.log10(1 + _RATE / 2 / 700)
     corners = 700 * (10 ** (np.linspace(0, highest, mels + 2) / 2595) - 1)
     frequencies = np.linspace(0, _RATE / 2, window // 2 + 1)[:, None]
@@ -395,7 +394,7 @@ def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype
 
 
 def _over_time(net: LayerBuilder, x: Tensor) -> Tensor:
-    """Give each band a mean of zero and a deviation of one over the frames."""
+    """Normalize each band to mean 0 and variance 1 over the frames."""
     frames = net.constant(np.array([1]))
     centred = x - emit("ReduceMean", x, frames)
     return centred / emit("Sqrt", emit("ReduceMean", centred * centred, frames) + 1e-5)

@@ -1,4 +1,4 @@
-"""Transformers written by code: an encoder over text, a causal decoder, and an encoder over patches of an image."""
+"""Transformers written in code: BERT, GPT and ViT shapes, and GPT-2 and Llama decoders with KV caches as state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DecoderSizes", "bert", "gpt", "gpt_decoder", "llama_decoder", "vit"]
 
 _HIDDEN_FROM = -1e4
-"""Added to the score of a token that must not be seen: its share is zero in float16 too."""
+"""Added to the scores of masked tokens; their weight is zero in float16, too."""
 
 
 def bert(
@@ -35,7 +35,7 @@ def bert(
     vocabulary: int = 30522,
     batch: int = 1,
 ) -> Function:
-    """Return an encoder of text with the shape of BERT-base (Devlin et al. 2018): post-norm layers, a pooled output."""
+    """A text encoder with the shape of BERT-base (Devlin et al. 2018): post-norm layers, a pooled output."""
     _check_heads(hidden, heads)
     with LayerBuilder("bert", seed) as net:
         ids, mask = (net.input(name, batch, tokens, dtype=DType.INT64) for name in ("ids", "mask"))
@@ -58,7 +58,7 @@ def gpt(
     vocabulary: int = 50257,
     batch: int = 1,
 ) -> Function:
-    """Return a causal decoder with the shape of the small GPT-2 (Radford et al. 2019): pre-norm layers, logits for each token."""
+    """A causal decoder with the shape of GPT-2 small (Radford et al. 2019): pre-norm layers, logits per token."""
     _check_heads(hidden, heads)
     with LayerBuilder("gpt", seed) as net:
         ids = net.input("ids", batch, tokens, dtype=DType.INT64)
@@ -79,7 +79,7 @@ def vit(
     classes: int = 1000,
     batch: int = 1,
 ) -> Function:
-    """Return a vision transformer with the shape of ViT-B/16 (Dosovitskiy et al. 2020): patches and a class token."""
+    """A vision transformer with the shape of ViT-B/16 (Dosovitskiy et al. 2020): patches and a class token."""
     _check_heads(hidden, heads)
     if image % patch:
         raise OptionError(f"an image of {image} does not divide into patches of {patch}; choose a multiple")
@@ -106,7 +106,7 @@ def _pre_norm_layers(net: LayerBuilder, x: Tensor, layers: int, heads: int, bias
 
 
 def _attention(net: LayerBuilder, x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
-    """Let each token gather from those that the bias lets it see, in several heads side by side."""
+    """Multi-head self-attention."""
     hidden = get_value_shape(x)[-1]
     query, key, value = (_heads(net, net.linear(x, hidden), heads) for _ in range(3))
     scores = emit("MatMul", query, key.transpose(0, 1, 3, 2)) * (1 / math.sqrt(hidden // heads))
@@ -116,7 +116,7 @@ def _attention(net: LayerBuilder, x: Tensor, heads: int, bias: Tensor | None) ->
 
 
 def _heads(net: LayerBuilder, x: Tensor, heads: int) -> Tensor:
-    """Split the last axis among the heads: (batch, tokens, hidden) to (batch, heads, tokens, hidden / heads)."""
+    """Split into heads: (batch, tokens, hidden) to (batch, heads, tokens, hidden / heads)."""
     return net.reshape(x, (0, 0, heads, get_value_shape(x)[-1] // heads)).transpose(0, 2, 1, 3)
 
 
@@ -131,25 +131,25 @@ def _first_token(net: LayerBuilder, x: Tensor) -> Tensor:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 OPSET = 24
-"""TensorScatter came with it."""
+"""First opset with TensorScatter."""
 _HIDDEN = -1e9
-"""Added to the score of a place that must not be seen: its share is zero."""
+"""Added to the scores of masked positions, so that their weight is zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSizes:
-    """The sizes of a decoder."""
+    """Sizes of a decoder."""
 
     layers: int = 12
     hidden: int = 768
     heads: int = 12
     key_heads: int = 12
-    """Heads of keys and values; fewer than ``heads`` are grouped queries."""
+    """Heads of keys and values; fewer than ``heads`` means grouped-query attention."""
     inner: int = 3072
-    """The width of the feed-forward layers."""
+    """Width of the feed-forward layers."""
     vocabulary: int = 50257
     capacity: int = 1024
-    """Tokens that the caches hold."""
+    """Tokens in the KV caches."""
     batch: int = 1
 
     def __post_init__(self) -> None:
@@ -160,12 +160,12 @@ class DecoderSizes:
 
     @property
     def width(self) -> int:
-        """The width of a head."""
+        """Width of a head."""
         return self.hidden // self.heads
 
 
 class _Network:
-    """A decoder while it is written."""
+    """A decoder being built."""
 
     def __init__(self, name: str, sizes: DecoderSizes, weights: Mapping[str, Array] | None, seed: int) -> None:
         self.sizes = sizes
@@ -174,7 +174,7 @@ class _Network:
         self._random = np.random.default_rng(seed)
 
     def weight(self, name: str, *shape: int, deviation: float | None = None, center: float = 0.0) -> Tensor:
-        """Return a weight by name, or a random one; raises OptionError where it has another shape."""
+        """A weight by name, or a random one; raises OptionError for another shape."""
         if self._weights is None:
             drawn = self._random.standard_normal(shape, dtype=np.float32)
             drawn *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
@@ -196,20 +196,20 @@ class _Network:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all layers of a call share."""
+    """Values shared by all layers of a call."""
 
     start: Tensor
-    """The tokens that the caches hold before the call, per sequence of the batch."""
+    """Valid cache entries before the call, per sequence."""
     positions: Tensor
     bias: Tensor
-    """Added to the scores: hides the places behind each token."""
+    """Added to the scores: masks later positions."""
 
 
 def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Array] | None = None, seed: int = 0) -> Function:
-    """Return a decoder with the shape of GPT-2 (Radford et al. 2019): ``ids`` to ``logits`` of the last token, with state.
+    """A decoder with the shape of GPT-2 (Radford et al. 2019): ``ids`` to ``logits`` of the last token, with state.
 
-    ``weights`` has the parameters of `transformers.GPT2LMHeadModel` by their names; random ones without it. Raises OptionError
-    for one that is missing, or of another shape.
+    ``weights`` has the parameters of `transformers.GPT2LMHeadModel` by name; random by default. Raises OptionError for a missing
+    weight or one of another shape.
     """
     net = _Network("gpt_decoder", sizes, weights, seed)
     with net.builder:
@@ -237,10 +237,10 @@ def llama_decoder(
     base: float = 10000.0,
     epsilon: float = 1e-6,
 ) -> Function:
-    """Return a decoder with the shape of Llama (Touvron et al. 2023): rotary positions, grouped queries, gated layers.
+    """A decoder with the shape of Llama (Touvron et al. 2023): rotary positions, grouped queries, gated layers.
 
-    ``weights`` has the parameters of `transformers.LlamaForCausalLM` by their names; random ones without it. ``base`` is that of
-    the rotary frequencies. Raises OptionError for a weight that is missing, or of another shape.
+    ``weights`` has the parameters of `transformers.LlamaForCausalLM` by name; random by default. ``base`` is the base of the
+    rotary frequencies. Raises OptionError for a missing weight or one of another shape.
     """
     net = _Network("llama_decoder", sizes, weights, seed)
     hidden, few = sizes.hidden, sizes.key_heads * sizes.width
@@ -268,7 +268,7 @@ def llama_decoder(
 
 
 def _begin(net: _Network) -> tuple[Tensor, _Step]:
-    """Record the tokens of the call, the number of those before it, and who sees whom."""
+    """Record the token input, the cache length and the causal mask."""
     sizes, builder = net.sizes, net.builder
     ids = builder.input("ids", TensorType(DType.INT64, (sizes.batch, "tokens")))
     length = builder.state("length", TensorType(DType.INT64, (1,)))
@@ -298,7 +298,7 @@ def _last_token(net: _Network, x: Tensor) -> Tensor:
 
 
 def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Write keys and values to the caches, and gather for each query from the places that it sees."""
+    """Attention with KV caches, which are updated."""
     sizes, builder = net.sizes, net.builder
     groups, heads = sizes.heads // sizes.key_heads, sizes.key_heads
     keys = builder.state(f"past_key_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.width, sizes.capacity)))
@@ -316,12 +316,12 @@ def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, 
 
 
 def _split_heads(net: _Network, x: Tensor, heads: int) -> Tensor:
-    """Split the last axis among heads: (batch, tokens, heads * width) to (batch, heads, tokens, width)."""
+    """Split into heads: (batch, tokens, heads * width) to (batch, heads, tokens, width)."""
     return net.shape(x, net.sizes.batch, -1, heads, net.sizes.width).transpose(0, 2, 1, 3)
 
 
 def _rotation(net: _Network, step: _Step, base: float) -> Callable[[Tensor], Tensor]:
-    """Return what turns pairs of elements by angles that grow with the position (Su et al. 2021)."""
+    """Make the function that applies rotary position embeddings (Su et al. 2021)."""
     half = net.sizes.width // 2
     angles = np.arange(net.sizes.capacity)[:, None] * base ** -(np.arange(half) / half)
     cos, sin = (emit("Gather", net.constant(f(angles).astype(np.float32)), step.positions, axis=0) for f in (np.cos, np.sin))
@@ -338,7 +338,7 @@ def _halves(x: Tensor) -> Sequence[Tensor]:
 
 
 def _product(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
-    """Multiply by a matrix that is kept as PyTorch's Linear keeps it."""
+    """Multiply by a matrix stored like the weight of PyTorch's Linear."""
     return emit("MatMul", x, emit("Transpose", net.weight(f"{name}.weight", columns, rows), perm=[1, 0]))
 
 
