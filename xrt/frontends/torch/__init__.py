@@ -1,7 +1,8 @@
-"""PyTorch: a module goes in with example inputs, and a Function comes out that computes the same and shares its parameters.
+"""PyTorch front end: convert modules to Functions and back, and compile them.
 
-`torch.export` captures the module, and rules of XRT's own write each operator in operators of ONNX. An operator without a rule
-stays in the Function as an opaque node of the domain ``aten``, so that no module is refused. Nothing is downloaded or written.
+`torch.export` captures a module, and lowering rules translate each operator to ONNX operators. An operator without a rule
+becomes an opaque node of the domain ``aten``, so that every exportable module can be captured. Nothing is downloaded or
+written.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ __all__ = ["from_torch", "to_torch"]
 def from_torch(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
 ) -> Function:
-    """Return a module of PyTorch as a Function, captured with example inputs.
+    """Capture a PyTorch module with example inputs as a Function.
 
-    ``dynamic_shapes`` is that of ``torch.export.export``; a text in it is a dimension of that name. Every tensor among the inputs
-    is an input of the Function, other values are fixed. Parameters are constants that share the module's memory: change no
-    parameter as long as the Function is used. Checks of values and indices (``torch._check``) are not kept.
+    ``dynamic_shapes`` is as in ``torch.export.export``; a string names a dynamic dim. Each input tensor becomes an input of the
+    Function, other values are fixed. Parameters become constants that share the module's memory: do not change them while the
+    Function is in use. Checks of values and indices (``torch._check``) are dropped.
 
-    A buffer that the module updates is an input with an alias, after the others.
-    Nodes are named after the modules that they belong to, so that a pin can be ``"name:encoder.layer.3/*=ort"``.
+    A buffer that the module updates becomes an additional input with an alias. Nodes are named after their submodules, for pins
+    such as ``"name:encoder.layer.3/*=ort"``.
 
-    The module must not run elsewhere during its capture. Raises ModelError where PyTorch is not installed or cannot export the
-    module, and where the module's code restricts a size that is to be free, other than by the range of a `torch.export.Dim`.
+    Do not run the module in another thread meanwhile. Raises ModelError if PyTorch is missing or cannot export the module, and
+    if the code of the module constrains a dynamic size beyond the range of its `torch.export.Dim`.
     """
     try:
         from xrt.frontends.torch.capture import capture
@@ -46,12 +47,12 @@ def from_torch(
 
 
 def to_torch(function: Function | XRTModule, engine: Any = None, **options: Any) -> torch.nn.Module:
-    """Return a Function, or that of an `XRTModule`, as a `torch.nn.Module` on engines, which takes and returns tensors.
+    """Wrap a Function or an `XRTModule` as a `torch.nn.Module` that takes and returns tensors.
 
-    Without ``engine`` it is ONNX Runtime where that is installed; the options are those of `XRTModule`, and an XRTModule has its
-    own. Constants are buffers of the module under their names, in the Function's memory: write to none. No gradient passes
-    through it. `torch.export` and `torch.compile` capture it; `from_torch` and the backend ``xrt`` find its nodes again.
-    Raises ModelError where PyTorch is not installed, and for a module without a Function.
+    The default engine is ONNX Runtime if installed; the options are those of `XRTModule`, and not allowed for an XRTModule.
+    Constants become buffers that share the Function's memory: do not write to them. Gradients do not pass through.
+    `torch.export` and `torch.compile` can capture it; `from_torch` and the backend ``xrt`` restore its nodes. Raises ModelError
+    if PyTorch is missing or the module has no Function.
     """
     try:
         from xrt.frontends.torch.function_module import FunctionModule

@@ -1,4 +1,4 @@
-"""XRT as a backend of ``torch.compile``: each graph that Dynamo finds becomes a Function and runs as an XRTModule."""
+"""The ``xrt`` backend of ``torch.compile``: lower each graph of AOTAutograd to a Function and run it as an XRTModule."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
-    """A Function, with how its inputs and outputs belong to those of the graph that it was made of."""
+    """A Function plus the mapping from its inputs and outputs to those of the FX graph."""
 
     function: Function
     inputs: tuple[int, ...]
-    """Which placeholder of the graph each input of the Function is."""
+    """Index of the graph's placeholder, by input of the Function."""
     axes: tuple[tuple[int, ...], ...]
-    """Of each output of the Function the axes in the order that the graph's tensor has them in, () where it is the same."""
+    """By output of the Function: the permutation to the graph's axis order; () if equal."""
     leaves: tuple[Leaf, ...]
-    """The outputs of the graph."""
+    """Outputs of the graph."""
     viewed: tuple[int, ...]
-    """Which outputs of the graph are views instead."""
+    """Indices of graph outputs that are views."""
     views: Callable[..., Sequence[torch.Tensor]] | None
-    """Returns these of the values of ``bases``; None where there are none."""
+    """Computes the views from the values of ``bases``; None without views."""
     bases: tuple[Leaf, ...]
 
 
 def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> LoweredGraph:
-    """Return the graph as a Function; ``fixed`` has tensors, by the placeholder, that become constants.
+    """Lower an FX graph to a Function. ``fixed`` has the tensors, by placeholder, that become constants.
 
-    Raises ModelError where it cannot be lowered.
+    Raises ModelError if the graph cannot be lowered.
     """
     builder = Builder("graph")
     lowering = Lowering(builder, Symbols({}), keeps_generator=True)
@@ -116,7 +116,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
 
 
 def _is_effect_token(placeholder: Call) -> bool:
-    """Whether AOTAutograd keeps calls in order by this input: it is traced as an empty tensor and None at run time."""
+    """Whether this is an AOTAutograd effect token: traced as an empty tensor, None at run time."""
     return any(
         getattr(user.target, "__name__", "") == "with_effects" and user.args[0] is placeholder for user in placeholder.users
     )
@@ -124,7 +124,7 @@ def _is_effect_token(placeholder: Call) -> bool:
 
 @dataclass(slots=True)
 class _Outputs:
-    """The outputs of a Function in the making: each value is added once; an input, a number or None is none."""
+    """Collects the outputs of a Function, without duplicates; inputs, numbers and None need no output."""
 
     lowering: Lowering
     placeholders: list[Call]
@@ -160,7 +160,7 @@ class _Outputs:
 
 
 def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
-    """Return which outputs are views, what makes them, and of what; a view that is contiguous and the only one is none."""
+    """Which outputs are views, the function that makes them, and its inputs. A sole contiguous view is a plain output."""
     used = Counter(map(_get_storage, dict.fromkeys(calls)))
     sources: dict[int, Call] = {}
     for index, call in enumerate(calls):
@@ -177,7 +177,7 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
 
 
 def _find_base(call: Call) -> Call:
-    """Return the call that made the memory of a call's tensor: the call itself, unless that is a view."""
+    """The call that allocated the memory of a call's tensor."""
     while (parent := _find_parent(call, _get_storage(call))) is not None:
         call = parent
     return call
@@ -198,7 +198,7 @@ def _get_storage(call: Any) -> object:
 
 
 def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the axes of a tensor in the order of its memory, () where that is theirs, None where the memory has gaps."""
+    """Axes of a tensor in memory order, () if contiguous, None if the memory has gaps."""
     if is_contiguous_or_false(fake):
         return ()
     order, _ = compute_elementwise_output_logical_to_physical_perm(fake)
@@ -206,9 +206,9 @@ def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[GraphModule, list[Call]]:
-    """Return calls as a graph of their own, and the calls that it is given: tensors, and numbers that the Function computes.
+    """Copy view calls to a separate graph; return it with the calls that are its inputs: tensors and computed numbers.
 
-    A number that is read from a tensor (``item``) is such an input. Raises ModelError for a view that reads another tensor.
+    A number read from a tensor (``item``) is such an input. Raises ModelError for a view that reads other tensors.
     """
     graph = torch.fx.Graph()
     made = {call: graph.placeholder(call.name) for call in inputs}
@@ -241,14 +241,14 @@ _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 MOST_VARIANTS = 64
-"""Sets of tensors that one graph is compiled for; with more of them it takes its parameters as inputs."""
+"""Limit on the sets of constant tensors that a graph is compiled for; afterwards parameters become inputs."""
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
 def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Return the parameters, buffers and attributes of modules among the inputs of a graph of Dynamo's, by position.
+    """Parameters, buffers and module attributes among the inputs of a Dynamo graph, by position.
 
-    Dynamo guards neither which of these a graph gets nor what is written to them: one graph runs for all modules of a class.
+    Dynamo does not guard their identity or content: one graph serves all modules of a class.
     """
     return {
         index: one
@@ -260,13 +260,13 @@ def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 class FrozenGraph:
-    """Runs a graph that is compiled once for each set of tensors that are its constants, and once more after a write to one.
+    """Runs a graph compiled with constant parameters; recompiles for other tensors and after a write to one.
 
-    ``compile`` takes these tensors by position. A write that PyTorch does not count (by NumPy, through ``.data``) is not seen.
+    ``compile`` receives these tensors by position. Writes that PyTorch does not count (NumPy, ``.data``) are not noticed.
     """
 
     _boxed_call = True
-    """By this AOTAutograd knows that it takes a list."""
+    """Tells AOTAutograd that arguments are passed as one list."""
 
     def __init__(self, compile: Callable[[Mapping[int, torch.Tensor]], Compiled], tensors: Mapping[int, torch.Tensor]) -> None:  # noqa: A002  # as elsewhere
         self._compile = compile
@@ -317,7 +317,7 @@ def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 @cache
 def get_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return PyTorch's own decompositions and those of this module; random numbers and gradients stay as they are."""
+    """PyTorch's core decompositions for operators without a rule, and own ones; random operators are kept."""
     random = torch.Tag.nondeterministic_seeded
     table = {
         operator: decomposition
@@ -334,12 +334,12 @@ def get_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _decompose_im2col(x: torch.Tensor, *args: Any) -> Any:
-    """Write the columns of an image of symbolic size as PyTorch does; the rule takes the others."""
+    """PyTorch's decomposition for images of dynamic size; the rule handles static ones."""
     return NotImplemented if all(isinstance(size, int) for size in x.shape) else im2col(x, *args)
 
 
 def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """Keep the memory format of the input, as PyTorch's kernel does and its decomposition does not."""
+    """PyTorch's decomposition loses the memory format that its kernel keeps."""
     return max_unpool2d(x, indices, output_size).contiguous(memory_format=suggest_memory_format(x))
 
 
@@ -365,7 +365,7 @@ def _decompose_encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """Write the layer, which `nn.TransformerEncoderLayer` is without gradients, as PyTorch describes it."""
+    """Decompose the fused inference form of `nn.TransformerEncoderLayer`."""
     if mask is not None or x.is_nested:
         return NotImplemented
 
@@ -387,7 +387,7 @@ def _decompose_encoder_layer(
 
 
 def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the scaled dot product attention of queries, keys and values that lie side by side on the last axis."""
+    """Scaled dot product attention of packed queries, keys and values."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
     return (scores @ v).transpose(1, 2).flatten(2)
@@ -397,7 +397,7 @@ def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def check_sizes_closed(settings: ModuleOptions) -> None:
-    """Raise OptionError for buckets=, which a module of PyTorch does not support."""
+    """Raise OptionError for buckets=, which is not supported for PyTorch modules."""
     if settings.buckets is not None:
         raise OptionError(
             "buckets= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
@@ -406,9 +406,9 @@ def check_sizes_closed(settings: ModuleOptions) -> None:
 
 
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:
-    """Return the engines with ``torch`` at the end where the Function has opaque nodes and no engine of the list is it.
+    """Append engine ``torch`` if the Function has opaque nodes and no listed engine is ``torch``.
 
-    A strict list and ``"auto"`` stay as they are, and so does None: the default engine supports the whole Function.
+    A strict list, ``"auto"`` and None are unchanged: the default engine supports the whole Function.
     """
     if engine is None:
         return None
@@ -422,7 +422,7 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
 
 
 def choose_default_engines() -> list[str]:
-    """Return the engines of a compiled graph where the user names none: the first by rank that is ready."""
+    """The default engine of a compiled graph: the first ready one by rank."""
     return [next(name for name in list_by_rank() if _is_ready(name))]
 
 
@@ -439,12 +439,12 @@ def _is_ready(name: str) -> bool:
 def xrt_backend(
     graph: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """Compile a graph for ``torch.compile(model, backend="xrt", options={...})``; PyTorch calls this, under the name ``xrt``.
+    """The backend for ``torch.compile(model, backend="xrt", options={...})``.
 
-    The options are the arguments of `XRTModule` (``engine``, ``cache``, ``threads``, ...) and ``freeze``: True makes parameters
-    and buffers constants, which engines fold and pack; a write that PyTorch counts compiles the graph again. Without ``engine``
-    it is ONNX Runtime where that is installed. A backward graph is compiled as the forward graph is; in training ``freeze``
-    leaves parameters that require a gradient as inputs. Raises OptionError for an unknown option, or for a ``mode``.
+    Options are the arguments of `XRTModule` (``engine``, ``cache``, ``threads``, ...) and ``freeze``: True makes parameters and
+    buffers constants, which engines fold and pack; a write counted by PyTorch recompiles the graph. The default engine is ONNX
+    Runtime if installed. Backward graphs are compiled likewise; in training ``freeze`` keeps parameters that require a gradient
+    as inputs. Raises OptionError for an unknown option or a ``mode``.
     """
     given = dict(options or {})
     if mode is not None:
@@ -464,10 +464,9 @@ def compile_graph(
     freeze: bool = False,
     modules: list[XRTModule] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo for such inputs, by arguments of `XRTModule`; each XRTModule made is appended to ``modules``.
+    """Compile a Dynamo graph with options of `XRTModule`; append each XRTModule to ``modules``.
 
-    A graph that cannot be lowered, or has an operator without an ONNX form that no engine supports, runs in PyTorch, with a
-    FallbackWarning.
+    A graph that cannot be lowered, or has an opaque operator that no engine supports, runs in PyTorch with a FallbackWarning.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -496,9 +495,9 @@ def compile_graph(
 
 @contextmanager
 def _write_out_recurrence(graph: GraphModule) -> Iterator[None]:
-    """Have AOTAutograd write an LSTM in products where gradients are wanted.
+    """Disable oneDNN while AOTAutograd traces an LSTM with gradients.
 
-    Its other form is an operator of oneDNN, which keeps a tensor that only PyTorch's own gradient reads.
+    oneDNN's LSTM saves a workspace tensor that only PyTorch's own gradient can read.
     """
     is_recurrent = any(getattr(call.target, "__name__", "") == "lstm" for call in graph.graph.nodes)
     if not (is_recurrent and torch.is_grad_enabled()):
@@ -554,7 +553,7 @@ def _compile(
 
 
 def _choose_outputs(found: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
-    """Return a function of the module's results and the graph's arguments that makes the graph's outputs."""
+    """Make the function that assembles the graph's outputs from the module's results and the graph's arguments."""
     is_single = len(found.function.outputs) == 1
     is_plain = found.views is None and not any(found.axes)
     if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in found.leaves):

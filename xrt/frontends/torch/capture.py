@@ -1,4 +1,4 @@
-"""From a module and example inputs to a Function, with how its inputs and outputs belong to those of the module."""
+"""Capture a PyTorch module with torch.export and lower it to a Function with the mapping of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Return the exported program; raises what PyTorch raises."""
+    """Run torch.export; raises the errors of PyTorch."""
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
@@ -64,7 +64,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Export without PyTorch's dump of a graph that fails: the module may be captured in another way, and the error says why."""
+    """Suppress PyTorch's dump of the failed graph: the error has the reason, and another capture may follow."""
     scope = vars(_trace)
     scope["print"] = lambda *_, **__: None  # prints nothing else than that graph
     try:
@@ -76,7 +76,7 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def drop_warnings(*loggers: str) -> Iterator[None]:
-    """Drop the warnings and errors of PyTorch's loggers meanwhile; records of lower levels, which a user has asked for, stay."""
+    """Context manager: drop warnings and errors of these PyTorch loggers; explicitly enabled lower levels pass."""
     named = [logging.getLogger(name) for name in loggers]
     for logger in named:
         logger.addFilter(_is_asked_for)
@@ -96,7 +96,7 @@ def _see_output(_: torch.nn.Module, given: Any, output: Any) -> None:
 
 
 def register_dataclasses(values: Any) -> bool:
-    """Make the dataclasses in a nest of values known to PyTorch; return whether there were any."""
+    """Register the dataclasses in nested values as pytrees; return whether there were any."""
     found = [leaf for leaf in pytree.tree_leaves(values) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
     for kind in {type(leaf) for leaf in found}:
         torch.export.register_dataclass(kind)
@@ -110,21 +110,21 @@ def register_dataclasses(values: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
-    """The modules in order, the training flag of each, and the tensors with what changes where they are written to.
+    """State that a capture depends on: modules, training flags, and tensors with their versions.
 
-    It is made in each call: lists, which are compared without code of Python for each module.
+    Computed in each call, so it consists of flat lists that compare without Python code per module.
     """
 
     layout: list[Any]
-    """Each module, then the names of its sub-modules, parameters and buffers."""
+    """Each module, followed by the names of its submodules, parameters and buffers."""
     training: tuple[bool, ...]
     tensors: list[torch.Tensor | None]
     marks: list[tuple[object, ...]]
-    """Of each tensor its memory, version, element type and shape."""
+    """Address, version, dtype and shape of each tensor."""
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModuleState:
-        """Return the state now; raises ModelError for tensors that PyTorch keeps no version of."""
+        """The current state; raises ModelError for tensors without a version counter."""
         layout: list[Any] = []
         flags: list[bool] = []
         tensors: list[Any] = []
@@ -152,7 +152,7 @@ class ModuleState:
         return cls(layout, tuple(flags), tensors, marks)
 
     def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
-        """Whether a capture of this state holds in the other one; of the tensors that it updates only type and shape count."""
+        """Whether a capture is valid in the other state; tensors in `updated` may change their content."""
         if self.layout != other.layout:
             return False
         if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
@@ -165,7 +165,7 @@ class ModuleState:
 
 
 def list_tensor_names(model: torch.nn.Module) -> list[str]:
-    """Return the names of parameters and buffers, in the order of a state's tensors."""
+    """Names of parameters and buffers in the order of `ModuleState.tensors`."""
     names = []
     stack = [("", model)]
     while stack:
@@ -177,7 +177,7 @@ def list_tensor_names(model: torch.nn.Module) -> list[str]:
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise ModelError for a module of torch.jit, and for tensors that PyTorch keeps no version of."""
+    """Raise ModelError for torch.jit modules and tensors without a version counter."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a module of torch.jit cannot be captured; pass the module that it was scripted or traced from")
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -190,11 +190,11 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 _OF_XRT = {"fetch", "out", "options"}
-"""What a call of another XRTModule takes."""
+"""Keywords of calls of other XRTModules."""
 
 
 def check_keywords(model: torch.nn.Module, given: Mapping[str, Any]) -> None:
-    """Raise InputError for a named input that a call of another XRTModule takes, and the module does not."""
+    """Raise InputError for a keyword of other XRTModules that the module's forward does not accept."""
     for name in _OF_XRT & given.keys():
         parameters = inspect.signature(model.forward).parameters
         if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
@@ -212,46 +212,46 @@ def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 MOST_DECOMPOSITIONS = 8
-"""How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
+"""Limit on decomposition rounds: a decomposition may contain operators without a rule again."""
 _EXPORT = renew_after_fork(threading.RLock())
-"""`torch.export` is not safe in several threads: one module is captured at a time."""
+"""torch.export is not thread-safe."""
 
 
 class DataDependentError(ModelError):
-    """The module's code branches on a value, or has a size that a value decides; no one graph holds it."""
+    """The module branches on a value, or has a data-dependent size, so one graph cannot represent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of what the module returns: an output of the Function, an input as it was given, or a value that never changes."""
+    """A leaf of the module's result: an output of the Function, an unchanged input, or a fixed value."""
 
     kind: Literal["output", "input", "value"]
     index: int = 0
-    """Of the output, or of the leaf among the flattened inputs."""
+    """Index of the output, or of the flattened input."""
     value: Any = None
     is_number: bool = False
-    """Whether an output is a Python number of the module, not a tensor."""
+    """Whether the module returns this output as a Python number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A module for inputs of one structure, as a Function."""
+    """A module captured for inputs of one structure."""
 
     function: Function
     in_spec: Any
-    """The structure of (args, kwargs)."""
+    """Pytree structure of (args, kwargs)."""
     out_spec: Any
     inputs: tuple[int, ...]
-    """Which leaf of the flattened inputs each of the first inputs of the Function is."""
+    """Index of the flattened input leaf, by input of the Function."""
     buffers: tuple[str, ...]
-    """Buffers of the module that the other inputs of the Function are; each is updated by an alias."""
+    """Module buffers that are the remaining inputs; each is updated through an alias."""
     leaves: tuple[Leaf, ...]
     declined: Mapping[str, str]
-    """Why operators are opaque nodes, by their names."""
+    """Reasons for opaque nodes, by operator."""
     updated: tuple[int, ...] = ()
-    """Which leaves of the flattened inputs the module updates in place."""
+    """Indices of flattened input leaves that the module updates in place."""
     guards: Callable[..., object] | None = None
-    """Raises for flattened inputs of other sizes than those that the capture holds for; None where sizes are fixed."""
+    """Raises for input sizes that the capture does not cover; None for static sizes."""
 
 
 def capture(
@@ -262,10 +262,10 @@ def capture(
     *,
     allow_guards: bool = False,
 ) -> Capture:
-    """Return the module captured with example inputs.
+    """Capture a module with example inputs.
 
-    Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``;
-    DataDependentError where its code depends on values.
+    Raises ModelError if PyTorch cannot export it or, unless ``allow_guards``, constrains dynamic sizes; DataDependentError if
+    its code depends on values.
     """
     if isinstance(module, torch.nn.Module):
         check_module(module)
@@ -306,7 +306,7 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
 
 
 def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Raise InputError for arguments that forward does not take."""
+    """Raise InputError for arguments that forward does not accept."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(*args, **named)
@@ -319,10 +319,10 @@ _ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backe
 
 
 def _check_guards(program: ExportedProgram, shapes: Any) -> None:
-    """Raise ModelError where the capture holds for some of the sizes only that the user has left free.
+    """Raise ModelError if the capture covers only some of the sizes that the user declared dynamic.
 
-    PyTorch itself checks the ranges of a ``Dim``. A size that must equal another one is so in the types of the Function, and one
-    that must not be 1 is no branch of the module's: PyTorch asks for these itself, to know where a tensor is broadcast.
+    PyTorch checks the ranges of a ``Dim`` itself. Equalities of sizes appear in the types of the Function. Guards like `size !=
+    1` come from PyTorch's broadcasting checks, not from branches of the module.
     """
     dims = pytree.tree_leaves(shapes)
     if all(dim is None or isinstance(dim, int | torch.export.Dim) for dim in dims):
@@ -341,7 +341,7 @@ _LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 def _list_calls(program: ExportedProgram) -> set[Any]:
-    """Return everything that is called, in bodies too."""
+    """All call targets, in nested graphs too."""
     modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
 
@@ -351,7 +351,7 @@ def _targets(program: ExportedProgram) -> set[Any]:
 
 
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether nothing is updated in place, and no transform of torch.func is left in the graph."""
+    """Whether the graph has no in-place updates and no torch.func transforms."""
     mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _targets(program))
     return not any(mutable) and not any(getattr(one, "__module__", "") == _VMAP for one in _list_calls(program))
 
@@ -360,7 +360,7 @@ _VMAP = "torch._functorch.predispatch"
 
 
 def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
-    """Return the program in functional form, and the operators that have neither a rule nor a decomposition."""
+    """Functionalize and decompose; return the program and the operators with neither rule nor decomposition."""
     if not _is_functional(program):
         try:
             program = program.run_decompositions({})
@@ -379,7 +379,7 @@ def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
 
 
 def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram | None:
-    """Return the program with operators written in others as PyTorch does it; None where it has no other form for any."""
+    """Apply PyTorch's decompositions to these operators; None if there are none."""
     table = torch.export.default_decompositions()
     wanted = {op: table[op] for op in operators if op in table}
     try:
@@ -410,7 +410,7 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> tu
 
 
 def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:
-    """Give every placeholder a value: user inputs first, then buffers that are updated, then constants."""
+    """Assign values to all placeholders: user inputs, then updated buffers, then constants."""
     signature = program.graph_signature
     calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
     updated = set(signature.buffers_to_mutate.values())
@@ -444,7 +444,7 @@ def _find_tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
 
 
 def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[str, Tensor]) -> list[Leaf]:
-    """Add the outputs of the module, then what its inputs and buffers are updated with."""
+    """Add the outputs of the module, then the updates of inputs and buffers."""
     signature = program.graph_signature
     users = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     calls = {call.name: call for call in program.graph.nodes}
@@ -473,7 +473,7 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
 
 
 def _name_outputs(spec: Any) -> Iterator[str]:
-    """Yield a name for each leaf of what the module returns: its keys and fields, ``output`` where it has none."""
+    """Yield a name for each output leaf, from its keys and fields; ``output`` by default."""
     tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # a cache looks for tensors among its leaves
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
@@ -485,7 +485,7 @@ def _name_outputs(spec: Any) -> Iterator[str]:
 
 
 def _replace_names(shapes: Any) -> Any:
-    """Return dynamic shapes as PyTorch takes them: a text is a dimension of which PyTorch finds the range."""
+    """Convert dynamic shapes for PyTorch: a string becomes Dim.DYNAMIC."""
     if isinstance(shapes, str):
         return torch.export.Dim.DYNAMIC
     if isinstance(shapes, Mapping):
@@ -496,7 +496,7 @@ def _replace_names(shapes: Any) -> Any:
 def _name_symbols(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, program: ExportedProgram
 ) -> dict[str, str]:
-    """Return the user's names of symbols, read from the dynamic shapes where the captured inputs have symbols."""
+    """Names given by the user for the symbols of dynamic dims."""
     calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
     users = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     fakes = iter([calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None for arg in users])

@@ -1,4 +1,4 @@
-"""Element types and memory: of PyTorch's tensors and of NumPy's arrays, in both directions and without a copy."""
+"""Convert element types and share memory between PyTorch tensors and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TO_TORCH: dict[DType, torch.dtype] = {
 _FROM_TORCH = {other: dtype for dtype, other in _TO_TORCH.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _BITS = {1: torch.uint8, 2: torch.uint16}
-"""The unsigned type under which NumPy takes the memory of a type that it does not have."""
+"""Unsigned types by item size, to reinterpret types that NumPy lacks."""
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:
-    """Return the element type of a tensor's; raises ModelError where ONNX has none."""
+    """The DType of a torch.dtype; raises ModelError if ONNX has none."""
     try:
         return _FROM_TORCH[dtype]
     except KeyError:
@@ -38,7 +38,7 @@ def from_torch_dtype(dtype: torch.dtype) -> DType:
 
 
 def to_torch_dtype(dtype: DType) -> torch.dtype:
-    """Return PyTorch's type; raises ModelError where it has none."""
+    """The torch.dtype of a DType; raises ModelError if PyTorch has none."""
     try:
         return _TO_TORCH[dtype]
     except KeyError:
@@ -46,9 +46,9 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the tensor's own memory as an array; copied only where it is not in memory as its numbers are.
+    """View a tensor as an array; copy only lazily conjugated or negated tensors.
 
-    Raises InputError for a tensor on another device than the CPU, or one that is not dense.
+    Raises InputError for a tensor that is not dense or not on the CPU.
     """
     if type(tensor) not in _PLAIN:  # what a subclass does instead of an operator is not for its memory
         with torch._C.DisableTorchFunctionSubclass():
@@ -75,14 +75,14 @@ def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def is_shared(value: Any) -> bool:
-    """Whether a tensor or an array is passed to and from PyTorch without a copy, so that an update in place reaches it."""
+    """Whether the value is shared with PyTorch without a copy, so that updates in place are visible."""
     if isinstance(value, torch.Tensor):
         return not value.is_neg() and not value.is_conj()
     return bool(value.flags.writeable) and all(stride >= 0 for stride in value.strides)
 
 
 def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return the array's own memory as a tensor; an array that cannot be written to, or runs backwards, is copied."""
+    """View an array as a tensor; read-only arrays and negative strides are copied."""
     if type(array) is np.ndarray and array.flags.writeable:
         try:
             return torch.from_numpy(array)

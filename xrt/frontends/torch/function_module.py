@@ -1,4 +1,4 @@
-"""A Function as a module of PyTorch, which torch.export and torch.compile capture as the nodes that it has."""
+"""FunctionModule: a Function as a torch.nn.Module that torch.export and torch.compile can capture."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from xrt.module.module import XRTModule
 __all__ = ["FunctionModule"]
 
 _MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
-"""The modules of this process, by the number that a captured call names them by."""
+"""Live modules by the number that captured calls contain."""
 _NUMBERS = itertools.count()
 
 
 class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the type checker
-    """A Function on a list of engines; its inputs are tensors by position, its outputs tensors.
+    """A Function on a list of engines, with positional tensor inputs and tensor outputs.
 
-    The constants are buffers under their names, for ``state_dict``, in the memory where the Function has them; those in files
-    are copies. The Function never changes: ``load_state_dict`` is refused.
+    Constants are buffers under their names, for ``state_dict``; they share the Function's memory, except copies of
+    memory-mapped ones. ``load_state_dict`` is refused, because a Function is immutable.
     """
 
     def __init__(self, model: Function | XRTModule, engine: Any = None, **options: Any) -> None:
@@ -48,7 +48,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
             owner._buffers[last] = _share_constant(constant)  # register_buffer refuses names such as "forward"
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return the output, or a tuple of several."""
+        """Run the Function; return the output, or a tuple of several."""
         if torch.compiler.is_compiling():
             results = tuple(torch.ops.xrt.run_function(list(inputs), self._number))
             return results if len(results) > 1 else results[0]
@@ -56,7 +56,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
         return tuple(map(share_tensor, results)) if isinstance(results, tuple) else share_tensor(results)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refused: the constants of a Function do not change."""
+        """Refused: a Function is immutable."""
         raise ModelError("the constants of a Function do not change; load them into the module that it was made of")
 
 
@@ -93,7 +93,7 @@ def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 
 def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Return results of the declared types; an extent that no input tells is one that only the run shows."""
+    """Fake results of the declared types; an extent that no input determines becomes data-dependent."""
     function = _find(number)._function
     known: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):

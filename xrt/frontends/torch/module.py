@@ -1,4 +1,4 @@
-"""XRTModule of a module of PyTorch: captured for the inputs of a call, or split into parts, then run like any Function."""
+"""XRTModule of a PyTorch module: captured per input structure, or split into parts where capture fails."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ __all__ = [
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
-    """Return the leaves of the inputs, arrays as tensors, their structure, and the leaves as they were given.
+    """Flatten the inputs; return leaves with arrays as tensors, the structure, and the original leaves.
 
-    The structure of tensors and arrays that are in no nest is their number by position, then the names of the others.
+    Without nesting, the structure is the number of positional inputs and the names of the others, which is faster than a pytree.
     """
     given = [*args, *kwargs.values()]
     kinds = set(map(type, given))
@@ -98,7 +98,7 @@ _FLAT = {torch.Tensor, np.ndarray}
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return leaves as positional and named inputs."""
+    """Restore positional and named inputs."""
     if not isinstance(structure, tuple):
         return pytree.tree_unflatten(leaves, structure)  # type: ignore[no-any-return]  # untyped there
     count, *names = structure
@@ -106,22 +106,22 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
 
 
 def gives_arrays(given: list[Any]) -> bool:
-    """Whether arrays alone were given, so that arrays are returned."""
+    """Whether all inputs are arrays, so that arrays are returned."""
     return any(isinstance(leaf, np.ndarray) for leaf in given) and not any(isinstance(leaf, torch.Tensor) for leaf in given)
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
-    """Return the shape of each leaf, None where it is no tensor."""
+    """Shapes of the leaves, None for non-tensors."""
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
 def list_written_tensors(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
-    """Return the tensors that a call has written to, which PyTorch has not seen."""
+    """Tensors that a call wrote to without PyTorch's knowledge."""
     return [*buffers, *(leaves[index] for index in found.updated)]
 
 
 def describe(leaf: Any) -> object:
-    """Return what of a leaf a capture depends on, sizes left out."""
+    """The properties of a leaf that a capture depends on, sizes excluded."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.ndim
     if isinstance(leaf, float | complex):
@@ -136,7 +136,7 @@ def describe(leaf: Any) -> object:
 
 @dataclass(frozen=True)
 class _Same:
-    """An input without a hash, equal to itself alone."""
+    """An unhashable input, compared by identity."""
 
     held: Any
 
@@ -148,7 +148,7 @@ class _Same:
 
 
 def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-    """Return the arrays that a capture runs on."""
+    """The input arrays of a capture."""
     given = [leaves[index] for index in found.inputs]
     arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]
     return arrays + [share_array(buffer) for buffer in buffers]
@@ -158,7 +158,7 @@ def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor
 
 
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
-    """Return two tensors, by position, that have an element in common, where one of the two is among those written to."""
+    """Indices of two tensors that share an element, at least one of them in `written`; None if there are none."""
     spans = sorted(
         (start := one.data_ptr(), start + _find_extent(one), index)
         for index, one in enumerate(tensors)
@@ -175,7 +175,7 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
 
 
 def _find_extent(tensor: torch.Tensor) -> int:
-    """Return the bytes from the first to behind the last element."""
+    """Bytes from the first to the end of the last element."""
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int((reach + 1) * tensor.itemsize)
 
@@ -188,7 +188,7 @@ def _have_common_element(one: Any, other: Any) -> bool:
 
 
 def make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:
-    """Return one leaf of what the module returns."""
+    """One leaf of the module's result."""
     if leaf.kind == "input":
         return leaves[leaf.index]
     if leaf.kind == "value":
@@ -201,7 +201,7 @@ def make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:
 
 
 def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
-    """Return the axes, by the leaf, that differ from the capture's or are symbolic there; None where one has a size under 2."""
+    """Axes, by leaf, that differ from the capture or are symbolic in it; None if one has a size below 2."""
     varying: dict[int, set[int]] = {}
     for index, value in zip(known.inputs, known.function.inputs, strict=False):
         declared, shape = cast("Any", value.type).shape, shapes[index] or ()
@@ -213,7 +213,7 @@ def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) 
 
 
 def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: Any, varying: Mapping[int, set[int]]) -> Any:
-    """Return dynamic shapes in the structure of the inputs, as ``torch.export.export`` takes them: by the names of forward."""
+    """Dynamic shapes for ``torch.export.export``, by the parameter names of forward."""
     auto = torch.export.Dim.AUTO
     marks = [dict.fromkeys(varying.get(index, ()), auto) or None for index in range(len(leaves))]
     parts = unflatten([_Mark(mark) for mark in marks], structure)
@@ -231,7 +231,7 @@ def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: An
 
 @dataclass(frozen=True)
 class _Mark:
-    """The axes of one tensor that are symbolic: a leaf, whatever is in it."""
+    """Symbolic axes of a tensor, wrapped to be a pytree leaf."""
 
     axes: dict[int, Any] | None
 
@@ -240,7 +240,7 @@ class _Mark:
 
 
 class SplitModule:
-    """A module in parts, into which Dynamo splits it as it runs; the code between them runs in Python."""
+    """A module that Dynamo splits into parts at run time, with Python code between them."""
 
     def __init__(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
         self._modules: list[XRTModule] = []
@@ -249,11 +249,11 @@ class SplitModule:
 
     @property
     def parts(self) -> tuple[XRTModule, ...]:
-        """The modules of the parts that have run, in the order of their first calls."""
+        """Modules of the parts, in the order of their first calls."""
         return tuple(self._modules)
 
     def run(self, leaves: list[Any], structure: Any, given: list[Any]) -> Any:
-        """Return what the module returns for inputs as `flatten` gives them; arrays where only arrays were given."""
+        """Run on flattened inputs; return arrays if all inputs are arrays."""
         args, kwargs = unflatten(leaves, structure)
         with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # of the breaks, which are meant
             result = self._compiled(*args, **kwargs)
@@ -264,13 +264,13 @@ class SplitModule:
         return pytree.tree_map_only(torch.Tensor, share_array, result)
 
     def close(self) -> None:
-        """Release what was compiled."""
+        """Release the compiled parts."""
         for module in self._modules:
             module.close()
 
 
 def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelError | PlanError) -> SplitModule:
-    """Return the module in parts, with a FallbackWarning; raises the error where the arguments are ``strict``."""
+    """Split the module, with a FallbackWarning; raises the error if the arguments are ``strict``."""
     if arguments.get("strict"):
         raise error
     reason = f"has operators that no engine supports ({error})" if isinstance(error, PlanError) else "branches on data"
@@ -287,21 +287,21 @@ def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelErro
 
 @dataclass(slots=True, eq=False)
 class _Compiled:
-    """A capture with the module that runs it."""
+    """A capture and the module that runs it."""
 
     capture: Capture
     module: XRTModule
     state: ModuleState
-    """The state of the module when it was captured."""
+    """The module state at the time of the capture."""
     buffers: tuple[int, ...]
-    """Which tensors of the state the capture updates."""
+    """Tensors of the state that the capture updates."""
     used: int = 0
-    """The number of the last call that found it."""
+    """Number of the last call that used it."""
     known: set[object] = field(default_factory=set)
-    """The sizes that the guards have let pass."""
+    """Sizes that passed the guards."""
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
-        """Whether the Function was captured for inputs of these sizes; of a symbolic extent it takes two and more."""
+        """Whether the capture covers these sizes; a symbolic extent is at least 2."""
         shapes = list_shapes(leaves)
         if shapes in self.known:
             return True
@@ -321,7 +321,7 @@ class _Compiled:
 
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
-    """Add to an error of PyTorch's, which does not say it, that two tensors of the module have common memory."""
+    """Extend an error of PyTorch with the names of tensors that share memory."""
     distinct = {id(one): (name, one) for name, one in zip(list_tensor_names(model), state.tensors, strict=True)}  # tied: one name
     tensors = [one for _, one in distinct.values()]
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
@@ -334,25 +334,24 @@ def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleS
 
 
 MOST_SIZES = 1024
-"""Sizes that a capture remembers as checked; others are checked in each call."""
+"""Limit on remembered sizes per capture; others are checked in each call."""
 
 
 @shorten_tracebacks
 class TorchModule(XRTModule):
-    """A `torch.nn.Module` on a list of engines; what `XRTModule` makes of one.
+    """A `torch.nn.Module` on a list of engines; `XRTModule` returns it for such a model.
 
-    A call takes what the module takes, tensors on the CPU or NumPy arrays in any nesting, and returns what the module returns:
-    tensors, or arrays where only arrays were given. Tensors are not copied. Only the forward pass is computed, without gradients.
+    A call takes the inputs of the module, as CPU tensors or NumPy arrays in any nesting, and returns its result: tensors, or
+    arrays if all inputs are arrays. Tensors are not copied. Only the forward pass is computed, without gradients.
 
-    The module is captured on the first call of each structure of inputs. Where the sizes of a later call differ, it is captured
-    again with these sizes symbolic, so that a third size needs no capture unless the module's code branches on it. A parameter,
-    buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
-    does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
-    Together, captures hold at most ``max_specialization_bytes``. The module must not run elsewhere while a call captures it.
-    A module whose code branches on data, or with an operator that no engine supports, runs in `parts` with a FallbackWarning;
-    ``strict`` refuses it.
+    The module is captured on the first call per input structure. When sizes change, it is captured again with these sizes
+    symbolic, so that further sizes need no capture unless the module branches on them. A parameter, buffer or submodule that
+    was replaced or written to is captured again on the next call. PyTorch does not count writes through ``.data`` or NumPy, and
+    Python attributes are not checked: call `recapture` after these. All captures together hold at most
+    ``max_specialization_bytes``. Do not run the module elsewhere while a call captures it. A module that branches on data, or
+    has an operator that no engine supports, runs in `parts` with a FallbackWarning; ``strict`` refuses it.
 
-    Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
+    Raises InputError for tensors on another device or that require a gradient, ModelError if PyTorch cannot export the module.
     """
 
     def __init__(
@@ -383,7 +382,7 @@ class TorchModule(XRTModule):
     # ------------------------------------------------------------------ calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module on inputs as the module itself takes them; see the class."""
+        """Run the module on its usual inputs; see the class."""
         leaves, structure, given = flatten(args, kwargs)
         if kwargs:
             check_keywords(self.model, kwargs)
@@ -423,7 +422,7 @@ class TorchModule(XRTModule):
                     raise
 
     def _check_memory(self, compiled: _Compiled, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
-        """Raise InputError where an input or buffer that the module writes to shares memory with another tensor that it reads."""
+        """Raise InputError if a tensor that the module writes to shares memory with another one that it reads."""
         found = compiled.capture
         names = [f"input {value.name!r}" for value in found.function.inputs[: len(found.inputs)]]
         tensors: list[Any] = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in map(leaves.__getitem__, found.inputs)]
@@ -444,7 +443,7 @@ class TorchModule(XRTModule):
             )
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_Compiled, list[Any]]:
-        """Return the capture for such inputs, made where there is none, and the buffers that it updates."""
+        """The capture for these inputs, made if necessary, and the buffers that it updates."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
             if self._is_closed:
@@ -467,7 +466,7 @@ class TorchModule(XRTModule):
             return found, [state.tensors[index] for index in found.buffers]
 
     def _evict(self) -> None:
-        """Drop the captures that were not used for longest beyond the limit; never the last one."""
+        """Drop the least recently used captures beyond the limit; never the last one."""
         every = sorted(((key, one) for key, some in self._captures.items() for one in some), key=lambda entry: entry[1].used)
         sizes = [max(LEAST_BYTES, one.module._specializations.nbytes) for _, one in every]
         surplus, dropped = sum(sizes) - self._max_bytes, False
@@ -514,7 +513,7 @@ class TorchModule(XRTModule):
         return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state, buffers)
 
     def recapture(self) -> None:
-        """Forget every capture: the next call sees the module's parameters and code as they are then."""
+        """Drop all captures, so that the next call uses the module's current parameters and code."""
         with self._guard:
             for compiled in (one for some in self._captures.values() for one in some):
                 compiled.module.close()
@@ -528,7 +527,7 @@ class TorchModule(XRTModule):
 
     @property
     def parts(self) -> tuple[XRTModule, ...]:
-        """The modules of the parts of a module that branches on data, in the order of their first calls; else none."""
+        """Modules of the parts of a split module, in the order of their first calls; else empty."""
         return () if self._split is None else self._split.parts
 
     @property
@@ -538,7 +537,7 @@ class TorchModule(XRTModule):
 
     @property
     def opaque(self) -> Mapping[str, str]:
-        """The operators of the last call's Function that have no ONNX form, each with the reason."""
+        """Operators without ONNX form in the Function of the last call, with reasons."""
         return self._require().capture.declined
 
     def _require(self) -> _Compiled:
@@ -551,17 +550,17 @@ class TorchModule(XRTModule):
         return self._latest
 
     def compile(self, *examples: Any, **named: Any) -> Plan:
-        """Capture and compile for such inputs without running."""
+        """Capture and compile for these inputs without running."""
         compiled, feed = self._prepare(examples, named)
         return compiled.module.compile(*feed)
 
     def plan_for(self, *args: Any, **named: Any) -> Plan:
-        """Return the Plan for such inputs, without compiling."""
+        """The Plan for these inputs, without compiling."""
         compiled, feed = self._prepare(args, named)
         return compiled.module.plan_for(*feed)
 
     def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, add: bool = False, **named: Any) -> None:
-        """Write a bundle of the Function for such inputs, or of the last call; its inputs are the tensors by name."""
+        """Write a bundle for these inputs, or for the last call; its inputs are the tensors by name."""
         compiled, feed = self._prepare(examples, named) if examples or named else (self._require(), [])
         compiled.module.save(path, *feed, example=example, add=add)
 
@@ -575,39 +574,39 @@ class TorchModule(XRTModule):
     def tune(
         self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **named: Any
     ) -> Any:
-        """Search again for the best placement for such inputs; see `XRTModule.tune`, whose keywords for throughput it takes."""
+        """Search the best placement for these inputs; see `XRTModule.tune`, also for throughput keywords."""
         terms = {name: named.pop(name) for name in TERMS if name in named} if objective != "latency" else {}
         compiled, feed = self._prepare(args, named)
         return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
 
     @property
     def serving(self) -> ServingConfiguration | None:
-        """How to serve the Function of the last call, as it was tuned for throughput; None where it was not."""
+        """The serving configuration of the last call's Function if tuned for throughput, else None."""
         return self._require().module.serving
 
     def verify(self, *args: Any, inner: bool = True, progress: Any = ignore_progress, **named: Any) -> Verification:
-        """Compare every region with the reference engine on such inputs; see `XRTModule.verify`."""
+        """Compare all regions with the reference engine on these inputs; see `XRTModule.verify`."""
         compiled, feed = self._prepare(args, named)
         return compiled.module.verify(*feed, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Any = ignore_progress, **named: Any) -> FailingSubgraph | None:
-        """Return the smallest part of a region that differs from the reference engine; see `XRTModule.bisect`."""
+        """The smallest part of a region that differs from the reference engine; see `XRTModule.bisect`."""
         compiled, feed = self._prepare(args, named)
         return compiled.module.bisect(*feed, progress=progress)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The inputs of the last call's Function: tensors by name, then buffers that are updated."""
+        """Inputs of the last call's Function: tensors by name, then updated buffers."""
         return self._require().module.inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs of the last call's Function."""
+        """Outputs of the last call's Function."""
         return self._require().module.outputs
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The specs of the engines, first choice first."""
+        """Engine specs in order of preference."""
         return self._require().module.engines
 
     @property
@@ -617,48 +616,48 @@ class TorchModule(XRTModule):
 
     @property
     def tuned(self) -> TuningResult | None:
-        """How the last call was placed by measurement."""
+        """The measured placement of the last call."""
         return self._require().module.tuned
 
     def profile(self) -> Profile:
-        """Return the launch times of the last call's Function."""
+        """Launch times of the last call's Function."""
         return self._require().module.profile()
 
     def signatures(self) -> dict[str, Signature]:
-        """Return what the regions of the last call's plan are looked up by in the cache."""
+        """Cache signatures of the last call's regions."""
         return self._require().module.signatures()
 
     def memory(self) -> Memory:
-        """Return the memory of the last call's Function."""
+        """Memory of the last call's Function."""
         return self._require().module.memory()
 
     def explain(self) -> Explanation:
-        """Return the regions of the last call's plan, and why each node is where it is."""
+        """Regions of the last call's plan, and the reason for each node's placement."""
         return self._require().module.explain()
 
     def settle(self, seconds: float | None = None) -> None:
-        """Return at once: nothing is measured or compiled in the background, where a write to a parameter is not noticed."""
+        """Do nothing: there is no background work, because it would miss writes to parameters."""
 
     def _current(self) -> Specialization:
         return self._require().module._current()
 
     def bind(self, *args: Any, **named: Any) -> Any:
-        """Refused: bind the arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
+        """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
 
     def new_session(self, sizes: Mapping[str, int] | None = None) -> Any:
-        """Refused: make sessions of ``XRTModule(xrt.stateful(xrt.from_torch(...), pairs))``, whose state has names."""
+        """Refused: use ``XRTModule(xrt.stateful(xrt.from_torch(...), pairs))``, whose state has names."""
         raise InputError(
             "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
         )
 
     def close(self) -> None:
-        """Release what was compiled."""
+        """Release all captures."""
         self.recapture()
         self._is_closed = True
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, with where the module of PyTorch is if that has such an attribute."""
+        """Raise AttributeError, with a hint if the PyTorch module has the attribute."""
         where = f"; its module of PyTorch has one: .model.{name}" if hasattr(self.__dict__.get("model"), name) else ""
         raise AttributeError(f"an XRTModule of {type(self.__dict__.get('model')).__name__} has no attribute {name!r}{where}")
 
@@ -668,7 +667,7 @@ class TorchModule(XRTModule):
         raise TypeError("an XRTModule of PyTorch's is not pickled; pickle the module, and make an XRTModule of it there")
 
     def _repr_html_(self) -> str:
-        """Return the plan of the last call as a picture for a notebook; before the first call, its name."""
+        """The plan of the last call for a notebook; the repr before the first call."""
         from html import escape  # for notebooks alone
 
         return self._latest.module._repr_html_() if self._latest is not None else f"<pre>{escape(repr(self))}</pre>"

@@ -1,4 +1,4 @@
-"""Sizes that are known only at run time: their names in types, and the values that hold them in the graph."""
+"""Symbolic sizes: their names in types, and the tensors that hold them at run time."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Size", "SymbolicNumber", "Symbols", "make_shape", "set_shape"]
 
 @dataclass(frozen=True, slots=True)
 class SymbolicNumber:
-    """A Python number of the module that follows from the sizes of its inputs; it becomes a value when it is used as one."""
+    """A Python number computed from input sizes; it becomes a tensor when it is used as a value."""
 
     expression: Any
-    """SymPy's expression."""
+    """A SymPy expression."""
     symbols: Symbols
 
     @property
     def row(self) -> Tensor:
-        """The number as a tensor of one element: int64, float64, or bool for a comparison."""
+        """The number as a tensor of one element: int64, float64, or bool for comparisons."""
         return self.symbols.make_row(self.expression)
 
     @property
@@ -44,7 +44,7 @@ Size: TypeAlias = int | SymbolicNumber
 
 @dataclass(slots=True)
 class Symbols:
-    """The symbols of one captured graph: ``names`` maps those that have a name of the user's to it."""
+    """The symbols of a captured graph; ``names`` maps symbols to names given by the user."""
 
     names: Mapping[str, str]
     rows: dict[Any, Tensor] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Symbols:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Forget afterwards what becomes known inside: values that are computed in a body are not known outside."""
+        """Scope for a body: values computed inside are not visible outside."""
         tables: tuple[dict[Any, Any], ...] = (self.rows, self.scalars, self.sources)
         before = [dict(table) for table in tables]
         try:
@@ -64,18 +64,18 @@ class Symbols:
                 table.update(old)
 
     def know_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
-        """Remember that the tensor has these extents: each symbolic one can be read from it."""
+        """Record the shape of a tensor, from which its symbolic extents can be read."""
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
                 self.sources.setdefault(size.node.expr, (tensor, axis))
 
     def know_value(self, expression: Any, scalar: Tensor) -> None:
-        """Remember that a 0-d tensor holds the number."""
+        """Record that a 0-d tensor holds the expression."""
         self.scalars[expression] = scalar
         self.rows[expression] = emit("Reshape", scalar, np.array([1], np.int64))
 
     def name(self, size: Any) -> Dim:
-        """Return an extent as types spell it: a number, or the name of the expression with the user's names in it."""
+        """An extent for a type: a number, or the expression with the user's names."""
         if isinstance(size, int):
             return size
         expression = size.node.expr
@@ -87,11 +87,11 @@ class Symbols:
         return str(expression.xreplace({symbol: type(symbol)(name, integer=True) for symbol, name in renamed.items()}))
 
     def name_shape(self, shape: Sequence[Any]) -> Shape:
-        """Return a shape as types spell it."""
+        """A shape for a type."""
         return tuple(map(self.name, shape))
 
     def number(self, value: Any) -> Any:
-        """Return a symbolic number as a rule takes it: a Python number where it is one, else a `SymbolicNumber`."""
+        """Convert a symbolic number to a Python number if constant, else a `SymbolicNumber`."""
         expression = value.node.expr
         if expression.is_Boolean and not expression.args:
             return bool(expression)
@@ -100,13 +100,13 @@ class Symbols:
         return SymbolicNumber(expression, self)
 
     def make_scalar(self, expression: Any) -> Tensor:
-        """Return a 0-d tensor that holds the value of an expression."""
+        """Emit the expression as a 0-d tensor."""
         if expression not in self.scalars:
             self.scalars[expression] = set_shape(emit("Squeeze", self.make_row(expression), np.array([0], np.int64)), ())
         return self.scalars[expression]
 
     def make_row(self, expression: Any) -> Tensor:
-        """Return a tensor of one element that holds the value of an expression; raises ModelError where nothing gives it."""
+        """Emit the expression as a tensor of one element; raises ModelError if it cannot be computed."""
         if expression not in self.rows:
             self.rows[expression] = set_shape(self._compute(expression), (1,))
         return self.rows[expression]
@@ -128,14 +128,14 @@ class Symbols:
 
 
 def set_shape(tensor: Tensor, shape: Shape) -> Tensor:
-    """Give a tensor that was just recorded the shape that it is known to have."""
+    """Set the known shape of a tensor that was just recorded."""
     if tensor.name in tensor.builder.types:
         tensor.type = tensor.builder.types[tensor.name] = TensorType(tensor.dtype, shape)
     return tensor
 
 
 MOST_FACTORS = 8
-"""Up to this exponent a power of sizes is a product: not every engine has powers of integers."""
+"""Powers up to this exponent become products: not every engine supports integer Pow."""
 
 
 def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
@@ -199,11 +199,11 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "Or": _chain("Or"),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _float(rows[0])),
 }
-"""What computes an expression of SymPy, or of PyTorch's extension of it, from its arguments."""
+"""Emits a SymPy or PyTorch function from its arguments, by name."""
 
 
 def make_shape(sizes: Sequence[Any]) -> Any:
-    """Return sizes as one operand: an array where all are numbers, else a tensor of int64 with one element each."""
+    """Combine sizes to one operand: an array if all are numbers, else an int64 tensor."""
     if all(isinstance(size, int) for size in sizes):
         return np.array(sizes, np.int64)
     parts: list[Any] = []

@@ -1,4 +1,4 @@
-"""The rules: how each operator of PyTorch is written in operators of ONNX, one module per kind of operator."""
+"""Lowering rules from PyTorch operators to ONNX operators, one module per operator family."""
 
 from __future__ import annotations
 

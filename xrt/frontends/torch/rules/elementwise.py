@@ -99,7 +99,7 @@ _register_log("log10", 10)
 
 @rule("log1p")
 def log1p(result: TensorType, x: Tensor) -> Tensor:
-    """Keep the digits of small numbers: log(u) * x / (u - 1) where u = 1 + x was rounded."""
+    """Precise for small x: log(u) * x / (u - 1) with u = fl(1 + x)."""
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
     u = emit("Add", y, one)
     lost = emit("Equal", u, one)
@@ -110,7 +110,7 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
 
 @rule("expm1")
 def expm1(result: TensorType, x: Tensor) -> Tensor:
-    """Keep the digits of small numbers: e**x - 1 is 2 * sinh(x / 2) * e**(x / 2)."""
+    """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
     half = emit("Mul", cast(x, result.dtype), scalar(0.5, result.dtype))
     small = emit("Mul", emit("Mul", emit("Sinh", half), scalar(2, result.dtype)), emit("Exp", half))
     whole = emit("Sub", emit("Exp", cast(x, result.dtype)), scalar(1, result.dtype))
@@ -155,7 +155,7 @@ def _both(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
-    """Return a value as a tensor of an element type, multiplied by a number."""
+    """Cast to an element type and scale."""
     x = cast(value, dtype)
     return x if alpha == 1 else emit("Mul", x, cast(alpha, dtype))
 
@@ -489,7 +489,7 @@ def softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tenso
 
 @rule("_safe_softmax")
 def safe_softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """A row of negative infinities gives zeros."""
+    """Softmax where a row of negative infinities gives zeros."""
     if x.ndim == 0:
         raise Unsupported("a safe softmax of a 0-d tensor")
     x = cast(x, result.dtype)
@@ -511,7 +511,7 @@ def _normalized(op_type: str, result: TensorType, x: Tensor, dim: int) -> Tensor
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """Return the tensor with elements dropped in that share, in training form; the others are divided by what is kept."""
+    """Dropout in training mode."""
     if p >= 1:
         return emit("Mul", x, scalar(0, x.dtype))
     return emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
@@ -524,7 +524,7 @@ def dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
 
 @rule("feature_dropout", "feature_dropout_")
 def feature_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    """Drop whole channels: a factor of each, as it broadcasts."""
+    """Drop whole channels through a broadcast factor."""
     if not train or p == 0:
         return x
     return emit("Mul", x, drop(_make_ones(x, channels=True), p))
@@ -548,7 +548,7 @@ def _make_ones(x: Tensor, *, channels: bool) -> Tensor:
 
 
 def _drop_to_alpha(x: Tensor, p: float, *, channels: bool) -> Tensor:
-    """Set what is dropped to the limit of SELU, and keep mean and variance; Klambauer et al., arXiv:1706.02515, section 2."""
+    """Alpha dropout: dropped elements become SELU's limit; Klambauer et al., arXiv:1706.02515, section 2."""
     if p >= 1:
         return emit("Mul", x, scalar(0, x.dtype))
     alpha = 1.7580993408473766
@@ -574,7 +574,7 @@ def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = No
 
 
 def _draw(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Return the tensor as `drop` does, and whether each element is kept."""
+    """Dropout and its mask."""
     if p >= 1:
         return drop(x, p), emit("Expand", constant(False, DType.BOOL), emit("Shape", x))
     y, mask = apply("Dropout", (x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL)), {}, outputs=2)

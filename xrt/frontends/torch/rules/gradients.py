@@ -1,6 +1,6 @@
-"""Rules of the operators that a backward graph of AOTAutograd has, where PyTorch does not write them in others itself.
+"""Rules of backward operators that AOTAutograd emits and PyTorch does not decompose.
 
-Most are the gradient of the forward operator's own rule, by `xrt.gradient`: its form is that of a training step.
+Most use `xrt.gradient` of the forward operator's rule, and so have the same form as in a training step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def _differentiate(
     record: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Return the gradients of those inputs that are wanted, None for the others, where ``g`` is that of the result.
+    """Gradients of the wanted inputs, None for the others, from the gradient ``g`` of the result.
 
-    ``record`` records the forward operator on its inputs; nothing of it stays but what the gradients read.
+    ``record`` emits the forward operator; only the parts that the gradients read remain.
     """
     from xrt.passes.gradient import gradient
 
@@ -80,7 +80,7 @@ def cdist_backward(result: TensorType, g: Tensor, a: Tensor, b: Tensor, p: float
 
 
 def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Sum the gradients at the places of the largest elements, which PyTorch counts over one plane."""
+    """Scatter-add the gradients at the indices of the maxima, which PyTorch counts per plane."""
     lead = x.ndim - count
     plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
     rows = [0] * lead + [-1]
@@ -95,7 +95,7 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
 
 
 def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:
-    """Of a pool of averages, or a padding: the gradient of its rule."""
+    """Backward of average pooling or padding: the gradient of the forward rule."""
     return _differentiate(lambda x: RULES[f"aten.{forward}.default"](g.tensor_type, x, *args), [x], g, [True])[0]
 
 

@@ -1,4 +1,4 @@
-"""Rules of operators that read or write elements by index or by mask."""
+"""Rules of indexing and masking operators."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _gather_many(result: TensorType, x: Tensor, indices: Any, used: list[int]) -> Tensor:
-    """Read by several index tensors: their axes go to the front, GatherND reads, and the result's axes go where they belong."""
+    """Index with several tensors: transpose the indexed axes to the front, GatherND, and transpose back."""
     rest = [axis for axis in range(x.ndim) if axis not in used]
     order = used + rest
     front = x if order == list(range(x.ndim)) else emit("Transpose", x, perm=order)
@@ -76,7 +76,7 @@ def _gather_many(result: TensorType, x: Tensor, indices: Any, used: list[int]) -
 
 
 def _stack_indices(indices: list[Tensor]) -> Tensor:
-    """Return index tensors of one another's broadcast shape as one, with the index of each axis in the last."""
+    """Broadcast index tensors and stack them along a last axis."""
     shapes = {index.shape for index in indices}
     if len(shapes) > 1 or any(None in shape for shape in shapes):
         total = emit("Add", indices[0], indices[1])
@@ -101,7 +101,7 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
 
 
 def _put_first(x: Tensor, indices: list[Tensor], rank: int, values: Tensor, accumulate: bool) -> Tensor:
-    """Write by indices of the first axes of a tensor of that rank."""
+    """Write by indices of the leading axes."""
     where = _stack_indices(indices)
     shape: Any = emit("Shape", where, start=0, end=-1)
     if rank > len(indices):
@@ -111,7 +111,7 @@ def _put_first(x: Tensor, indices: list[Tensor], rank: int, values: Tensor, accu
 
 
 def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
-    """Write by indices of neighboring axes that are not the first: these come first, and go back afterwards."""
+    """Write by indices of adjacent inner axes, which are transposed to the front and back."""
     if used != list(range(used[0], used[0] + len(used))):
         raise Unsupported("a write by index of axes that are no neighbors")
     lead, wide = used[0], max(indices[i].ndim for i in used)
@@ -140,7 +140,7 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
 
 
 def _mask_shape(x: Tensor, mask: Tensor) -> Any:
-    """Return the shape of a mask with an axis of one for each axis of the tensor that it does not have."""
+    """The mask's shape, extended by ones to the rank of the tensor."""
     return (
         emit("Concat", emit("Shape", mask), ints(*[1] * (x.ndim - mask.ndim)), axis=0)
         if x.ndim > mask.ndim
@@ -180,7 +180,7 @@ def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str) -
 
 
 def _write_rows(x: Tensor, dim: int, index: Tensor, rows: Tensor, reduction: str = "none") -> Tensor:
-    """Return x with rows written along an axis, which is the first one of the rows."""
+    """Write rows along an axis, which is the first one of the rows."""
     moved, order = _to_front(x, dim)
     where = reshape(cast(index, DType.INT64), -1, 1)
     written = emit("ScatterND", moved, where, cast(rows, x.dtype), reduction=reduction)
@@ -271,7 +271,7 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
 
 
 def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:
-    """Return the shape that a tensor and a mask have together."""
+    """The broadcast shape of a tensor and a mask."""
     if x.shape == mask.shape and None not in x.shape:
         return emit("Shape", x)
     return emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))
@@ -297,7 +297,7 @@ def bucketize(result: TensorType, x: Tensor, boundaries: Tensor, out_int32: bool
 
 @rule("as_strided")
 def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
-    """Read from the tensor laid out flat; the caller makes sure that its memory is in that order."""
+    """Gather from the flat tensor; the caller ensures contiguous memory."""
     offset = storage_offset or 0
     if not all(isinstance(one, int) for one in (*size, *stride, offset)):
         raise Unsupported("as_strided of symbolic sizes")

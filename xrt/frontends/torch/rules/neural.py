@@ -111,7 +111,7 @@ def convolution(
 
 
 def _columns(value: Tensor, rank: int) -> Tensor:
-    """Return a vector of one number per channel as it broadcasts over a tensor of that rank."""
+    """Reshape per-channel numbers to broadcast over a tensor of this rank."""
     return reshape(value, -1, *[1] * (rank - 2))
 
 
@@ -157,7 +157,7 @@ def native_batch_norm(
 def native_batch_norm_alone(
     result: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
-    """Normalize by the statistics of the batch, which are results too."""
+    """Normalize by batch statistics, which are also returned."""
     y, mean, deviation, _ = _normalize_batch(x, weight, bias, eps)
     return y, mean, deviation
 
@@ -174,7 +174,7 @@ def native_batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The same in training, with the running statistics as they are afterwards."""
+    """Batch normalization that also returns the updated running statistics."""
     if not training:
         return *native_batch_norm(result, x, weight, bias, mean, variance, momentum, eps), mean, variance
     y, batch_mean, deviation, spread = _normalize_batch(x, weight, bias, eps)
@@ -197,13 +197,13 @@ def batch_norm_with_update(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The same with an empty tensor, which a kernel of PyTorch would keep its state in."""
+    """As above, with an empty tensor for the reserve of PyTorch's kernels."""
     y, batch_mean, deviation, *after = native_batch_norm_functional(result, x, weight, bias, mean, variance, True, momentum, eps)
     return y, batch_mean, deviation, constant(np.zeros(0), DType.UINT8), *after
 
 
 def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
-    """Return n / (n - 1) of the n elements that a channel has."""
+    """Bessel's correction n / (n - 1) for n elements per channel."""
     sizes = [size for axis, size in enumerate(x.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
@@ -213,7 +213,7 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 
 
 def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """Return the normalized tensor, and per channel the mean, one over the deviation, and the variance."""
+    """The normalized tensor, and per channel mean, inverse deviation and variance."""
     if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
         weight, bias = (None if one is None else cast(one, DType.FLOAT32) for one in (weight, bias))
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
@@ -337,7 +337,7 @@ def weight_norm_interface(result: Any, v: Tensor, g: Tensor, dim: int = 0) -> An
 
 @rule("im2col")
 def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Read each column by two gathers, as the positions along each axis are known."""
+    """Two gathers with constant positions along each axis."""
     y = emit("Pad", x, ints(0, 0, *padding, 0, 0, *padding), scalar(0, x.dtype)) if any(padding) else x
     counts = []
     for axis in (0, 1):
@@ -532,9 +532,9 @@ def affine_grid(result: TensorType, theta: Tensor, size: Any, align_corners: boo
 
 
 _LSTM = 2
-"""Its number among the recurrent layers of PyTorch."""
+"""PyTorch's code for LSTM among recurrent layers."""
 _LSTM_GATES = [0, 3, 1, 2]
-"""In ONNX's order; PyTorch's is input, forget, cell, output."""
+"""PyTorch's gate order (input, forget, cell, output) in ONNX's order."""
 
 
 def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
@@ -593,7 +593,7 @@ def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any
 
 @rule("mkldnn_rnn_layer")
 def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
-    """Apply one layer in one direction: what AOTAutograd makes of an LSTM in evaluation mode on the CPU."""
+    """One LSTM layer in one direction, which AOTAutograd emits in inference on the CPU."""
     *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
     has_biases, is_bidirectional, is_batch_first, train = args[11:]
     is_one = layers == 1 and not is_bidirectional and not is_batch_first

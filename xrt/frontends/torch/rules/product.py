@@ -1,4 +1,4 @@
-"""Rules of products of matrices and of scaled dot product attention."""
+"""Rules of matrix products and scaled dot product attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @rule("linear")
 def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Gemm reads the weights as they are in memory; a product with them transposed would make a copy of them."""
+    """Use Gemm with transB, which reads the weight in place; a Transpose would copy it."""
     to_ = result.shape or ()
     symbolic = [size for size in to_ if not isinstance(size, int)]
     is_empty = 0 in to_ or 0 in x.shape
@@ -68,7 +68,7 @@ def _combined(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any
 
 
 def _find_turned(x: Tensor) -> tuple[Tensor, int]:
-    """Return the matrix that the last nodes have turned, and 1; the matrix itself and 0 where they have not."""
+    """Look through a recent Transpose: the untransposed matrix and 1, else the matrix and 0."""
     builder = current("a product")
     for node in builder.nodes[-_NEAR:]:
         if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
@@ -77,7 +77,7 @@ def _find_turned(x: Tensor) -> tuple[Tensor, int]:
 
 
 _NEAR = 8
-"""How many nodes back a matrix may have been turned: AOTAutograd writes it just before the product."""
+"""Number of recent nodes to search for a Transpose: AOTAutograd emits it just before the product."""
 
 
 @rule("addmm")
@@ -122,7 +122,7 @@ def cdist(result: TensorType, a: Tensor, b: Tensor, p: float = 2.0, compute_mode
 
 
 def _shares_heads(a: Tensor, b: Tensor) -> bool:
-    """Whether each head of ``b`` may serve several heads of ``a``. A single head is broadcast by MatMul itself."""
+    """Whether heads of ``b`` serve several heads of ``a`` each. A single head is broadcast by MatMul."""
     if a.ndim < 3 or b.ndim != a.ndim:
         return False
     wide, narrow = a.shape[-3], b.shape[-3]
@@ -132,7 +132,7 @@ def _shares_heads(a: Tensor, b: Tensor) -> bool:
 
 
 def _regroup(x: Tensor, like: Tensor) -> Tensor:
-    """Reshape stacks of rows to the heads of another tensor; the rows of the heads of a group lie one after another."""
+    """Reshape to the head count of another tensor, so that the heads of a group become rows of one head."""
     heads, lead = like.shape[-3], x.ndim - 3
     before, rows = x.shape[-3:-1]
     known = before * rows // heads if isinstance(before, int) and isinstance(rows, int) and isinstance(heads, int) else None
@@ -146,7 +146,7 @@ def _regroup(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrices by the matrices of their heads, or of their groups of heads."""
+    """Batched product per head, or per group of heads."""
     if not _shares_heads(a, b):
         lead = tuple(map(_broadcast, a.shape[:-2], b.shape[:-2])) if a.ndim == b.ndim else a.shape[:-2]
         return set_shape(emit("MatMul", a, b), (*lead, a.shape[-2], b.shape[-1]))
@@ -157,12 +157,12 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _broadcast(one: Dim, other: Dim) -> Dim:
-    """Return the extent of two that are broadcast; None where it is not known."""
+    """The broadcast extent; None if unknown."""
     return one if one == other or other == 1 else other if one == 1 else None
 
 
 def _multiply_transposed(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
-    """Multiply transposed matrices by others and sum over each group of heads: the gradient of the second factor ``like``."""
+    """The gradient of the second factor ``like``: transposed product, summed over each head group."""
     if _shares_heads(a, like):
         a, b = _regroup(a, like), _regroup(b, like)
     return emit("MatMul", _transpose_last(a), b)
@@ -177,12 +177,12 @@ def _transpose_last(x: Tensor) -> Tensor:
 
 
 def _widen(x: Tensor) -> Tensor:
-    """Convert half precision to float32."""
+    """Cast half precision to float32."""
     return x if x.dtype is DType.FLOAT64 else set_shape(cast(x, DType.FLOAT32), x.shape)
 
 
 def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
-    """Return the factor of the scores, by default one over the square root of the width of a head."""
+    """The scale of the scores; the default is 1 / sqrt(head width)."""
     if scale is not None:
         return cast(scale, dtype)
     width = query.shape[-1]
@@ -193,7 +193,7 @@ def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
 
 
 def _score(query: Tensor, key: Tensor, is_causal: bool, scale: Any) -> Tensor:
-    """Return the scaled products of queries and keys; with ``is_causal`` those behind the diagonal are the lowest number."""
+    """Scaled scores; ``is_causal`` masks those above the diagonal with the lowest number."""
     wide = _widen(query)
     scaled = set_shape(emit("Mul", wide, _find_scale(query, scale, wide.dtype)), query.shape)
     scores = _multiply(scaled, _transpose_last(_widen(key)))
@@ -204,7 +204,7 @@ def _score(query: Tensor, key: Tensor, is_causal: bool, scale: Any) -> Tensor:
 
 
 def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask that is true up to the diagonal that begins at the first element. Each row sees at least one key."""
+    """Lower triangular mask from the first element on. Each row has at least one key."""
     rows, columns = query.shape[-2], key.shape[-2]
     if isinstance(rows, int) and isinstance(columns, int):
         return constant(np.tri(rows, columns, dtype=np.bool_), DType.BOOL)
@@ -214,7 +214,7 @@ def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores under a mask, and of each row whether it sees any key."""
+    """Masked scores, and whether each row has any key."""
     if mask.dtype is DType.BOOL:
         shown = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
         # ReduceMax of float32: engines without a kernel for integers would be cut here.
@@ -227,7 +227,7 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the attended values, still in float32 for half precision, and the weights; both zero for a row that sees nothing."""
+    """Attended values, in float32 for half precision, and weights; zero for rows without keys."""
     scores, is_seen = _score(query, key, is_causal, scale), None
     shape = scores.shape
     if mask is not None:
@@ -244,7 +244,7 @@ def _attend(
 def _attend_with_logs(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the attended values and the logarithm of each row's sum, from which a backward graph makes the weights again."""
+    """Attended values and log-sum-exp per row, from which a backward graph recomputes the weights."""
     scores = _score(query, key, is_causal, scale)
     shape = scores.shape
     if mask is not None:
@@ -373,7 +373,7 @@ def attention_backward(
     attn_mask: Tensor | None = None,
     scale: Any = None,
 ) -> Any:
-    """The weights are made again from the logarithms of their sums; Dao et al., arXiv:2205.14135, algorithm 4."""
+    """Recompute the weights from the log-sum-exp; Dao et al., arXiv:2205.14135, algorithm 4."""
     if dropout_p:
         raise Unsupported("attention with dropout")
     scores = _score(query, key, is_causal, scale)

@@ -1,4 +1,4 @@
-"""Rules of operators that reduce over axes, accumulate along one, or put elements in order."""
+"""Rules of reductions, cumulative operators and sorting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    """Return the tensor reduced over axes; a tensor without axes is its own result."""
+    """Reduce over axes; a 0-d tensor is returned unchanged."""
     return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
 
 
@@ -90,7 +90,7 @@ def logsumexp(result: TensorType, x: Tensor, dim: Any, keepdim: bool = False) ->
 
 
 def _count(x: Tensor, axes: list[int], dtype: DType) -> Any:
-    """Return how many elements are reduced: a number, or a 0-d tensor where extents are symbolic."""
+    """Number of reduced elements: a number, or a 0-d tensor for symbolic extents."""
     sizes = [x.shape[axis] for axis in axes]
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
@@ -99,7 +99,7 @@ def _count(x: Tensor, axes: list[int], dtype: DType) -> Any:
 
 
 def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Tensor:
-    """Return the variance over axes, divided by the count less the correction."""
+    """Variance over axes with Bessel's correction."""
     centered = emit("Sub", x, reduce_by("ReduceMean", x, axes, True))
     squares = emit("Mul", centered, centered)
     if correction == 0:
@@ -113,7 +113,7 @@ def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Te
 
 
 def _correction(options: dict[str, Any], args: tuple[Any, ...]) -> tuple[Any, float, bool]:
-    """Return axes, correction and keepdim, from any of the overloads' forms."""
+    """Axes, correction and keepdim from the arguments of any overload."""
     dim, keepdim = None, options.get("keepdim", False)
     correction = options.get("correction", options.get("unbiased", 1))
     rest = list(args)

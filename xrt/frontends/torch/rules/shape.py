@@ -1,4 +1,4 @@
-"""Rules of operators that change the shape or the element type, put tensors together and apart, or make them of numbers."""
+"""Rules of shape, type conversion, joining, splitting and creation operators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def view(result: TensorType, x: Tensor, *args: Any) -> Tensor:
 
 
 def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
-    """Return the tensor with the shape of the result; extents that follow from others are not computed."""
+    """Reshape to the shape of the result, avoiding shape computations where 0 or -1 suffices."""
     from_, to_ = x.shape, result.shape or ()
     if from_ == to_ and None not in from_:
         return x
@@ -165,7 +165,7 @@ def repeat_interleave(result: TensorType, x: Tensor, repeats: Any, dim: int | No
 
 
 def _merge(x: Tensor, axis: int, count: int) -> Tensor:
-    """Return the tensor with an axis merged with the next one; the extents after these are read from its shape."""
+    """Merge an axis with the next one; later extents are read at run time."""
     rest = emit("Shape", x, start=axis + 2, end=count + 1)
     return emit("Reshape", x, emit("Concat", np.array([0] * axis + [-1], np.int64), rest, axis=0))
 
@@ -281,7 +281,7 @@ def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: 
 
 
 def _pad_by_its_own(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
-    """Pad with elements of the tensor; unlike ONNX, PyTorch cuts off afterwards, so that these may be of what is cut off."""
+    """Non-constant padding. PyTorch crops after padding, so padding may repeat cropped elements, unlike in ONNX."""
     cut = min(*before, *after) < 0
     if cut and mode == "circular":
         raise Unsupported("circular padding that cuts off")
@@ -490,7 +490,7 @@ def arange_start(result: TensorType, start: Any, end: Any, **options: Any) -> Te
 
 @rule("arange.start_step")
 def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: Any) -> Tensor:
-    """Numbers that are known become a constant, which has no rounding of its own."""
+    """Known numbers become a constant, which avoids rounding in Range."""
     if all(isinstance(one, int | float) for one in (start, end, step)):
         count = math.ceil((end - start) / step)
         is_whole = all(isinstance(one, int) for one in (start, end, step))

@@ -1,4 +1,4 @@
-"""The table of rules, and what rules have in common: element types and axes."""
+"""The table of lowering rules, and helpers for element types, shapes and axes."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ __all__ = [
 ]
 
 Rule: TypeAlias = Callable[..., Any]
-"""Takes the type of the result (a tuple of types where there are several), then the operator's arguments by position and name."""
+"""Receives the result type (a tuple for several results) and the operator's arguments; emits the nodes."""
 
 RULES: dict[str, Rule] = {}
-"""The rule of each operator, by its name with the overload: ``aten.add.Tensor``."""
+"""Rules by qualified overload: ``aten.add.Tensor``."""
 
 
 class Unsupported(Exception):
-    """A call has no ONNX form; the text says why. The node is then opaque."""
+    """A call has no ONNX form, with the reason; it becomes an opaque node."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def rule(*names: str) -> Callable[[_Function], _Function]:
-    """Register the function as the rule of operators of ``aten``, named with their overloads (``add.Tensor``)."""
+    """Decorator: register the rule of ``aten`` overloads, such as ``add.Tensor``."""
 
     def register(function: _Function) -> _Function:
         for name in names:
@@ -73,7 +73,7 @@ def rule(*names: str) -> Callable[[_Function], _Function]:
 
 
 def cast(x: Any, dtype: DType) -> Tensor:
-    """Return a tensor or a number as a tensor of an element type."""
+    """Convert a tensor or number to a tensor of an element type."""
     if isinstance(x, SymbolicNumber):
         x = x.scalar
     if isinstance(x, bool | int | float):
@@ -82,12 +82,12 @@ def cast(x: Any, dtype: DType) -> Tensor:
 
 
 def constant(value: Any, dtype: DType) -> Tensor:
-    """Return a constant of an element type."""
+    """A constant of an element type."""
     return current("a constant").constant(np.asarray(value).astype(dtype.numpy))
 
 
 def scalar(value: Any, dtype: DType) -> Tensor:
-    """Return a number as a 0-d constant; a float for an integer type is truncated as PyTorch does."""
+    """A 0-d constant; floats are truncated for integer types, as in PyTorch."""
     if dtype.is_integer and isinstance(value, float) and not math.isfinite(value):
         raise Unsupported(f"{value} is no {dtype}")
     if dtype.is_integer and dtype.numpy.kind == "u" and value < 0:
@@ -96,12 +96,12 @@ def scalar(value: Any, dtype: DType) -> Tensor:
 
 
 def ints(*values: int) -> np.ndarray[Any, Any]:
-    """Return integers as an operand, such as the axes of Squeeze."""
+    """An int64 vector operand, such as the axes of Squeeze."""
     return np.array(values, np.int64)
 
 
 def as_tensor(x: Any) -> Tensor:
-    """Return a value as a tensor of the type that PyTorch gives it."""
+    """Convert a value to a tensor of PyTorch's default type for it."""
     if isinstance(x, bool):
         return scalar(x, DType.BOOL)
     if isinstance(x, int):
@@ -112,9 +112,9 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def reshape(x: Tensor, *sizes: int) -> Tensor:
-    """Reshape a tensor; 0 keeps the extent of the same axis, and -1 is computed.
+    """Reshape; 0 copies an extent, -1 is inferred.
 
-    ONNX cannot compute an extent of a tensor without elements, and has no 0 beside it: all extents are written out there.
+    For empty tensors ONNX cannot infer -1 or copy 0 next to it, so all extents are computed.
     """
     shape = x.tensor_type.shape
     if shape is None or 0 not in shape:
@@ -128,7 +128,7 @@ def reshape(x: Tensor, *sizes: int) -> Tensor:
 
 
 def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Reshape a tensor to known extents, of which one may be zero."""
+    """Reshape to known extents, including zero."""
     return emit("Reshape", x, ints(*sizes), allowzero=1) if 0 in sizes else emit("Reshape", x, ints(*sizes))
 
 
@@ -141,7 +141,7 @@ def _meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
 
 
 def combine_types(*values: Any) -> DType:
-    """Return the element type in which PyTorch computes on tensors and numbers."""
+    """The element type that PyTorch promotes tensors and numbers to."""
     states = [_state(value) for value in values]
     if len(states) == 1:
         states *= 2
@@ -160,7 +160,7 @@ def _state(value: Any) -> Any:
 
 
 def lowest(dtype: DType) -> Any:
-    """Return the lowest number of a type."""
+    """The lowest number of a type."""
     if dtype.is_float:
         import ml_dtypes
 
@@ -172,20 +172,20 @@ def lowest(dtype: DType) -> Any:
 
 
 def normalize_axis(x: Tensor, axis: int, extra: int = 0) -> int:
-    """Return an axis counted from the front; of a 0-d tensor the axes 0 and -1 are taken as PyTorch does."""
+    """Make an axis non-negative; 0-d tensors accept 0 and -1, as in PyTorch."""
     count = max(x.ndim, 1) + extra
     return axis % count
 
 
 def normalize_axes(x: Tensor, axes: Any) -> list[int]:
-    """Return axes counted from the front; all axes where none are given."""
+    """Make axes non-negative; None and [] mean all axes."""
     if axes is None or axes == []:
         return list(range(x.ndim))
     return [normalize_axis(x, axis) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
 
 
 def fixed_size(x: Tensor, axis: int) -> int:
-    """Return an extent; raises Unsupported where it is symbolic."""
+    """A static extent; raises Unsupported if symbolic."""
     size = x.shape[axis]
     if not isinstance(size, int):
         raise Unsupported("a kernel of symbolic size")
@@ -193,17 +193,17 @@ def fixed_size(x: Tensor, axis: int) -> int:
 
 
 def each(value: Any, count: int) -> list[int]:
-    """Return one number per spatial axis, from one number or a list, of which a single element is for all."""
+    """Expand a number or a one-element list to one number per spatial axis."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * count if len(values) == 1 else values
 
 
 def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
-    """Return the input with an axis for the batch, and whether it had none."""
+    """Add a batch axis if it is missing; return whether it was."""
     is_single = x.ndim == count + 1
     return (emit("Unsqueeze", x, ints(0)) if is_single else x), is_single
 
 
 def drop_batch(y: Tensor, is_single: bool) -> Tensor:
-    """Return a result without the axis that `add_batch` has added."""
+    """Remove the axis added by `add_batch`."""
     return emit("Squeeze", y, ints(0)) if is_single else y
