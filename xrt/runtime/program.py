@@ -1,4 +1,4 @@
-"""A Program: the straight line of launches that a compiled Plan is."""
+"""Program: the compiled form of a Plan, a straight line of launches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT = RunOptions()
 
 
 class Program:
-    """A Plan whose launches have been compiled. Runs from several threads at once: each call has a frame of its own."""
+    """A compiled Plan. Thread-safe: each concurrent call has its own frame."""
 
     def __init__(self, plan: Plan, leases: Sequence[Lease], layout: MemoryPlan | None = None) -> None:
         from xrt.runtime.profile import Recorder
@@ -55,24 +55,24 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """Where the values that cross regions live; empty where no engine computes into given memory, or sizes are not known."""
+        """Places of values that cross regions; empty if no engine writes to given memory or sizes are unknown."""
         return self._layout.arena
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of one block of the arena; calls that run at the same time have a block each."""
+        """Bytes of one arena block; each concurrent call has its own."""
         return self.arena.nbytes
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates, each with whether it is computed in place."""
+        """The inputs that a call updates, each with whether that is in place."""
         return self._slots.updates
 
     # ------------------------------------------------------------------ calls
 
     @cached_property
     def fast_call(self) -> Callable[..., Sequence[Any]] | None:
-        """The one executable's own quickest call, when that is all there is to a run of the program; else None."""
+        """The executable's fast call if the program is a single region without aliases; else None."""
         steps = self._slots.steps
         if len(steps) != 1 or self._slots.aliases or self._suspects:
             return None
@@ -84,10 +84,9 @@ class Program:
         return _rearranged(step.executable.fast_call(), given, len(inputs), results, len(step.writes))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
-        """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
+        """Run on checked inputs in plan order; return the outputs in plan order.
 
-        Raises RunFailed naming the launch and engine when an engine fails, or the inspection finds what a launch has
-        computed wrong; what was computed is given up.
+        Raises RunFailed, with the launch and engine, if an engine fails or the inspection rejects a result.
         """
         if options is DEFAULT and inspection is None and (results := self._run_directly(inputs)) is not None:
             return results
@@ -117,7 +116,7 @@ class Program:
         return results
 
     def _run_directly(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Make the call that a module makes from its second one on, None where there is none: it needs no frame."""
+        """Run a program of one region without a frame, like later calls of a module do; None if not possible."""
         if len(self._slots.steps) != 1:
             return None
         (step,) = self._slots.steps
@@ -132,9 +131,9 @@ class Program:
         return results
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """Return the call as a module makes it of such arrays of the host, which it reads, to be timed.
+        """The call to time: as a module makes it, on these host arrays.
 
-        On a device they lie there from the first, and the call waits for its results.
+        On a device the inputs are uploaded beforehand, and the call waits for its results.
         """
         fast_call = self.fast_call
         return (lambda: fast_call(*inputs)) if fast_call is not None else (lambda: self.run(inputs))
@@ -152,7 +151,7 @@ class Program:
             raise failed  # noqa: B904  # it has its cause
 
     def _list_touched(self, number: int) -> tuple[str, ...]:
-        """Return the inputs that may have been updated in part when a step fails."""
+        """Inputs that may be partially updated when a step fails."""
         begun = self._slots.steps[: number + 1]
         names = [update.input for update in self._slots.updates if not update.reason and (update.step or 0) <= number]
         names += [before for step in begun if step.executable.updates_inputs for before, _ in step.launch.function.aliases]
@@ -211,7 +210,7 @@ class Program:
         return results
 
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
-        """Copy each suspect output that is, or may be a view of, something that is not this output alone."""
+        """Copy each output that may share memory with an input, a constant or another output."""
         updates = dict(self._slots.aliases)
         taken = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index in range(len(results)):
@@ -226,10 +225,10 @@ class Program:
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+        """A call with fixed inputs and output buffers, which are read and written on each call.
 
-        All are C-contiguous arrays of the right types, checked by the caller; ``types`` may know more extents of inner
-        values than the plan. The call has memory of its own between the regions, so it is for one thread at a time.
+        All are C-contiguous arrays of matching types, checked by the caller; ``types`` may refine types of inner values. The
+        call owns its intermediate memory, so it must not run concurrently.
         """
         slots = self._slots
         own = self._place_bound(inputs, buffers)
@@ -254,7 +253,7 @@ class Program:
         return call
 
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
-        """Return the caller's array of each slot that has one in a bound call."""
+        """The caller's arrays by slot in a bound call."""
         slots = self._slots
         own = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
@@ -266,11 +265,11 @@ class Program:
         return own
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Return an array of any content where the outputs of the program lie."""
+        """An uninitialized array in the memory where outputs are returned."""
         return np.empty(shape, dtype)
 
     def _alone(self, frame: CallFrame) -> Callable[[], None]:
-        """Return the call of a single launch, written out because every line adds to the time of a bound call."""
+        """The call of a single launch, inlined because each line adds to the time of a bound call."""
         (action,) = frame.actions
 
         def call() -> None:
@@ -284,7 +283,7 @@ class Program:
     # ------------------------------------------------------------------ the rest
 
     def profile(self) -> Profile:
-        """Return the times of the launches, and the memory, over the calls that asked to be profiled."""
+        """Times and memory of the profiled calls."""
         from xrt.runtime.call_frame import find_peak
 
         found = self._recorder.read()
@@ -295,7 +294,7 @@ class Program:
 
     @property
     def graph_remark(self) -> str:
-        """What became of a requested device graph; empty, since the CPU has none."""
+        """Outcome of a requested device graph; empty, since the CPU has none."""
         return ""
 
     def close(self) -> None:
@@ -304,7 +303,7 @@ class Program:
         _release(self._leases)
 
     def close_in_background(self) -> None:
-        """Have the executables released by another thread once the program is freed: calls under way use it until then."""
+        """Release the executables in a background thread once the program is garbage-collected, after calls in progress."""
         close_with(self, partial(_release, self._leases))
 
 
@@ -316,9 +315,9 @@ def _release(leases: Sequence[Lease]) -> None:
 def _rearranged(
     call: Callable[..., Sequence[Any]], given: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
 ) -> Callable[..., Sequence[Any]]:
-    """Return the call with the inputs and outputs of the program, which are those of its one region in another order.
+    """Permute the inputs and outputs of the program to those of its only region.
 
-    ``given`` and ``results`` have the places of what it reads and of what is returned, among so many.
+    ``given`` and ``results`` index the inputs that it reads and the outputs that are returned.
     """
     if results != tuple(range(returns)):
         call = _returning(call, results)

@@ -1,4 +1,4 @@
-"""The walk over a captured graph: each call becomes the nodes that its rule emits, a body of control flow, or one opaque node."""
+"""Lower a captured FX graph: each call becomes nodes by its rule, a body of control flow, or one opaque node."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ CHECKS = frozenset(
         "aten._linalg_check_errors.default",
     }
 )
-"""Operators of PyTorch that check values and compute nothing, by the names of their overloads. A Function has none of them."""
+"""Operators that only check values; they are dropped."""
 
 
 def record_opaque(
     operator: str, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Type | None], reason: str
 ) -> tuple[Tensor | None, ...]:
-    """Record a node for a call and return its results in order; a result whose type is None is left out."""
+    """Record a call as an opaque node and return its results; those of type None are omitted."""
     builder = current(operator)
     inputs: list[Symbol] = []
     call = OpaqueCall(
@@ -69,7 +69,7 @@ def record_opaque(
 
 
 def _argument(value: Any, inputs: list[Symbol]) -> Any:
-    """Return an argument as the node has it; tensors and symbolic numbers are appended to the node's inputs."""
+    """Encode an argument for the node; tensors and symbolic numbers become inputs."""
     if isinstance(value, Symbol):
         inputs.append(value)
         return Tagged("tensor", len(inputs) - 1)
@@ -85,16 +85,16 @@ def _argument(value: Any, inputs: list[Symbol]) -> Any:
 
 
 HigherOrder: TypeAlias = Callable[["Lowering", list[Any]], Sequence[Any]]
-"""Takes the operator's arguments, tensors as values and graphs as they are, and returns its results in order."""
+"""Lowers a higher-order operator from its arguments: values for tensors, graphs as they are."""
 
 
 # ---------------------------------------------------------------------- control flow
 
 
 def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: Any) -> list[Any]:
-    """Return the results of a higher-order operator.
+    """Lower a higher-order operator and return its results.
 
-    ``fakes`` are the results of the capture. Raises ModelError for an operator that has no form here.
+    ``fakes`` are the captured results. Raises ModelError for an unsupported operator.
     """
     rule = _RULES.get(name)
     if rule is None:
@@ -162,7 +162,7 @@ def _emit_scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, ot
 
 
 def _with_effects(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
-    """Return no token and the results of an operator whose calls PyTorch keeps in order: here a check, which is not kept."""
+    """Drop an ordered check with its effect token."""
     if str(args[1]) not in CHECKS:
         raise ModelError(f"the module calls {args[1]}, whose effects no Function has; run it without XRT")
     return [None]
@@ -181,7 +181,7 @@ _INLINED: dict[str, HigherOrder] = dict.fromkeys(
     ),
     _inline,
 )
-"""Calls of a part of the graph that differ from it in nothing for a Function."""
+"""Wrappers of a subgraph that have no effect in a Function."""
 _RULES: dict[str, HigherOrder] = {
     **_INLINED,
     "cond": _cond,
@@ -202,7 +202,7 @@ def _make_body(lowering: Lowering, part: GraphModule, operands: Sequence[Any]) -
 
 
 def _find_absent(part: GraphModule) -> list[bool]:
-    """Return which results of a graph are None, so that no body gives them."""
+    """Which results of a graph are None, and so have no output in a body."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
     return [one is None for one in output.args[0]]
 
@@ -221,7 +221,7 @@ def _single(results: Any) -> Any:
 
 
 def _as_condition(value: Any) -> Tensor:
-    """Return a condition, a tensor of one element or a number, as a 0-d tensor of bool."""
+    """Convert a number or one-element tensor to a 0-d bool tensor."""
     tensor = as_tensor(value)
     if tensor.dtype is not DType.BOOL:
         tensor = emit("Cast", tensor, to=DType.BOOL)
@@ -236,10 +236,10 @@ _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymB
 
 
 class Lowering:
-    """One captured graph on its way into a builder, which must be recording.
+    """Lowers a captured graph into an active builder.
 
-    ``declined`` collects, by operator, the reasons of those calls that became opaque nodes. With ``keeps_generator`` these are
-    also the calls that draw from PyTorch's generator.
+    ``declined`` collects the reasons for opaque nodes by operator. With ``keeps_generator``, random operators become opaque,
+    too, to draw from PyTorch's generator.
     """
 
     def __init__(self, builder: Builder, symbols: Symbols, *, keeps_generator: bool = False) -> None:
@@ -256,7 +256,7 @@ class Lowering:
     # ------------------------------------------------------------------ ends of the graph
 
     def add_input(self, name: str, fake: Any) -> Tensor:
-        """Add an input like a tensor, or like a symbolic number, of the capture."""
+        """Add an input for a captured tensor or symbolic number."""
         if not isinstance(fake, torch.Tensor):
             tensor = self.builder.input(name, TensorType(_NUMBERS[type(fake)], ()))
             self.symbols.know_value(fake.node.expr, tensor)
@@ -266,7 +266,7 @@ class Lowering:
         return tensor
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
-        """Return the tensor as a constant that shares its memory; tensors of one memory are one constant."""
+        """Add a tensor as a constant that shares its memory; equal memory gives the same constant."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
             free = self._root.names.plain(name)
@@ -276,7 +276,7 @@ class Lowering:
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
-        """Return the type of a tensor of the capture; raises ModelError for one that is not dense."""
+        """The type of a captured tensor; raises ModelError if it is not dense."""
         if fake.layout is not torch.strided:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
@@ -284,7 +284,7 @@ class Lowering:
     # ------------------------------------------------------------------ the walk
 
     def run(self, graph: Graph, owner: GraphModule) -> Any:
-        """Lower every call of a graph whose placeholders have values, and return the values of its outputs."""
+        """Lower all calls of a graph with assigned placeholders; return the outputs."""
         for call in graph.nodes:
             if call.op == "output":
                 return self.argument(call.args[0])
@@ -297,7 +297,7 @@ class Lowering:
         return None
 
     def argument(self, value: Any) -> Any:
-        """Return an argument of a call with the values of the calls that it names."""
+        """Resolve an argument of a call to values."""
         if isinstance(value, torch.fx.Node):
             return self.values[value]
         if isinstance(value, list | tuple):
@@ -327,7 +327,7 @@ class Lowering:
             return self._other(call, args, path, fake)
 
     def _number(self, call: Call, fake: Any, name: str) -> Any:
-        """Return a number; one that is read from a tensor is known from now on."""
+        """Convert a number; one read from a tensor by ``item`` becomes a known value."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
             scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
             wanted = _NUMBERS[type(fake)]
@@ -335,14 +335,14 @@ class Lowering:
         return self.symbols.number(fake)
 
     def _find_owner(self, args: Any) -> str:
-        """Return the module that a call in a body was made in, as its parameters tell: PyTorch does not say it there."""
+        """The module of a call in a body, inferred from its parameters: PyTorch records none there."""
         for one in args if self.builder is not self._root else ():
             if isinstance(one, Tensor) and one.name in self._root.constants and one.name.startswith(self._path):
                 return one.name[len(self._path) :].strip(".").rpartition(".")[0]
         return ""
 
     def _other(self, call: Call, args: Any, path: str, fake: Any) -> Any:
-        """Return the result of what is no operator of PyTorch's: Python's own, or one that calls a part of the graph."""
+        """Lower a call of a Python function or a higher-order operator."""
         name = getattr(call.target, "__name__", str(call.target))
         if isinstance(call.target, torch._ops.OperatorBase):
             before, self._path = self._path, f"{self._path}.{path}".strip(".")
@@ -358,7 +358,7 @@ class Lowering:
     # ------------------------------------------------------------------ graphs inside the graph
 
     def inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
-        """Return the results of a graph on values, its calls recorded here."""
+        """Lower a subgraph on these values."""
         placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
         for call, value in zip(placeholders, args, strict=True):
             self.values[call] = self.take_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
@@ -366,7 +366,7 @@ class Lowering:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Record in the body that is being traced."""
+        """Record into the body that is being traced."""
         before, self.builder = self.builder, current("a body")
         try:
             with self.symbols.enter():
@@ -375,14 +375,14 @@ class Lowering:
             self.builder = before
 
     def read_constants(self, *parts: GraphModule) -> None:
-        """Make the tensors of graphs constants of the whole, so that a body that is traced twice finds them."""
+        """Make tensors of subgraphs constants of the root, so that a body that is traced twice finds them."""
         for part in parts:
             for call in part.graph.nodes:
                 if call.op == "get_attr":
                     self._attribute(call, part)
 
     def take_result(self, value: Any, fake: Any) -> Any:
-        """Return the value that a tensor or a symbolic number of the capture is, with what it tells about sizes."""
+        """Record the sizes that a captured tensor or number implies; return its value."""
         if isinstance(fake, _SYMBOLIC):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
                 self.symbols.know_value(fake.node.expr, value)
@@ -415,7 +415,7 @@ class Lowering:
         return self._opaque(call, args, kwargs, fake, reason)
 
     def _check_one_type(self, name: str, args: Any) -> None:
-        """Raise InputError for operands of two types, which PyTorch itself refuses when it runs, naming the input."""
+        """Raise InputError, with the input's name, for mixed element types that PyTorch refuses only at run time."""
         operands = [one for one in args if isinstance(one, Tensor)]
         other = next((one for one in operands if one.dtype is not operands[-1].dtype), None)
         if other is None:
@@ -442,7 +442,7 @@ class Lowering:
         return list(results) if several else results[0]
 
     def _get_types(self, call: Call, fake: Any) -> Any:
-        """Return the type of the result, None where there is none; of several a tuple, with None also for what nothing reads."""
+        """The type of the result or None; for several results a tuple, with None for unused ones."""
         if not isinstance(fake, list | tuple):
             return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
         picked = all(getattr(user.target, "__name__", "") == "getitem" for user in call.users)
@@ -452,7 +452,7 @@ class Lowering:
         )
 
     def _typed(self, result: Any, fake: Any) -> Any:
-        """Return the result of a rule with the types that the capture knows."""
+        """Add the captured types to the results of a rule."""
         if isinstance(fake, list | tuple):
             return [self._typed(one, known) for one, known in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
@@ -473,16 +473,16 @@ _ONE_TYPE = frozenset(
     f"aten.{name}.default"
     for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution")
 )
-"""Operators that `torch.export` captures with operands of two types and that then fail."""
+"""Operators that torch.export captures with mixed element types although they fail at run time."""
 _DRAWING = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
-"""Operators with a rule that draw random numbers."""
+"""Random operators with a rule."""
 _NO_AXES = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
-"""Python's own functions that work on the results of operators; the others work on numbers, which are known."""
+"""Python functions on results of operators; others operate on known numbers."""
 
 
 def _check_types(fake: Any, call: Call) -> None:
-    """Raise Unsupported where a tensor that the call reads or gives is complex."""
+    """Raise Unsupported for complex inputs or results."""
     read = [node.meta.get("val") for node in call.all_input_nodes]
     for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
         if isinstance(one, torch.Tensor) and one.dtype.is_complex:
@@ -494,9 +494,9 @@ _BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.defaul
 
 
 def _check_memory(call: Call) -> None:
-    """Raise ModelError for an operator whose result depends on where PyTorch has its input in memory: an engine's are contiguous.
+    """Raise ModelError for operators whose result depends on the memory layout of the input; engines return contiguous arrays.
 
-    One of determinants keeps the factors of a matrix or of its transpose, and the backward graph is traced for one of these.
+    Determinants keep LU factors of the matrix or its transpose, and the backward graph is traced for one of the two.
     """
     if (target := str(call.target)) != _STRIDED and target not in _BY_MEMORY:
         return
@@ -511,9 +511,9 @@ _PATH = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self
 
 
 def _find_path(call: Call) -> str:
-    """Return the module that a call was made in, by its name in the whole: ``encoder.layer.3.output``.
+    """The submodule of a call by qualified name: ``encoder.layer.3.output``.
 
-    Dynamo puts the variable of Python that the whole is in before it.
+    Dynamo's prefix, the Python variable of the root module, is stripped.
     """
     stack: Iterable[Any] = (call.meta.get("nn_module_stack") or {}).values()
     path = ""

@@ -1,4 +1,4 @@
-"""`xrt.gradient`: a Function with the gradients of a value as further outputs."""
+"""`xrt.gradient`: append the gradients of a value to the outputs of a Function, and expand Gradient nodes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Shape = tuple[object, ...]
 
 
 def read_before_expansion(function: Function) -> Function:
-    """Return the Function with Add, Div, Mul, Sub and Sum on what an Expand was given, where they repeat it themselves.
+    """Remove the Expand before an Add, Div, Mul, Sub or Sum that broadcasts the operand anyway.
 
-    They do where another operand has the shape of the result. With scalars alone, what they give is expanded after them. Extents
-    must be known. An Expand that is not read any more stays, for `drop_dead_nodes`.
+    That is the case if another operand has the shape of the result. If all other operands are scalars, compute first and expand
+    the result. Needs static shapes. The unused Expand is left for `drop_dead_nodes`.
     """
     rewriter = _Rewriter(function)
     nodes = [made for node in function.nodes for made in rewriter.rewrite(node)]
@@ -52,7 +52,7 @@ class _Rewriter:
         self._function = function
         self.types = dict(function.types)
         self._before: dict[str, str] = {}
-        """What was expanded, by the name of the result."""
+        """The input of each Expand, by its output."""
         self._names: Names | None = None
 
     def rewrite(self, node: Node) -> list[Node]:
@@ -76,7 +76,7 @@ class _Rewriter:
         return [node]
 
     def _compute_before(self, node: Node, inputs: tuple[str, ...], shape: Shape | None) -> Node:
-        """Return the operator on what was expanded; the result of the node itself is that, expanded."""
+        """Apply the operator to the unexpanded operand; the node's own output becomes the expansion of that."""
         if self._names is None:
             self._names = Names()
             for name in list_names(self._function):
@@ -90,14 +90,14 @@ class _Rewriter:
         return replace(node, inputs=inputs, outputs=(name,), name=self._names.plain(f"{node.name}_before"))
 
     def _find_shape(self, name: str) -> Shape | None:
-        """Return the shape of a value, None where an extent is not known."""
+        """The shape of a value, or None if it is not static."""
         type_ = self.types.get(name) or self._function.get_type(name)
         return type_.shape if isinstance(type_, TensorType) and type_.is_static else None
 
 
 @dataclass(frozen=True)
 class Gradient(Pass):
-    """Append gradients to the outputs: see `gradient`. Its fields are the arguments of that."""
+    """Append gradients to the outputs: see `gradient`, whose arguments are the fields."""
 
     name: ClassVar[str] = "gradient"
     of: tuple[str, ...] = ()
@@ -115,20 +115,21 @@ def gradient(
     with_respect_to: str | Sequence[str] | None = None,
     seeds: bool = False,
 ) -> Function:
-    """Return the Function with gradients as further outputs, by reverse-mode differentiation.
+    """Append gradients to the outputs of a Function, by reverse-mode differentiation.
 
-    ``of`` names a value, usually the loss; without it the Function must have one output. ``with_respect_to`` names inputs,
-    constants (weights) or inner values of floating point; without it these are the inputs of floating point. The outputs
-    ``<name>_gradient`` follow the Function's own in that order; a name that is taken gets a number. A value that ``of`` does not
-    depend on has a gradient of zeros. Of a tensor, and of several values, the gradient is that of the sum of all elements.
+    ``of`` names the value to differentiate, usually the loss; the default is the only output. ``with_respect_to`` names
+    floating point inputs, constants (weights) or inner values; the default is all floating point inputs. The outputs
+    ``<name>_gradient`` follow the existing ones in that order, with a numeric suffix on a name collision. The gradient of a
+    value that ``of`` does not depend on is zero. For a tensor, or several values, the gradient is that of the sum of all
+    elements.
 
-    ``seeds=True`` adds an input ``<name>_seed`` for each value of ``of``, by which its gradient is multiplied: the product of a
-    vector and the Jacobian. Applied to its own result, the pass gives second derivatives.
+    ``seeds=True`` adds an input ``<name>_seed`` per value of ``of``: the result is then the vector-Jacobian product with the
+    seeds. Apply the pass twice for second derivatives.
 
-    Operators that have no rule are replaced by their definition. What an If, a Loop or a Scan computes in its body is computed
-    again in the body of its gradient; of a Loop and a Scan the carried values of every turn are kept. At a kink the gradient is
-    one of those next to it, or between them. Raises ModelError that names the node where an operator on the path has no gradient,
-    and for names that are no values of floating point. Linear.
+    Operators without a rule are decomposed. The bodies of If, Loop and Scan are recomputed in the backward pass, for which Loop
+    and Scan store the carried values of each iteration. At a kink the result is a one-sided derivative or a value between the
+    two. Raises ModelError, which names the node, if an operator on the path has no gradient, and for unknown or non-float
+    names. Linear time.
     """
     targets = _names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
@@ -185,7 +186,7 @@ def _seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
 
 
 def _free_name(builder: Builder, base: str) -> str:
-    """Return the name, numbered where it is taken; it is not taken by that."""
+    """A free name based on `base`; it is not reserved."""
     name, count = base, 1
     while name in builder.names:
         count += 1
@@ -198,10 +199,11 @@ GRADIENT = f"{DOMAIN}.Gradient"
 
 
 def expand_gradient_nodes(function: Function) -> Function:
-    """Return the Function with each Gradient node in other operators; itself where it holds none. Bodies are left as they are.
+    """Replace each Gradient node of ai.onnx.preview.training; return `function` itself if there is none.
 
-    The node reads values in the place of those that ``xs`` and ``zs`` name, and gives the gradients of ``y`` with respect to
-    ``xs`` as they are then. What is between them is computed again for it. Raises ModelError as `xrt.gradient` does.
+    The inputs of the node substitute the values named by ``xs`` and ``zs``; its outputs are the gradients of ``y`` with respect
+    to ``xs`` at that point. The subgraph in between is recomputed. Bodies are not searched. Raises ModelError as `xrt.gradient`
+    does.
     """
     while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
         function = _expanded(function, node)
@@ -230,7 +232,7 @@ def _has_others(function: Function, node: Node) -> bool:
 
 
 def _cut(function: Function, starts: Collection[str], target: str) -> Function:
-    """Return the part of the Function between values and another one; what it reads otherwise is an input too."""
+    """The subgraph from `starts` to `target` as a Function; other values that it reads become inputs."""
     needed: set[str] = set() if target in starts else {target}
     nodes = []
     for node in reversed(function.nodes):

@@ -1,6 +1,7 @@
-"""The reverse sweep: from the last node to the first, each rule gives the gradients of what its node reads.
+"""The reverse sweep of differentiation: from the last node to the first, apply the gradient rule of each node.
 
-Griewank and Walther, *Evaluating Derivatives* (2008), chapter 3: the gradient of a value is the sum of what its readers give.
+Griewank and Walther, *Evaluating Derivatives* (2008), chapter 3: the gradient of a value is the sum of the contributions of its
+readers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Sweep", "check_repeatable", "find_active"]
 
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
-    """Return the values through which a gradient can come to the starts, these included. The nodes are in order."""
+    """Values, `starts` included, that depend differentiably on `starts`. `nodes` is in topological order."""
     active = set(starts)
     for node in nodes:
         if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
@@ -30,14 +31,14 @@ def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: Mutable
 
 
 def check_repeatable(node: Node, body: Function) -> None:
-    """Refuse a node whose body is computed again for its gradient, and would draw other random numbers then."""
+    """Refuse a node with a random operator in its body: recomputing the body would draw other numbers."""
     for inner in body.nodes:
         if not is_deterministic(inner, body):
             refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")
 
 
 class Sweep:
-    """Gradients that have arrived, by value; `run` passes them on from the outputs of nodes to their inputs."""
+    """Accumulates gradients by value; `run` propagates them from node outputs to node inputs."""
 
     def __init__(self, builder: Builder, tensors: MutableMapping[str, Tensor], active: frozenset[str]) -> None:
         self.builder = builder
@@ -46,21 +47,22 @@ class Sweep:
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Add a gradient that arrives at a value."""
+        """Add a contribution to the gradient of a value."""
         self._parts.setdefault(name, []).append(gradient)
 
     def sum(self, name: str) -> Tensor | None:
-        """Return the sum of what has arrived at a value, None for nothing."""
+        """The accumulated gradient of a value, or None if there is none."""
         parts = self._parts.get(name)
         if not parts:
             return None
         if len(parts) > 1:
             with self.builder.scope(f"{name}/gradient"):
+                # # Store the sum, so that a second reader does not add the parts again.
                 parts[:] = [add_up(parts)]
         return parts[0]
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Visit the nodes, which are in order, from the last to the first; raises ModelError for one without a gradient."""
+        """Backpropagate through topologically ordered nodes; raises ModelError for a node without a gradient."""
         for node in reversed(nodes):
             if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
                 self._visit(node)

@@ -366,7 +366,7 @@ def local_response_norm(
 def _pool(
     op_type: str, count: int, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, **attributes: Any
 ) -> Tensor:
-    """Pool the last axes, ``count`` of them; strides that are left out are the sizes of the kernel."""
+    """Pool the last ``count`` axes; the default stride is the kernel size."""
     y, is_single = add_batch(x, count)
     sizes = each(kernel, count)
     strides = sizes if stride in ((), [], None) else each(stride, count)
@@ -405,7 +405,7 @@ def _average_pool(
 
 
 def _max_pool_with_indices(count: int, result: Any, x: Tensor, kernel: Any, *args: Any, **options: Any) -> Any:
-    """ONNX counts the indices over the whole tensor, PyTorch over one plane."""
+    """Convert the indices: ONNX counts over the whole tensor, PyTorch per plane."""
     if result[1] is None:
         return _max_pool(count, result[0], x, kernel, *args, **options), None
     if x.ndim != count + 2:
@@ -448,7 +448,7 @@ def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
 
 
 def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
-    """Pool one axis: averages are a product with a matrix of weights, and largest elements are taken part by part."""
+    """Pool one axis: averages are a product with a weight matrix, maxima are computed slice by slice."""
     starts = [i * size // want for i in range(want)]
     ends = [-(-(i + 1) * size // want) for i in range(want)]
     parts = []
@@ -470,7 +470,7 @@ for _count in (1, 2, 3):
 
 
 def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
-    """Resize the axes behind the second one to a size, by factors where they are given: these say where elements are read."""
+    """Resize the axes from the third on to a size; given factors determine the sample positions."""
     axes = list(range(2, x.ndim))
     if factors is not None:
         scales = np.array([float(factor) for factor in factors], np.float32)
@@ -538,7 +538,7 @@ _LSTM_GATES = [0, 3, 1, 2]
 
 
 def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
-    """Return stacked gates in another order."""
+    """Reorder stacked gates."""
     rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
     return emit("Gather", weight, constant(rows, DType.INT64), axis=0)
 
@@ -546,7 +546,7 @@ def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
 def _recurrent(
     op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
 ) -> Any:
-    """Apply a stack of layers; the gates of ONNX are in another order than PyTorch's."""
+    """Apply a stack of layers, with gates reordered for ONNX."""
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
@@ -573,7 +573,7 @@ def _recurrent(
 
 
 def _stack_weights(mine: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the weights of the inputs and of the states, and the biases, of all directions of a layer."""
+    """Input weights, recurrent weights and biases of all directions of a layer."""
     hidden = fixed_size(mine[0][1], 1)
     w, r = (emit("Concat", *[_rows(one[i], order, hidden) for one in mine], axis=0) for i in (0, 1))
     if not has_biases:
