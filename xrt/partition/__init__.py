@@ -1,8 +1,8 @@
-"""The partitioner: which engine runs which part of a model.
+"""The partitioner assigns each node of a model to an engine.
 
-A Function and engines come in, a Plan goes out: every engine is asked about every node, nodes are clustered so that the graph
-of clusters has no cycle, and each cluster is folded into a launch node. Nothing here compiles, runs or touches a file, and of
-an engine it knows the name, the devices and the answers.
+It takes a Function and engines and returns a Plan: every engine is queried about every node, nodes are clustered so that the
+graph of clusters is acyclic, and each cluster is folded into a launch node. Nothing is compiled or run and no files are
+accessed; of an engine, only its name, devices and answers are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clustering: which nodes go to which engine together."""
+"""Clustering: group the nodes of each engine into few regions with little data between them, without creating cycles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[int]:
-    """Return for each unit the first place in the sequence of kinds at which it can run; -1 where there is none. Linear."""
+    """For each unit, the first slot in the sequence of kinds in which it can run; -1 if there is none. Linear."""
     ahead = find_next_slots(units, sequence)
     place: list[int] = []
     for kind, before in zip(units.kind, units.graph.predecessors, strict=True):
@@ -37,7 +37,7 @@ def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[i
 
 
 def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[int]]:
-    """Return for each place and kind the first place from there on that accepts the kind; -1 where none does."""
+    """For each slot and kind, the first slot from there on that accepts the kind; -1 if there is none."""
     accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
     ahead = [[-1] * len(units.kinds)]
     for at in range(len(sequence) - 1, -1, -1):
@@ -46,11 +46,11 @@ def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[
 
 
 def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection[int], sweeps: int | None) -> list[int]:
-    """Return for each unit a place in the sequence, with no edge to an earlier place.
+    """Assign each unit to a slot of the sequence, with no edge to an earlier slot.
 
-    Each starts at the first place that it can run at; then sweeps against the order move units to the place of the
-    first that waits for them, wherever as few or fewer values cross for it, as long as a whole sweep leaves fewer.
-    ``ends`` are the units that make outputs. Linear per sweep; each leaves at least one crossing fewer than before.
+    Units start in their earliest slot. Then sweeps in reverse order move a unit to the slot of its first reader if that does not
+    increase the number of boundary values, until a sweep saves nothing. ``ends`` are the units that compute outputs. Linear per
+    sweep; each saves at least one boundary value.
     """
     place = find_earliest_slots(units, sequence)
     if len(sequence) < 2:
@@ -66,7 +66,7 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
 
 
 class CutCounter:
-    """Which values cross between regions; a unit's outputs count as one value."""
+    """Counts the values that cross between regions; all outputs of a unit count as one value."""
 
     def __init__(self, units: QuotientGraph, sequence: Sequence[int], ends: Collection[int], place: list[int]) -> None:
         self.place = place
@@ -79,7 +79,7 @@ class CutCounter:
         self._readers: dict[int, Counter[int]] = {}
 
     def sweep(self) -> int:
-        """Move what can be moved without loss; return how many crossings that saved: outputs and inputs of regions."""
+        """Make all moves that lose nothing; return the number of region inputs and outputs saved."""
         saved = 0
         for unit in range(len(self.place) - 1, -1, -1):
             after = self._after[unit]
@@ -91,7 +91,7 @@ class CutCounter:
         return saved
 
     def _try(self, unit: int, target: int) -> int:
-        gain = 2 - (len(self._read(unit)) > 1)  # its value need not enter the target, nor leave its region if none else reads it
+        gain = 2 - (len(self._read(unit)) > 1)  # saves an input of the target, and an output if no one else reads it
         gain -= sum(self._added(earlier, self.place[unit], target) for earlier in self._before[unit])
         if gain < 0:
             return 0
@@ -101,7 +101,7 @@ class CutCounter:
         return gain
 
     def _read(self, unit: int) -> Counter[int]:
-        """Return the places at which the unit's value is read, with how many read it there; outputs are read beyond the end."""
+        """Slots that read the unit's value, with the number of readers; outputs are read beyond the last slot."""
         readers = self._readers.get(unit)
         if readers is None:
             readers = Counter([self.place[later] for later in self._after[unit]])
@@ -111,12 +111,12 @@ class CutCounter:
         return readers
 
     def _added(self, unit: int, place: int, target: int) -> int:
-        """Return how many crossings of the unit's value are added when one of its readers moves from the place to the target."""
+        """Boundary values added for ``unit`` when one of its readers moves from ``place`` to ``target``."""
         readers = self._read(unit)
         added = int(target not in readers)
         if self.place[unit] != place:
             return added - (readers[place] == 1)
-        crossed = len(readers) > 1  # some reader is elsewhere already, so that the value leaves its region anyhow
+        crossed = len(readers) > 1  # another slot reads it, so it is already an output of its region
         return added + (not crossed)
 
     @staticmethod
@@ -128,12 +128,11 @@ class CutCounter:
 
 
 def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
-    """Return for each unit its group, after merging across every edge that allows it, in topological order.
+    """Merge across every edge that allows it; return the group of each unit, in topological order.
 
-    What most partitioners do, and the measure for `find_engine_sequence`: units that no edge joins meet in a group
-    only through others. No edge leads to a lower group. Quick where edges are short in the topological order, since
-    each question about a cycle is answered within the part of the order between the two groups that it is about;
-    merging ends early when these questions have looked at more than ``effort`` groups.
+    This is the algorithm of most partitioners, and the baseline here: units without a common edge are merged only through
+    others. No edge leads to a lower group. Fast if edges are short in topological order, since each cycle check searches only
+    between the two groups. Merging stops when cycle checks have visited more than ``effort`` groups.
     """
     groups = _Groups(units)
     for unit, before in enumerate(units.graph.predecessors):
@@ -145,20 +144,20 @@ def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
 
 
 def _find(leader: list[int], unit: int) -> int:
-    """Return the last of the leaders from the unit on, and shorten the way to it."""
+    """Union-find lookup with path halving."""
     while leader[unit] != unit:
         leader[unit] = unit = leader[leader[unit]]
     return unit
 
 
 class _Groups:
-    """Groups with the edges between them, and a topological order of them that is mended at every merge."""
+    """Groups with the edges between them, and a topological order that is updated at every merge."""
 
     def __init__(self, units: QuotientGraph) -> None:
         self.place = list(range(len(units)))
-        """For each group its place in the order; a group is known by one of its units."""
+        """Position of each group in topological order; a group is represented by one of its units."""
         self.effort = 0
-        """How many groups have been looked at in search of a cycle."""
+        """Groups visited by cycle checks."""
         self._leader = list(range(len(units)))
         self._kind = list(units.kind)
         self._accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
@@ -166,26 +165,28 @@ class _Groups:
         self._after = [set(after) for after in units.graph.successors()]
 
     def of(self, unit: int) -> int:
-        """Return the group of the unit."""
+        """The group of the unit."""
         return _find(self._leader, unit)
 
     def merge(self, parent: int, child: int) -> None:
-        """Make the two one group, unless they are already, their kinds differ, or another way leads from one to the other."""
+        """Merge two groups, unless they are the same, incompatible, or also connected by another path (a cycle)."""
         kind = max(self._kind[parent], self._kind[child])
         if parent == child or not {self._kind[parent], self._kind[child]} <= self._accepted[kind]:
             return
         low, high = self.place[parent], self.place[child]
+        # Another path from parent to child would become a cycle.
         later = self._reach(self._after[parent] - {child}, self._after, low, high)
         if child in later:
             return
         earlier = self._reach(self._before[child] - {parent}, self._before, low, high)
+        # Small to large: relabel the group with fewer edges.
         kept, gone = sorted((parent, child), key=lambda group: len(self._before[group]) + len(self._after[group]), reverse=True)
         self._mend(earlier, kept, later, low, high)
         self._kind[kept] = kind
         self._join(kept, gone)
 
     def _reach(self, starts: set[int], edges: Sequence[set[int]], low: int, high: int) -> set[int]:
-        """Return the starts and what edges lead to from them, within those places of the order."""
+        """Groups reachable from ``starts``, restricted to a range of positions."""
         place = self.place
         found = {group for group in starts if low <= place[group] <= high}
         stack = list(found)
@@ -197,7 +198,7 @@ class _Groups:
         return found
 
     def _mend(self, earlier: set[int], own: int, later: set[int], low: int, high: int) -> None:
-        """Put the group behind what leads to it and before what it leads to; the places are those that they had together."""
+        """Reorder predecessors, the merged group and successors within the positions they occupied before."""
         rank = self.place.__getitem__
         places = sorted([low, high, *map(rank, earlier), *map(rank, later)])
         for group, place in zip([*sorted(earlier, key=rank), own], places, strict=False):
@@ -217,21 +218,23 @@ class _Groups:
             mine[gone] = set()
 
 
+# Groups per unit that greedy merging may visit. It only provides an upper bound for the length of a sequence.
 EFFORT = 20
-"""Groups per unit that the plain algorithm may look at before it stops merging."""
 
 
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
-    """Return a short sequence of kinds in which all units can be run.
+    """Find a short sequence of kinds in which all units can run.
 
-    It is the shortest with up to two kinds of region. It is no longer than what merging children into parents comes to
-    (`merge_greedily`, within its effort). Linear.
+    The shortest for up to two kinds of regions; otherwise never longer than the result of `merge_greedily` (within its effort).
+    Linear.
     """
     phases = units.kinds.phases()
+    # With up to two kinds the phases simply alternate; only the first one is open.
     if len(phases) < 3:
         return min((_taking_turns(units, phases[i:] + phases[:i]) for i in range(len(phases))), key=len, default=())
     tails = units.tails()
     found = _greedy(units, tails)
+    # max(tails) is a lower bound, so a sequence of that length is optimal. Otherwise try the reverse direction.
     if len(found) > max(tails):
         turned = units.reverse()
         backward = _greedy(turned, turned.tails())[::-1]
@@ -243,7 +246,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
 
 
 def _taking_turns(units: QuotientGraph, turn: Sequence[int]) -> tuple[int, ...]:
-    """Return the sequence in which the phases take turns, without the turns that nothing runs in."""
+    """The sequence in which the phases alternate, without turns in which nothing runs."""
     wait = _waits(units, turn)
     place: list[int] = []
     for kind, before in zip(units.kind, units.graph.predecessors, strict=True):
@@ -253,7 +256,7 @@ def _taking_turns(units: QuotientGraph, turn: Sequence[int]) -> tuple[int, ...]:
 
 
 def _waits(units: QuotientGraph, turn: Sequence[int]) -> list[list[int]]:
-    """Return for each place in the turn and each kind how many places further the next phase is that accepts it."""
+    """For each turn and kind, the number of turns until the next phase that accepts the kind."""
     accepted = [units.kinds.find_compatible(phase) for phase in turn]
     count = len(turn)
     return [
@@ -274,7 +277,7 @@ def _plain(units: QuotientGraph) -> tuple[int, ...]:
 
 
 def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
-    """Return the sequence that always runs the kind with the longest remaining path, then the one with most of it."""
+    """Always run the kind with the longest remaining path, then the one with the largest total."""
     run = _Run(units, tails)
     sequence = []
     while run.left:
@@ -285,12 +288,12 @@ def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
 
 
 def _used(units: QuotientGraph, sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sequence without the places that stay empty when each unit runs as early as it can."""
+    """Remove the slots that stay empty when each unit runs as early as possible."""
     return tuple(sequence[at] for at in sorted(set(find_earliest_slots(units, sequence))))
 
 
 class _Run:
-    """Units being run batch by batch."""
+    """Executes units batch by batch."""
 
     def __init__(self, units: QuotientGraph, tails: Sequence[int]) -> None:
         self._kind = units.kind
@@ -307,7 +310,7 @@ class _Run:
                 self._put(unit)
 
     def most_urgent(self) -> int:
-        """Return the phase whose ready units have the longest way before them; of equal ones the first by priority."""
+        """The phase whose ready units have the longest remaining path; by priority if equal."""
         return max(self._accepted, key=self._urgency)
 
     def _urgency(self, phase: int) -> tuple[int, int, int]:
@@ -321,7 +324,7 @@ class _Run:
         self._total[kind] += tail
 
     def exhaust(self, phase: int) -> None:
-        """Run all that can be reached in a region of that kind."""
+        """Run everything reachable in a region of that kind."""
         accepted = self._accepted[phase]
         stack = [unit for kind in accepted for unit in self._ready[kind]]
         for kind in accepted:
@@ -338,45 +341,44 @@ class _Run:
                     self._put(unit)
 
 
-SWEEPS = 2
-"""Passes over the nodes that reduce the values between regions."""
+SWEEPS = 2  # of `minimize_cut`
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes that one engine takes together."""
+    """Nodes that form one region of an engine."""
 
     nodes: tuple[int, ...]
     """Positions in the Function, ascending."""
     engine: int
-    """Position in the list of engines."""
+    """Index in the list of engines."""
     device: str = ""
-    """The device that its nodes name; empty where none names one."""
+    """The device required by its nodes; empty if none requires one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """Clusters in an order in which they can run, and what became of those that were too small."""
+    """Clusters in execution order, and the nodes moved out of clusters that were too small."""
 
     clusters: tuple[Cluster, ...]
     dissolved: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(node, engine) to the size of the cluster in which the node left the engine."""
+    """(node, engine) to the size of the cluster in which the node was on that engine."""
 
 
 Devices: TypeAlias = Callable[[Sequence[int]], Sequence[str]]
-"""Takes the engine of each node, and returns each node's device; an empty one is any."""
+"""Maps the engine of each node to its device; an empty device means any."""
 
 
 def cluster(
     function: Function, candidates: Sequence[tuple[int, ...]], options: ClusteringOptions, devices: Devices | None = None
 ) -> Clustering:
-    """Return the clusters: each node on the first of its candidates, by priority, whose cluster is large enough.
+    """Cluster the nodes, each on its first candidate by priority whose cluster is large enough.
 
-    ``devices`` says where the nodes run; without it, where they say themselves. Nodes of two devices are never together.
+    ``devices`` determines where nodes run; the default is their own device. Nodes on two devices are never in one cluster.
 
-    A cluster that is too small dissolves, and its nodes go on to their next candidate, those of the first engine that
-    has such clusters first; a node without a next one stays, and so may a small cluster. Linear in nodes and edges, for
-    each time that clusters dissolve.
+    A cluster that is too small is dissolved and its nodes try their next candidate, starting with the first engine that has such
+    clusters. A node without another candidate stays, so small clusters may remain. Linear in nodes and edges, per round of
+    dissolving.
     """
     graph = DependencyGraph.of(function)
     turn = [0] * len(candidates)
@@ -394,9 +396,10 @@ def cluster(
 
 
 def _leaving(found: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], turn: Sequence[int], least: int) -> dict[int, int]:
-    """Return the nodes that leave the first engine that has to give any up, with the size of the cluster of each."""
+    """Nodes that leave the first engine with clusters that are too small, with the size of their cluster."""
     by_engine: dict[int, dict[int, int]] = {}
     for one in found:
+        # One engine per round: the nodes it releases may enlarge small clusters of later engines.
         if len(one.nodes) < least:
             can_go = [node for node in one.nodes if turn[node] + 1 < len(candidates[node])]
             by_engine.setdefault(one.engine, {}).update(dict.fromkeys(can_go, len(one.nodes)))
@@ -411,6 +414,7 @@ def _grouped(
     for node, group in enumerate(groups):
         members[group].append(node)
     parts = (part for nodes in members if nodes for part in _parts(nodes, options.maximum_nodes))
+    # Nodes of one part share a device or have none; the empty string sorts first.
     return [Cluster(tuple(part), engines[part[0]], max(devices[node] for node in part)) for part in parts]
 
 
@@ -420,9 +424,9 @@ def _groups(units: QuotientGraph, function: Function, options: ClusteringOptions
 
 
 def _parts(nodes: list[int], most: int | None) -> list[list[int]]:
-    """Cut nodes in topological order into as few, and as equal, parts as the limit allows.
+    """Split nodes in topological order into the fewest parts allowed, of nearly equal size.
 
-    The parts run one after the other, so that a cut closes no cycle.
+    The parts run one after another, so that splitting cannot create a cycle.
     """
     count = 1 if most is None else -(-len(nodes) // most)
     return [nodes[len(nodes) * i // count : len(nodes) * (i + 1) // count] for i in range(count)]

@@ -1,4 +1,4 @@
-"""What regions and their boundaries cost, as measured: a value, and its records in a placement file."""
+"""Measured costs of regions, launches and boundaries, and their records in placement files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["BOUNDARY", "LAUNCH", "CostTable", "MeasuredCost", "RegionCost"]
 
 LAUNCH = 5e-6
-"""Seconds that a launch with nothing in it is taken to cost on an engine of which it was not measured."""
+"""Default cost of an empty launch in seconds, if not measured for an engine."""
 
 BOUNDARY = (5e-6, 7e-11)
-"""Seconds, and seconds per byte, that a value is taken to cost that goes from one region to another, where it was not measured:
-a dispatch, and what a cut through 3 MB was seen to cost without a copy (a layout undone, a cache left)."""
+"""Default cost of a boundary value if not measured: seconds, and seconds per byte.
 
+Corresponds to one dispatch, and to the measured cost of cutting at a value of 3 MB without a copy (a layout conversion, a
+cold cache).
+"""
+
+# Longest stored reason in characters: a library's error may be a page.
 MOST_TEXT = 2000
-"""The most characters that are kept of a reason: what a library says when it fails may be a page."""
 
-LONGEST = 1e9
-"""The most seconds that anything may cost; what is more is a mistake of the clock."""
+LONGEST = 1e9  # seconds; anything longer is an error of the clock
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """Seconds of one run of a region, its launch included, with the interval in which they lie.
+    """Seconds per run of a region including its launch, with an interval.
 
-    Raises OptionError unless ``0 <= low <= seconds <= high``, all of them finite.
+    Raises OptionError unless ``0 <= low <= seconds <= high`` and all are finite.
     """
 
     seconds: float
@@ -50,27 +52,27 @@ class MeasuredCost:
 
     @classmethod
     def exactly(cls, seconds: float) -> MeasuredCost:
-        """Return a cost that is known without doubt."""
+        """A cost with an interval of width zero."""
         return cls(seconds, seconds, seconds)
 
 
 RegionCost: TypeAlias = MeasuredCost | str
-"""What a region costs, or the reason why it has no cost: refused, failed, hung, wrong."""
+"""The cost of a region, or the reason why it has none: refused, failed, hung, wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs by shape key and engine, as far as they are known. A value: what is added makes a new table.
+    """Known costs by shape key and engine. Immutable: additions return a new table.
 
-    Raises OptionError for a cost that is none.
+    Raises OptionError for an invalid cost.
     """
 
     regions: Mapping[tuple[str, str], RegionCost] = FrozenDict()
-    """(`xrt.graph.shape_key` of the region's Function, spec) to its cost, or to why it has none."""
+    """(`xrt.graph.shape_key` of the region's Function, spec) to its cost, or why it has none."""
     launches: Mapping[str, float] = FrozenDict()
-    """Spec to the seconds of one launch with nothing in it."""
+    """Spec to the seconds of an empty launch."""
     boundaries: Mapping[tuple[str, str], tuple[float, float]] = FrozenDict()
-    """(spec that makes a value, spec that reads it) to seconds, and seconds per byte."""
+    """(spec of the producer, spec of the reader) to seconds, and seconds per byte."""
     _usual_boundary: tuple[float, float] = field(default=BOUNDARY, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,40 +88,40 @@ class CostTable:
             object.__setattr__(self, "_usual_boundary", (median(once), median(per_byte)))
 
     def region(self, key: str, spec: str) -> RegionCost | None:
-        """Return what is known of a region on an engine; None where nothing is."""
+        """The cost of a region on an engine; None if unknown."""
         return self.regions.get((key, spec))
 
     def launch(self, spec: str) -> float:
-        """Return the seconds of a launch with nothing in it; `LAUNCH` where it was not measured."""
+        """Seconds of an empty launch; `LAUNCH` if not measured."""
         return self.launches.get(spec, LAUNCH)
 
     def boundary(self, source: str, target: str) -> tuple[float, float]:
-        """Return the seconds, and seconds per byte, of a value between two engines.
+        """Seconds, and seconds per byte, for passing a value between two engines.
 
-        Of a pair that was not measured it is what the pairs that were measured cost in the median; `BOUNDARY` where none was.
+        The default for a pair is the median of the measured pairs, or `BOUNDARY` if there are none.
         """
         return self.boundaries.get((source, target), self._usual_boundary)
 
     def with_region(self, key: str, spec: str, cost: RegionCost) -> CostTable:
-        """Return the table with that region's cost, which takes the place of an earlier one."""
+        """Copy with the cost of a region, replacing an earlier one."""
         return replace(self, regions=FrozenDict({**self.regions, (key, spec): cost}))
 
     def with_launch(self, spec: str, seconds: float) -> CostTable:
-        """Return the table with the cost of an engine's empty launch."""
+        """Copy with the cost of an empty launch on an engine."""
         return replace(self, launches=FrozenDict({**self.launches, spec: seconds}))
 
     def with_boundary(self, source: str, target: str, seconds: float, per_byte: float) -> CostTable:
-        """Return the table with what a value costs that goes from one engine to another."""
+        """Copy with the cost of passing a value from one engine to another."""
         return replace(self, boundaries=FrozenDict({**self.boundaries, (source, target): (seconds, per_byte)}))
 
     def merge(self, other: CostTable) -> CostTable:
-        """Return what either table knows; where both do, the other's."""
+        """Union of two tables; entries of ``other`` have priority."""
         return CostTable(
             {**self.regions, **other.regions}, {**self.launches, **other.launches}, {**self.boundaries, **other.boundaries}
         )
 
     def to_document(self) -> PlacementFile:
-        """Return the table as a placement file, sorted."""
+        """Convert to a placement file, sorted."""
         from xrt.formats.placement_file import BoundaryRecord, CostRecords, LaunchRecord, PlacementFile, RegionRecord
 
         regions = (RegionRecord(*subject, **_figures(self.regions[subject])) for subject in sorted(self.regions))
@@ -129,7 +131,7 @@ class CostTable:
 
     @classmethod
     def from_document(cls, document: PlacementFile) -> CostTable:
-        """Return the table in a placement file; raises PlacementFileError where there is none, or a cost is listed twice."""
+        """Read the table of a placement file; raises PlacementFileError if it has none or lists a cost twice."""
         records = document.costs
         if records is None:
             raise PlacementFileError("it has no section 'costs', so it is no cost table")

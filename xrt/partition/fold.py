@@ -1,4 +1,4 @@
-"""Folding: each cluster of nodes becomes one launch node that holds them as a Function of its own."""
+"""Folding: replace each cluster of nodes by a launch node whose body is a closed Function."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["extract_subgraph", "fold", "schedule_updates"]
 
 
 def schedule_updates(successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]]) -> list[int]:
-    """Return the position of each number in an order that keeps the edges and as many waits as it finds.
+    """Sort numbers topologically by edges, satisfying as many soft constraints (``waits``) as possible.
 
-    ``successors`` has, by number, the numbers that come after it, each once; they hang together without a cycle. ``waits`` has
-    those for which a number should wait. Where waits and edges make a cycle some waits are given up; first those of the numbers
-    from which the others of the cycle follow. O((n + edges + waits) log n).
+    Return the position of each number. ``successors`` lists the successors of each number, without duplicates and cycles.
+    ``waits`` lists the numbers that a number should wait for. If waits and edges form a cycle, some waits are dropped, starting
+    with those of the numbers that the rest of the cycle depends on. O((n + edges + waits) log n).
     """
     order, is_complete = _sort(successors, waits, [0] * len(successors))
     if not is_complete:
@@ -36,7 +36,7 @@ def schedule_updates(successors: Sequence[Collection[int]], waits: Mapping[int, 
 def _sort(  # noqa: C901, PLR0912
     successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]], ranks: Sequence[int]
 ) -> tuple[list[int], bool]:
-    """Return the numbers in order, and whether all waits are kept; where none can go on, one of the least rank does."""
+    """Sort, and report whether all waits are satisfied; when blocked, continue with a number of the lowest rank."""
     waiters: dict[int, list[int]] = {}
     missing, awaited = [0] * len(successors), [0] * len(successors)
     for edges in successors:
@@ -61,7 +61,7 @@ def _sort(  # noqa: C901, PLR0912
             number = heappop(held)[1]
             is_complete = is_complete and done[number]
         if done[number]:
-            continue  # its waits ended after it was held
+            continue  # already run: its waits ended while it was in the heap
         done[number] = True
         order.append(number)
         for later in successors[number]:
@@ -76,9 +76,9 @@ def _sort(  # noqa: C901, PLR0912
 
 
 def _rank_cycles(successors: Sequence[Collection[int]], waits: Mapping[int, Collection[int]]) -> list[int]:
-    """Return for each number the position of its strongly connected component, in an order that keeps what is between them.
+    """Rank each number by its strongly connected component, in topological order of the components.
 
-    Kosaraju's algorithm over the edges and waits. Linear.
+    Kosaraju's algorithm over edges and waits. Linear.
     """
     after = [list(later) for later in successors]
     for number, earlier in waits.items():
@@ -100,7 +100,7 @@ def _rank_cycles(successors: Sequence[Collection[int]], waits: Mapping[int, Coll
 
 
 def _list_finished(after: Sequence[Sequence[int]]) -> list[int]:
-    """Return the numbers in the order in which a depth-first search is done with them."""
+    """The numbers in depth-first post-order."""
     order: list[int] = []
     seen = [False] * len(after)
     for root in range(len(after)):
@@ -119,29 +119,28 @@ def _list_finished(after: Sequence[Sequence[int]]) -> list[int]:
 
 
 VERSION = 1
-"""Version of the operator domain that holds the launch node."""
+"""Version of the launch node's operator domain."""
 
 
 @dataclass(slots=True)
 class _Boundary:
-    """What crosses the edge of a cluster, gathered while the nodes are read in order."""
+    """The values at the boundary of a cluster, collected while reading the nodes in order."""
 
     inputs: dict[str, None] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     exports: set[str] = field(default_factory=set)
-    """Values that others read, or that the Function gives out."""
+    """Values read by other clusters or returned by the Function."""
     outputs: tuple[str, ...] = ()
-    """The exports in the order in which they are made."""
+    """The exports in definition order."""
     control: set[int] = field(default_factory=set)
-    """Clusters that must have run before, without a value passing."""
+    """Clusters that must run before, without a data dependency."""
 
 
 def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tuple[str, str]]) -> Function:
-    """Return the Function whose nodes are launch nodes, one per cluster, named ``xrt_<engine>_<n>`` in their order.
+    """Fold a Function to launch nodes, one per cluster, named ``xrt_<engine>_<n>`` in execution order.
 
-    ``engines`` are (name, spec) pairs. The caller guarantees that every node is in one cluster and that the clusters
-    hang together without a cycle. Constants go into each body that reads them, shared by reference; those that are
-    outputs stay outside as well. Linear.
+    ``engines`` are (name, spec) pairs. Every node must be in one cluster, and the graph of clusters must be acyclic. Constants
+    are added to each body that reads them, sharing memory; those that are outputs also remain outside. Linear.
     """
     boundaries = _boundaries(function, clusters)
     _order_updates(function, boundaries)
@@ -159,7 +158,7 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     return _outer(function, nodes)
 
 
-# ------------------------------------------------------------------ what crosses
+# ------------------------------------------------------------------ boundary values
 
 
 def _boundaries(function: Function, clusters: Sequence[Cluster]) -> list[_Boundary]:
@@ -209,7 +208,7 @@ def _add_control(function: Function, home: Sequence[int], found: Sequence[_Bound
 
 
 def _order(function: Function, boundaries: Sequence[_Boundary]) -> list[int]:
-    """Return the clusters in the order that a Function gives to its nodes."""
+    """The canonical order of the clusters as nodes of a Function."""
     nodes = [
         Node(LAUNCH, tuple(own.inputs), own.outputs, name=str(c), control=tuple(map(str, sorted(own.control))))
         for c, own in enumerate(boundaries)
@@ -219,7 +218,7 @@ def _order(function: Function, boundaries: Sequence[_Boundary]) -> list[int]:
 
 
 def _order_updates(function: Function, boundaries: Sequence[_Boundary]) -> None:
-    """Have what writes the output of an alias wait for all that read its input, except for what needs the output itself."""
+    """Make the writer of an alias wait for all readers of the old value, unless they need the new value."""
     readers = _readers(function, boundaries)
     writer = {name: c for c, own in enumerate(boundaries) for name in own.exports}
     waits: dict[int, set[int]] = {}
@@ -233,6 +232,7 @@ def _order_updates(function: Function, boundaries: Sequence[_Boundary]) -> None:
     for c, own in enumerate(boundaries):
         for earlier in {*own.control, *(writer[name] for name in own.inputs if name in writer)}:
             successors[earlier].add(c)
+    # Readers that need the new value cannot run before its writer.
     waits = {last: others for last, found in waits.items() if (others := found - successors[last])}
     positions = schedule_updates(successors, waits)
     for last, others in waits.items():
@@ -240,7 +240,7 @@ def _order_updates(function: Function, boundaries: Sequence[_Boundary]) -> None:
 
 
 def _readers(function: Function, boundaries: Sequence[_Boundary]) -> dict[str, list[int]]:
-    """Return, by the input of each alias, the clusters that read it."""
+    """For each aliased input, the clusters that read it."""
     readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}
     for c, boundary in enumerate(boundaries):
         for name in readers.keys() & boundary.inputs.keys():
@@ -251,16 +251,17 @@ def _readers(function: Function, boundaries: Sequence[_Boundary]) -> dict[str, l
 def _inner_aliases(
     function: Function, boundaries: Sequence[_Boundary], rank: Mapping[int, int]
 ) -> dict[int, tuple[tuple[str, str], ...]]:
-    """Return by cluster the updates in place that it can make itself.
+    """For each cluster, the aliases that it can update in place.
 
-    Those are the aliases whose output it makes from an input that no later cluster reads: it must find the old value. The others
-    stay with the outer Function alone, whose runner copies the output into the input when all is done.
+    These are aliases whose output it computes and whose input no later cluster reads, since that needs the old value. The others
+    remain aliases of the outer Function only: its runner copies the output to the input at the end.
     """
     found: dict[int, list[tuple[str, str]]] = {}
     readers = _readers(function, boundaries)
     given = {value.name for value in function.outputs}
     for before, after in function.aliases:
         last = max(readers[before], key=rank.__getitem__, default=None)
+        # An input that is itself an output must keep its old value.
         if last is not None and after in boundaries[last].exports and before not in given:
             found.setdefault(last, []).append((before, after))
     return {c: tuple(aliases) for c, aliases in found.items()}
@@ -284,7 +285,7 @@ def _body(function: Function, cluster: Cluster, boundary: _Boundary, name: str, 
 
 
 def _closed(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes without the control edges that come from elsewhere; those are the launch node's."""
+    """Remove control edges from outside the cluster; they become control edges of the launch node."""
     if not any(node.control for node in nodes):
         return tuple(nodes)
     own = {node.name for node in nodes}
@@ -302,16 +303,16 @@ def _outer(function: Function, nodes: Sequence[Node]) -> Function:
 
 
 def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
-    """Return what is known of the values that the nodes make, those apart that are outputs and carry their own."""
+    """Known types of values defined by the nodes, except outputs, which carry theirs."""
     known = function.types
     made = (name for node in nodes for name in node.outputs)
     return FrozenDict({name: known[name] for name in made if name in known and name not in outputs})
 
 
 def extract_subgraph(function: Function, places: Sequence[int], name: str = "part") -> Function:
-    """Return the nodes at those places as a closed Function, equal to the body of the launch node that a fold makes of them.
+    """Extract nodes as a closed Function, equal to the body that `fold` would create for them.
 
-    ``places`` ascend. Linear in what is taken, not in the whole, unless it updates state that other nodes read.
+    ``places`` must be ascending. Linear in the part, unless it updates state that other nodes read.
     """
     nodes = [function.nodes[place] for place in places]
     made = {name for node in nodes for name in node.defines}
@@ -337,10 +338,10 @@ def _is_read_outside(function: Function, value: str, own: set[str]) -> bool:
 
 
 def _aliases(function: Function, inputs: Sequence[str], outputs: Sequence[str], own: set[str]) -> tuple[tuple[str, str], ...]:
-    """Return the updates in place that the part makes in any plan, as `xrt.partition.fold` has them.
+    """The aliases that the part can update in place in any plan, consistent with `fold`.
 
-    Those are the ones of inputs that nothing else reads, and all of them where nothing runs after the part, such as updates of
-    parameters: it waits for whatever else reads its state.
+    These are aliases whose input no other node reads, and all of them if nothing runs after the part, such as parameter updates:
+    then it waits for all other readers of its state.
     """
     if not function.aliases:
         return ()
@@ -353,7 +354,7 @@ def _aliases(function: Function, inputs: Sequence[str], outputs: Sequence[str], 
 
 
 def _is_last(function: Function, inputs: set[str], outputs: Sequence[str], own: set[str]) -> bool:
-    """Whether nothing runs after the part: no node reads or waits for it, or updates what it reads. Linear in the whole."""
+    """Whether nothing runs after the part: no node reads it, waits for it, or updates what it reads. Linear."""
     if any(_is_read_outside(function, name, own) for name in outputs):
         return False
     if any(not own.isdisjoint(node.control) for node in function.nodes if node.name not in own):

@@ -1,4 +1,4 @@
-"""A Plan as a notebook shows it: its regions as a drawing in their engines' colors, a table of them, and the reasons."""
+"""Notebook rendering of a Plan: a diagram and a table of its regions, and the reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["color_engines", "describe_plan", "list_regions", "render_plan"]
 
 
 def render_plan(plan: Plan) -> str:
-    """Return the cell of a Plan."""
+    """Render the notebook cell of a Plan."""
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = [f"{spec} (fallback)" if spec == plan.implicit else spec for spec in plan.engines]
     facts = {
@@ -31,7 +31,7 @@ def render_plan(plan: Plan) -> str:
 
 
 def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: CallTimes | None = None) -> dict[str, Any]:
-    """Return what the macros of ``plans.html`` show: the picture of a plan, its launches, and reasons, equal ones in one row."""
+    """Data for the macros of ``plans.html``: the diagram, launches, and reasons with equal ones in one row."""
     regions = list_regions(plan) if plan else ()
     rows = [(one.nodes, len(one.reasons), ", ".join(one.engines), one.reasons[0].text) for one in group_reasons(reasons, least=1)]
     colors = color_engines(region.engine for region in regions)
@@ -48,12 +48,12 @@ def _describe_launch(plan: Plan, x: Launch, region: RegionTimes) -> tuple[object
 
 
 def color_engines(engines: Iterable[str]) -> dict[str, str]:
-    """Return the color of each engine, given by name or spec: the one that it declares, if no other has it."""
+    """Map engines, by name or spec, to colors: the declared color unless another engine has it."""
     return assign_colors(engines, lambda name: find_declaration(name).color)
 
 
 def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
-    """Return the facts of a plan's regions, in the order in which they run."""
+    """Describe the regions of a plan in execution order."""
     number = {launch.name: index for index, launch in enumerate(plan.launches)}
     makers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
     given = {value.name for value in plan.function.outputs}

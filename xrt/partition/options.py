@@ -1,4 +1,4 @@
-"""What a caller may ask of the partitioner: sizes of clusters, and pins."""
+"""Options of the partitioner: cluster sizes, pins, and the devices of nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'n
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Nodes by operator or by name, and the engine that must take them, or must not.
+    """Forces nodes, by operator or name, onto an engine, or forbids it.
 
     >>> str(Pin.parse("Conv | Gemm = ort"))
     'Conv|Gemm=ort'
@@ -35,13 +35,13 @@ class Pin:
     """
 
     patterns: tuple[str, ...]
-    """A node matches if one of them matches wholly; ``*`` matches any text and ``?`` one character."""
+    """Glob patterns, of which one must match the whole text; ``*`` matches any text and ``?`` one character."""
     engine: str
-    """An engine's name (every engine of that name), or the exact spec of one."""
+    """An engine name (all engines of that name), or one exact spec."""
     by: PinSubject = "operator"
-    """What the patterns are matched with: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
+    """Match `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
     forbid: bool = False
-    """Whether the engine must not take the nodes; otherwise no other may."""
+    """Forbid the engine instead of forcing it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns))
@@ -55,9 +55,9 @@ class Pin:
 
     @classmethod
     def parse(cls, text: str) -> Pin:
-        """Return the pin that the text spells; raises OptionError where it spells none.
+        """Parse the text of a pin; raises OptionError if it is malformed.
 
-        Patterns are separated by ``|``; a node name that holds one is pinned by the constructor.
+        Patterns are separated by ``|``. To pin a node name that contains ``|``, use the constructor.
         """
         match = _FORM.fullmatch(text.strip())
         if match is None:
@@ -72,15 +72,15 @@ class Pin:
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
     def subject(self, node: Node) -> str:
-        """Return the text of the node that the patterns are matched with."""
+        """The text of the node that is matched."""
         return node.name if self.by == "name" else node.op
 
     def matches(self, subject: str) -> bool:
-        """Whether the pin is about nodes of that operator, or of that name."""
+        """Whether the pin applies to this operator or name."""
         return compile_patterns(self.patterns).fullmatch(subject) is not None
 
     def match(self, subjects: Collection[str]) -> Iterable[str]:
-        """Yield those of the subjects that match, some perhaps twice; quick for patterns that stand for themselves."""
+        """Yield matching subjects, possibly with duplicates; patterns without wildcards are looked up directly."""
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
                 yield from filter(compile_patterns((pattern,)).fullmatch, subjects)
@@ -88,20 +88,20 @@ class Pin:
                 yield pattern
 
     def covers(self, name: str, spec: str) -> bool:
-        """Whether the pin speaks of the engine of that name and spec."""
+        """Whether the pin refers to the engine with this name and spec."""
         return self.engine in (name, spec)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusteringOptions:
-    """How nodes are grouped into regions; part of the Plan. Raises OptionError for an impossible value."""
+    """How nodes are grouped into regions; part of the Plan. Raises OptionError for an invalid value."""
 
     minimum_nodes: int = 1
-    """Smallest number of nodes of a region: the nodes of a smaller one go to the next engine that supports them, if any."""
+    """Minimum number of nodes per region: nodes of smaller ones move to the next engine that supports them, if any."""
     maximum_nodes: int | None = None
-    """Largest number of nodes of a region; None for no limit."""
+    """Maximum number of nodes per region; None for no limit."""
     pins: tuple[Pin, ...] = ()
-    """Pins, or their text. Of the forcing pins that match a node, the last one applies; forbidding pins add up."""
+    """Pins or their text. Of the forcing pins that match a node, the last one applies; forbidding pins accumulate."""
 
     def __post_init__(self) -> None:
         _check_count("minimum_nodes", self.minimum_nodes, 1)
@@ -120,7 +120,7 @@ class ClusteringOptions:
         return ", ".join([*shown, *(f"pin {str(pin)!r}" for pin in self.pins)])
 
     def check_pins(self, engines: Iterable[tuple[str, str]]) -> None:
-        """Raise OptionError for a pin whose engine is not among the (name, spec) pairs."""
+        """Raise OptionError for a pin to an engine that is not among the (name, spec) pairs."""
         known = sorted({word for pair in engines for word in pair})
         for pin in self.pins:
             if pin.engine not in known:
@@ -131,7 +131,7 @@ class ClusteringOptions:
 
 
 def read_options(values: Mapping[str, Any]) -> ClusteringOptions:
-    """Return the options of which `dataclasses.asdict` gave these values; raises OptionError for an impossible value."""
+    """Create options from the result of `dataclasses.asdict`; raises OptionError for an invalid value."""
     return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
 
 
@@ -158,20 +158,20 @@ def _check_count(name: str, value: object, least: int, or_else: str = "") -> Non
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """The devices of nodes that name none."""
+    """Devices of nodes that do not require one."""
 
     device: str = "cpu"
-    """The plan's: where values come in and go out, and where engines run for which nothing else is asked."""
+    """The plan's device: for inputs and outputs, and for engines without an entry in ``by_engine``."""
     by_engine: Mapping[str, str] = FrozenDict()
-    """Spec of an engine to the device that was asked for it."""
+    """Engine spec to requested device."""
 
     @classmethod
     def at(cls, where: str | DeviceMap) -> DeviceMap:
-        """Return the homes, or those that are all on one device."""
+        """Convert a device name to a DeviceMap with a single device."""
         return where if isinstance(where, DeviceMap) else cls(where)
 
     def of(self, spec: str) -> str:
-        """Return where the engine's nodes run."""
+        """The device of an engine."""
         return self.by_engine.get(spec, self.device)
 
 
@@ -183,24 +183,25 @@ class NodeDevices:
     specs: Sequence[str]
     homes: DeviceMap
     named: tuple[str, ...]
-    """For each node the device that it names, one name per device; empty where it names none."""
+    """The normalized device that each node requires; empty if none."""
     elsewhere: Sequence[SupportMatrix]
-    """What engines answer for nodes that name no device, on other kinds of device that some node names."""
+    """Support of nodes without a required device on the other kinds of device in the graph."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
-        """Ask what more there is to know; nothing where all devices are of one kind."""
+        """Query support on other kinds of device; nothing to query if all devices are of one kind."""
         named = tuple(normalize_device(node.device) for node in function.nodes)
         others = sorted({parse_device_kind(name) for name in named if name} - {parse_device_kind(homes.device)})
         elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
         return cls(function, [engine.spec for engine in engines], homes, named, elsewhere)
 
     def devices(self, engines: Sequence[int]) -> list[str]:
-        """Return the device of each node on that engine; empty where it may be any that its neighbours are on.
+        """The device of each node on the given engine; empty if it may run on the device of its neighbors.
 
-        A device that is named, or was asked for an engine, is a constraint. A node without one may go along with its
-        neighbours, if its engine takes it there too: a copy is saved.
+        A required or requested device is a constraint. Other nodes may run with their neighbors, if their engine supports them
+        there, which saves a copy.
         """
+        # The common case: devices of one kind, and none requested for an engine.
         if not self.homes.by_engine and not self.elsewhere:
             return list(self.named)
         return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]

@@ -1,4 +1,4 @@
-"""The way from a Function to a Plan."""
+"""Partitioning: from a Function to a Plan, by priority of the engines or from an explicit assignment."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ __all__ = [
     "plan_from_assignment",
 ]
 
+# Copying this many bytes of state per call costs more than a separate region: 20 us at 13 GB/s.
 LEAST_COPIED = 1 << 18
-"""Bytes per call from which copies of state cost more than a region of its own: 20 us at 13 GB/s."""
 
 
 def place_updates(
     function: Function, engines: Sequence[GraphCompiler], choices: EligibleEngines, devices: Sequence[str]
 ) -> EligibleEngines:
-    """Return the choices without those by which state would be copied that another engine of the list updates in place.
+    """Exclude choices that would copy state which another engine of the list updates in place.
 
-    A state is an alias. Its update is the node that writes the output, and before that all nodes which only updates read: those
-    whose result an engine may write over an input, and those of one element. They go together to the first engine that supports
-    them and declares that it writes in place (`GraphCompiler.list_mutable_inputs`), on the same device. Nothing changes where the
-    engines that the nodes would have copy less than `LEAST_COPIED` bytes. Linear in nodes and edges.
+    A state is an alias. Its update consists of the node that writes the output and, before it, all nodes that only updates read:
+    those whose result an engine may write over an input, and those of one element. They are assigned together to the first engine
+    on the same device that supports them and declares in-place updates (`GraphCompiler.list_mutable_inputs`). Nothing changes if
+    the engines would copy less than `LEAST_COPIED` bytes. Linear in nodes and edges.
     """
     if not function.aliases or len(engines) < 2:
         return choices
@@ -54,6 +54,7 @@ def place_updates(
     nbytes = sum(copied.values())
     if nbytes < LEAST_COPIED:
         return choices
+    # Nodes are already on the first engine if it supports them, so only later engines can avoid a copy.
     for target in range(1, len(engines)):
         part = question.find_part(copied, target)
         if sum(size for result, size in copied.items() if function.position(result) in part) >= LEAST_COPIED:
@@ -79,7 +80,7 @@ class _Question:
                     yield result, type_.nbytes
 
     def find_part(self, copied: dict[str, int], target: int) -> set[int]:
-        """Return the nodes, by their number, that go to the engine."""
+        """Positions of the nodes to assign to the engine."""
         function = self.function
         index = {node.name: number for number, node in enumerate(function.nodes)}
         kept = {value.name for value in function.outputs} - copied.keys()
@@ -97,7 +98,7 @@ class _Question:
         return part
 
     def make_exclusions(self, part: set[int], target: int, nbytes: int) -> dict[tuple[int, int], str]:
-        """Return why each node of the part is not on the engines before the target."""
+        """The reasons why the nodes of the part are not on the engines before the target."""
         spec = self.engines[target].spec
         found = {}
         for number in part:
@@ -111,7 +112,7 @@ class _Question:
         return self.candidates[number][0]
 
     def _is_mutable(self, node: Node, engine: int) -> bool:
-        """Whether the engine may write the result over an input of its type."""
+        """Whether the engine may write the result over an input of the same type."""
         function = self.function
         type_ = function.get_type(node.outputs[0]) if node.outputs else None
         places = self.engines[engine].list_mutable_inputs(node, function)
@@ -134,15 +135,15 @@ def partition(
     devices: Mapping[str, str] = FrozenDict(),
     capability: SupportMatrix | None = None,
 ) -> Plan:
-    """Return the Plan: each node on the first engine that takes it, unless a pin, a refusal or `minimum_nodes` forbids.
+    """Partition a Function: each node on the first engine that supports it, unless a pin, refusal or `minimum_nodes` forbids it.
 
-    ``engines`` stand by priority. ``implicit`` is the spec of the one among them that the user did not name, for the
-    Plan to tell; ``strict`` says that there is none. ``refused`` holds (node, engine spec, reason) triples: what engines
-    declined at compile after an earlier Plan. ``device`` is where nodes run that name no device, but for those of the engines
-    that ``devices`` names by spec. No device is touched. ``capability`` has the engines' answers, for who knows them already.
+    ``engines`` are ordered by priority. ``implicit`` is the spec of the one that the user did not list, recorded in the Plan;
+    ``strict`` means that there is none. ``refused`` are (node, engine spec, reason) triples: nodes that engines refused at
+    compile after an earlier Plan. ``device`` is the default device of nodes, overridden per engine spec by ``devices``. No
+    device is accessed. ``capability`` contains the engines' answers if already known.
 
-    Raises OptionError for an engine listed twice, or one that a pin, ``implicit`` or ``refused`` names and the list does
-    not have; PlanError when a pin cannot be kept, or no engine takes a node. Linear in nodes and edges.
+    Raises OptionError for an engine listed twice, or for an unlisted one in a pin, ``implicit`` or ``refused``; PlanError if a
+    pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
     """
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
@@ -173,7 +174,7 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
 
 
 def _reasons(function: Function, choices: EligibleEngines, found: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
-    """Yield, for each node in order, why each engine before its own does not have it."""
+    """Yield for each node, in order, why it is not on each engine before its own."""
     home = [0] * len(function.nodes)
     for one in found.clusters:
         for number in one.nodes:
@@ -189,7 +190,7 @@ def _too_small(size: int, least: int) -> str:
 
 
 MEASURED_REASON = "placed by measurement"
-"""The reason for a node that an earlier engine of the list would have taken."""
+"""The reason for a node that an earlier engine of the list supports."""
 
 
 def plan_from_assignment(
@@ -202,15 +203,14 @@ def plan_from_assignment(
     device: str | DeviceMap = "cpu",
     capability: SupportMatrix | None = None,
 ) -> Plan:
-    """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
+    """Create a Plan from an explicit assignment ``homes``: node name to engine spec.
 
-    Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
-    they are the nodes of equal number instead, so that `map_nodes_to_engines` and `map_nodes_to_regions` of a Plan give that Plan
-    back.
-    ``implicit``, ``device`` and ``capability`` are as for `partition`, and Homes its ``device`` and ``devices``.
+    Regions are clustered as in `partition`, as few as possible. With ``groups`` (node name to number), nodes with the same number
+    form a region instead, so `map_nodes_to_engines` and `map_nodes_to_regions` of a Plan reproduce it. ``implicit`` and
+    ``capability`` are as in `partition`; ``device`` is a device or a DeviceMap.
 
-    Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
-    together in a cycle or mix engines or devices; OptionError for an impossible list of engines.
+    Raises PlanError if a node has no engine, its engine is not listed or does not support it, or if groups form a cycle or mix
+    engines or devices; OptionError for an invalid list of engines.
     """
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
@@ -226,20 +226,20 @@ def plan_from_assignment(
 
 
 def map_nodes_to_engines(plan: Plan) -> dict[str, str]:
-    """Return for each node of the model the spec of the engine that has it."""
+    """Map each node of the model to the spec of its engine."""
     return {name: launch.engine for launch in plan.launches for name in launch.nodes}
 
 
 def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
-    """Return for each node of the model the number of its region, in the order in which regions run."""
+    """Map each node of the model to the index of its region in execution order."""
     return {name: number for number, launch in enumerate(plan.launches) for name in launch.nodes}
 
 
-# ------------------------------------------------------------------ homes
+# ------------------------------------------------------------------ assigned engines
 
 
 def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
-    """Return for each node the position of its engine."""
+    """The index of each node's engine."""
     numbers = {spec: number for number, spec in enumerate(choices.engines)}
     found = []
     for place, node in enumerate(function.nodes):
@@ -272,7 +272,7 @@ def _clustered(function: Function, home: Sequence[int], devices: Devices) -> tup
 
 
 def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:
-    """Return the groups as clusters, in an order in which they can run."""
+    """Convert groups to clusters in execution order."""
     members: dict[int, list[int]] = {}
     for place, node in enumerate(function.nodes):
         if node.name not in groups:
@@ -292,9 +292,9 @@ def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int], wher
 
 
 def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
-    """Yield the clusters in an order in which each runs after all that it waits for, the first that can run first.
+    """Yield the clusters in topological order, lowest index first.
 
-    Raises PlanError where there is no such order: that is the law that no plan may break.
+    Raises PlanError if they form a cycle.
     """
     before = _waits(function, clusters)
     after: list[list[int]] = [[] for _ in clusters]
@@ -317,7 +317,7 @@ def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
 
 
 def _waits(function: Function, clusters: Sequence[Cluster]) -> list[set[int]]:
-    """Return for each cluster those that it waits for."""
+    """For each cluster, the clusters it depends on."""
     own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
     before: list[set[int]] = [set() for _ in clusters]
     for place, needed in enumerate(DependencyGraph.of(function).predecessors):

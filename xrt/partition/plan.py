@@ -1,4 +1,4 @@
-"""The Plan: a partitioned Function as a value, with the reasons for where its nodes are."""
+"""The Plan: a partitioned Function with its regions, device transfers and reasons, printed as text or serialized."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value that crosses from one device to another, however many launches read it there."""
+    """A value copied from one device to another, once for all its readers there."""
 
     value: str
     type: Type | None
     source: str
-    """Where the value is made; for an input of the model, the plan's device."""
+    """Device of the producer; for an input of the model, the plan's device."""
     target: str
     readers: tuple[str, ...]
-    """The launches that read it there, in the plan's order; the model's caller, of an output, is no launch."""
+    """Launches that read it there, in plan order; empty if only the caller reads it, as an output."""
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes that cross; None where they are known only at run time."""
+        """Size in bytes; None if known only at run time."""
         return self.type.nbytes if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
@@ -55,11 +55,12 @@ class Transfer:
 
 
 def find_transfers(function: Function, launches: Iterable[Launch], device: str) -> Iterator[Transfer]:
-    """Yield the copies of a plan in the order in which the values are made; ``device`` is the plan's own.
+    """Yield the copies between devices of a plan, in definition order; ``device`` is the plan's device.
 
-    Constants do not cross: each region has its own, where it runs. Linear.
+    Constants are not copied: each region has its own on its device. Linear.
     """
     launches = tuple(launches)
+    # The common case: everything on one device.
     if all(launch.device in ("", device) for launch in launches):
         return
     made: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
@@ -80,15 +81,14 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
                 yield Transfer(name, type_, source, target, tuple(read[name, target]))
 
 
+# From this many equal regions or reasons on, one line represents all of them.
 GROUPED = 3
-"""Number of equal things from which one line represents all of them."""
-SHOWN = 4
-"""Names that such a line gives."""
+SHOWN = 4  # names in such a line
 T = TypeVar("T")
 
 
 def group(things: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
-    """Yield things of equal key together where there are at least so many, at the place of the first; each other alone."""
+    """Yield things with equal keys together if there are at least ``least``, at the position of the first; others alone."""
     listed = list(things)
     alike: dict[Hashable, list[T]] = {}
     for thing in listed:
@@ -108,25 +108,25 @@ class ReasonGroup:
     """Nodes that are not on some engines for the same reason."""
 
     reasons: tuple[Reason, ...]
-    """One for each node, of the first of the engines."""
+    """One per node, for the first of the engines."""
     engines: tuple[str, ...]
 
     @property
     def summary(self) -> str:
-        """What they have in common: ``52 nodes not on ort, xla: placed by measurement``."""
+        """For example ``52 nodes not on ort, xla: placed by measurement``."""
         count = len(self.reasons)
         return f"{count} node{'s' * (count != 1)} not on {', '.join(self.engines)}: {self.reasons[0].text}"
 
     @property
     def nodes(self) -> str:
-        """Some of the nodes' names."""
+        """Some of the node names."""
         return list_some([reason.node for reason in self.reasons])
 
 
 def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[ReasonGroup]:
-    """Return the reasons in groups: nodes of equal engine and reason, where there are at least so many, else each alone.
+    """Group reasons by engine and text; groups of fewer than ``least`` nodes are split.
 
-    Groups of the same nodes and the same reason on several engines become one.
+    Groups with the same nodes and text on several engines are merged.
     """
     merged: dict[tuple[str, tuple[str, ...]], ReasonGroup] = {}
     for alike in group(reasons, lambda reason: (reason.engine, reason.text), least):
@@ -138,7 +138,7 @@ def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[Reaso
 
 
 def list_some(names: Sequence[str], most: int = SHOWN) -> str:
-    """Return the names, the first of them where there are more.
+    """Join the first names, and count the rest.
 
     >>> list_some(["a", "b", "c"], most=2)
     'a, b and 1 more'
@@ -153,15 +153,15 @@ DOMAIN = "xrt"
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a node is not on an engine that comes before its own in the list."""
+    """Why a node is not on an engine with higher priority than its own."""
 
     node: str
     op: str
     engine: str
-    """The spec of the engine that does not have it."""
+    """Spec of the engine that does not run the node."""
     text: str
     updating_engine: str = ""
-    """The spec of the engine that updates state in place with the node, where this one would copy it; else empty."""
+    """Spec of the engine that updates state in place where this one would copy it; else empty."""
 
     def __str__(self) -> str:
         return f"{self.node!r} ({self.op}) is not on {self.engine}: {self.text}"
@@ -169,25 +169,25 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One region: the Function that an engine compiles, and its position in the plan."""
+    """One region: the Function to compile, its engine, and its place in the plan."""
 
     name: str
     engine: str
-    """The spec of its engine."""
+    """Spec of its engine."""
     function: Function
-    """The region as a closed Function; its values are named as in the model."""
+    """The region as a closed Function, with the model's value names."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[str, ...]
-    """Names of the model's nodes that it holds, in the model's order."""
+    """Names of the model's nodes in the region, in model order."""
     device: str
-    """Where it runs; empty for the plan's own device."""
+    """Empty for the plan's device."""
     control: tuple[str, ...] = ()
-    """Launches that must have run before, without a value passing."""
+    """Launches that must run before, without a data dependency."""
 
     @classmethod
     def of(cls, node: Node) -> Launch:
-        """Return the region that a launch node holds."""
+        """Read the attributes of a launch node."""
         return cls(
             node.name,
             node.attr("engine"),
@@ -203,7 +203,7 @@ class Launch:
 def launch_node(
     name: str, engine: str, body: Function, nodes: tuple[str, ...], *, device: str = "", control: tuple[str, ...] = ()
 ) -> Node:
-    """Return the node that represents a region in a folded Function; its inputs and outputs are the body's."""
+    """Create the node for a region; its inputs and outputs are those of the body."""
     attributes = (
         Attribute("body", AttrKind.GRAPH, body),
         Attribute("engine", AttrKind.STRING, engine),
@@ -215,37 +215,37 @@ def launch_node(
 
 @dataclass(frozen=True)
 class Plan:
-    """A partitioned model: launch nodes in a Function of their own, engines and reasons. Nothing is compiled yet.
+    """A partitioned model: a Function of launch nodes, engines and reasons. Nothing is compiled yet.
 
-    The same Function, engines and options give an equal Plan in any process, also as text and as bytes.
+    Deterministic: the same Function, engines and options give an equal Plan in any process, and equal text and bytes.
     """
 
     function: Function
-    """The folded model: every node is a launch node; constants that are outputs of the model are its own."""
+    """The folded model: all nodes are launch nodes; constants are those that are outputs of the model."""
     engines: tuple[str, ...]
-    """Specs of all engines that were asked, by priority; some may have got nothing."""
+    """Specs of all engines considered, by priority; some may have no nodes."""
     reasons: tuple[Reason, ...] = ()
-    """For every node one reason per engine that comes before its own, in the model's order."""
+    """For each node, in model order, one reason per engine with higher priority than its own."""
     options: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
-    """The spec of the engine that is in the list without having been named."""
+    """Spec of the engine that was added without being listed."""
     device: str = "cpu"
-    """Where values come in and go out, and where launches run that name no device."""
+    """Device of inputs and outputs, and of launches without one."""
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """The regions, in an order in which they can run."""
+        """The regions in execution order."""
         return tuple(Launch.of(node) for node in self.function.nodes)
 
     @cached_property
     def copies(self) -> tuple[Transfer, ...]:
-        """The boundaries between devices: each value that crosses, once per direction. Empty where all is on one device."""
+        """Values copied between devices, once per direction. Empty if everything is on one device."""
         return tuple(find_transfers(self.function, self.launches, self.device))
 
     def estimate_peak(self) -> int | None:
-        """Return the most bytes that computed values take at once, in and between launches; None where a size is not known.
+        """Estimate the peak bytes of computed values, within and between launches; None if a size is unknown.
 
-        Engines may order a region's nodes otherwise, and need memory to compute on top of it. Linear.
+        Engines may reorder the nodes of a region and need additional memory for computing. Linear.
         """
         from xrt.graph.memory_forecast import estimate_peak
 
@@ -265,26 +265,26 @@ class Plan:
         return most
 
     def get_device(self, launch: Launch) -> str:
-        """Return where a launch runs."""
+        """The device of a launch."""
         return launch.device or self.device
 
     def _repr_html_(self) -> str:
-        """Return the plan as pictures and tables for a notebook."""
-        from xrt.partition.html import render_plan  # for notebooks alone
+        """Render diagrams and tables for a notebook."""
+        from xrt.partition.html import render_plan  # needed only in notebooks
 
         return render_plan(self)
 
     def to_bytes(self) -> bytes:
-        """Return the Plan as `from_bytes` reads it, constants in full; raises BundleError for more than 2 GB."""
+        """Serialize the Plan including all constants; raises BundleError above 2 GB."""
         return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
-        """Return the Plan that `to_bytes` wrote; raises BundleError when the bytes are damaged, or too new."""
+        """Deserialize a Plan; raises BundleError if the data is corrupt or too new."""
         return from_bytes(data)
 
     def __str__(self) -> str:
-        """Return the plan as text: equal regions once, and equal reasons in one line; `reasons` has one for each node."""
+        """Print the plan; equal regions and equal reasons share one line. `reasons` lists them per node."""
         return "\n".join(_lines(self))
 
 
@@ -306,7 +306,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _reason_lines(groups: Sequence[ReasonGroup]) -> Iterator[str]:
-    """Yield a line for each group of reasons; for a group of several, the head gives the engine of each."""
+    """Yield one line per group of reasons."""
     if not groups:
         return
     is_grouped = any(len(one.reasons) > 1 or len(one.engines) > 1 for one in groups)
@@ -336,19 +336,20 @@ def _counted(count: int, noun: str) -> str:
 
 
 FORMAT = 1
-"""The version of the message that is written, and the only one that is read."""
+"""Version of the message: the one written, and the only one read."""
 
 
 def to_bytes(plan: Plan) -> bytes:
-    """Return the Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
+    """Serialize a Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
 
-    Constants are in it in full. Raises BundleError for more than 2 GB, ModelError for a region that ONNX cannot say.
+    Includes all constants. Raises BundleError above 2 GB, and ModelError for a region that ONNX cannot express.
     """
     return write("Plan", to_message(plan))
 
 
 def to_message(plan: Plan) -> dict[str, Any]:
-    """Return the Plan as the values of its message."""
+    """Convert a Plan to the values of its message."""
+    # Bodies are stored once, as launches, not as attributes of the launch nodes.
     bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
     return {
         "format": FORMAT,
@@ -367,15 +368,15 @@ def _launch(launch: Launch) -> dict[str, Any]:
 
 
 def from_bytes(data: bytes) -> Plan:
-    """Return the Plan that `to_bytes` wrote.
+    """Deserialize a Plan written by `to_bytes`.
 
-    Raises BundleError when the bytes are damaged, are not a Plan, or were written by a version that is too new.
+    Raises BundleError if the data is corrupt, not a Plan, or from a version that is too new.
     """
     return from_message(read("Plan", data))
 
 
 def from_message(values: dict[str, Any]) -> Plan:
-    """Return the Plan of those values; raises BundleError as `from_bytes` does."""
+    """Convert the values of a message to a Plan; raises BundleError as `from_bytes` does."""
     if values["format"] != FORMAT:
         said = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
         raise BundleError(f"{said}; read it with the version that wrote it")
@@ -400,7 +401,7 @@ def _plan(values: dict[str, Any]) -> Plan:
 
 
 def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
-    """Return the folded function, each node of which has what it launches again."""
+    """Restore the attributes of the launch nodes."""
     known = {launch["name"]: launch for launch in launches}
     return frame.replace(nodes=tuple(_with_launch(node, known, frame) for node in frame.nodes))
 

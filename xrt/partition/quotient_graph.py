@@ -1,4 +1,4 @@
-"""What is grouped: numbered units, each of a kind that says with which others it may share a region."""
+"""Dependency graphs of numbered units, each with a kind that determines which units may share a region."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DependencyGraph", "QuotientGraph", "Targets"]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The distinct (engine, device) pairs of a graph, sorted; an empty device is any device."""
+    """The distinct (engine, device) pairs of a graph, sorted; an empty device means any device."""
 
     pairs: tuple[tuple[int, str], ...]
 
@@ -22,33 +22,33 @@ class Targets:
         return len(self.pairs)
 
     def find_compatible(self, region: int) -> frozenset[int]:
-        """Return the kinds whose units may join a region of that kind: same engine, and same device or none."""
+        """Kinds whose units may join a region of this kind: same engine, and same device or none."""
         engine, device = self.pairs[region]
         return frozenset(k for k, pair in enumerate(self.pairs) if pair == (engine, device) or pair == (engine, ""))
 
     def phases(self) -> tuple[int, ...]:
-        """Return the kinds that a region need be of: without those that any other of their engine accepts."""
+        """The kinds that regions may have: without those that another kind of the same engine accepts."""
         placed = {engine for engine, device in self.pairs if device}
         return tuple(k for k, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
 
     def shareable(self) -> list[list[bool]]:
-        """Return for each two kinds whether units of them may ever share a region."""
+        """For each two kinds, whether their units can share a region."""
         accepted = [self.find_compatible(k) for k in range(len(self))]
         return [[any({a, b} <= own for own in accepted) for b in range(len(self))] for a in range(len(self))]
 
 
 @dataclass(frozen=True, slots=True)
 class QuotientGraph:
-    """Numbered units with their dependencies and kinds: nodes at first, later groups of them."""
+    """Numbered units with dependencies and kinds: nodes at first, later groups of nodes."""
 
     graph: DependencyGraph
     kind: Sequence[int]
-    """For each unit the number of its kind."""
+    """Index of each unit's kind."""
     kinds: Targets
 
     @classmethod
     def of(cls, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str]) -> QuotientGraph:
-        """Return one unit per node, from each node's engine and device."""
+        """Create one unit per node, from each node's engine and device."""
         pairs = list(zip(engines, devices, strict=True))
         kinds = Targets(tuple(sorted(set(pairs))))
         number = {pair: k for k, pair in enumerate(kinds.pairs)}
@@ -58,13 +58,13 @@ class QuotientGraph:
         return len(self.kind)
 
     def reverse(self) -> QuotientGraph:
-        """Return the same with every dependency turned round; unit ``i`` becomes ``len - 1 - i``."""
+        """Reverse all dependencies; unit ``i`` becomes ``len - 1 - i``."""
         return QuotientGraph(self.graph.reverse(), list(reversed(self.kind)), self.kinds)
 
     def merge(self, group: Sequence[int]) -> QuotientGraph:
-        """Return the groups as units; the caller guarantees that one of each group's kinds accepts all others in it.
+        """Merge units into groups; one kind in each group must accept all others.
 
-        That kind is the greatest, because kinds are sorted and an empty device comes first.
+        That kind is the maximum, because kinds are sorted and an empty device comes first.
         """
         graph = self.graph.make_quotient(group)
         kind = [0] * len(graph)
@@ -73,7 +73,7 @@ class QuotientGraph:
         return QuotientGraph(graph, kind, self.kinds)
 
     def tails(self) -> list[int]:
-        """Return for each unit how many regions the longest way from it on needs at least, its own included. Linear."""
+        """For each unit, a lower bound on the regions along any path from it, including its own. Linear."""
         apart = [[0 if share else 1 for share in row] for row in self.kinds.shareable()]
         tail = [1] * len(self)
         for unit in range(len(self) - 1, -1, -1):
@@ -86,15 +86,15 @@ class QuotientGraph:
 
 @dataclass(frozen=True, slots=True)
 class DependencyGraph:
-    """For each number its direct predecessors: each once, all of them lower numbers. It is acyclic by construction."""
+    """The direct predecessors of each number, without duplicates. Predecessors are lower, so the graph is acyclic."""
 
     predecessors: Sequence[tuple[int, ...]]
 
     @classmethod
     def of(cls, function: Function) -> DependencyGraph:
-        """Return the dependencies between a Function's nodes, numbered as they stand in it.
+        """Dependencies between the nodes of a Function, numbered by position.
 
-        Data, values captured by bodies and control edges count alike. Linear.
+        Data, values captured by bodies and control edges are equivalent. Linear.
         """
         position = function.position
         by_name: dict[str, int] = {}
@@ -111,7 +111,7 @@ class DependencyGraph:
         return len(self.predecessors)
 
     def successors(self) -> list[list[int]]:
-        """Return for each number its direct successors, ascending."""
+        """For each number its direct successors, ascending."""
         after: list[list[int]] = [[] for _ in self.predecessors]
         for number, before in enumerate(self.predecessors):
             for earlier in before:
@@ -119,15 +119,14 @@ class DependencyGraph:
         return after
 
     def reverse(self) -> DependencyGraph:
-        """Return the graph with every edge turned round; number ``i`` becomes ``len - 1 - i``."""
+        """Reverse every edge; number ``i`` becomes ``len - 1 - i``."""
         last = len(self) - 1
         return DependencyGraph([tuple(last - later for later in after) for after in reversed(self.successors())])
 
     def make_quotient(self, group: Sequence[int]) -> DependencyGraph:
-        """Return the graph between groups of numbers.
+        """The graph between groups, which are numbered from 0 without gaps.
 
-        The caller guarantees that no edge leads from a higher group to a lower one, which is what makes the quotient
-        acyclic; raises ValueError otherwise. Groups are numbered from 0, without gaps. Linear.
+        No edge may lead from a higher group to a lower one, which makes the quotient acyclic; raises ValueError otherwise.
         """
         rows: list[set[int]] = [set() for _ in range(max(group, default=-1) + 1)]
         for number, before in enumerate(self.predecessors):
@@ -140,7 +139,7 @@ class DependencyGraph:
 
 
 def renumber(groups: Iterable[int]) -> list[int]:
-    """Return the same groups numbered from 0 without gaps, in the same order."""
+    """Renumber groups from 0 without gaps, in the same order."""
     groups = list(groups)
     rank = {group: number for number, group in enumerate(sorted(set(groups)))}
     return [rank[group] for group in groups]

@@ -1,4 +1,4 @@
-"""Which engine can take which node, and why not."""
+"""Which engines support which nodes, and why not: engine answers, pins and refusals."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ __all__ = [
     "without_names",
 ]
 
+# Keys include the content of constants up to this many elements; larger ones are weights, of which only the type matters.
 SMALL = 1024
-"""Elements up to which the content of a constant is part of a key; a larger one is a weight, and only its type is."""
 OF_TYPES = frozenset({"Shape", "Size"})
-"""Operators whose result may be known from the type of what they are given."""
+"""Operators whose result may depend only on the type of their input."""
 _BODIES = frozenset({AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
 class QuestionKeys:
-    """Keys of the nodes of one Function; to be computed in topological order.
+    """Keys of the nodes of one Function, to be computed in topological order.
 
-    Two nodes with one key have the same operator, opset, attributes, types and small constants, and the same of their outputs are
-    read. A value made of constants or types alone is identified by how it is made. An answer that depends on the values of a
-    large weight may differ in another model: a caller that stores answers by these keys must accept that.
+    Nodes with equal keys have the same operator, opset, attributes, types and small constants, and the same outputs are read. A
+    value computed only from constants or types is identified by its computation. An answer that depends on the values of a large
+    weight may differ in another model: a caller that stores answers by these keys must accept that.
     """
 
     def __init__(self, function: Function) -> None:
         self._function = function
         self._made: dict[str, str] = {}
-        """Keys of values that are made of constants or types alone."""
+        """Keys of values computed only from constants or types."""
         self._read = {value.name for value in function.outputs}
         self._read.update(name for node in function.nodes for name in node.uses)
 
     def key(self, node: Node) -> str | None:
-        """Return the key; None for a node with a body."""
+        """The key; None for a node with a body."""
         function = self._function
         attributes = [_attribute(one) for one in node.attributes]
         looks = [self._look(name) for name in node.inputs]
         if None in attributes:
             return None
         made = [f"{function.get_type(name)} {name in self._read}" if name else "" for name in node.outputs]
+        # Which inputs are the same value: Add(x, x) differs from Add(x, y).
         same = list(map(node.inputs.index, node.inputs))
         opset = function.opsets.get(node.domain)
         facts = (node.domain, node.op_type, opset, node.device, sorted(map(str, attributes)), looks, same, made)
@@ -80,7 +81,7 @@ class QuestionKeys:
 
 
 def _attribute(attribute: Attribute) -> str | None:
-    """Return an attribute as text; None for a body."""
+    """An attribute as text; None for a body."""
     if attribute.kind in _BODIES:
         return None
     value = attribute.value
@@ -94,14 +95,14 @@ def _attribute(attribute: Attribute) -> str | None:
 
 
 def without_names(reason: str, node: Node) -> str:
-    """Return a reason that names no value of this model: what it says of this node holds for others of its key."""
+    """Replace names of the node's values in a reason by placeholders, so that it applies to all nodes with the key."""
     for place, name in enumerate(_names(node)):
         reason = reason.replace(repr(name), _MARK.format(place)) if name else reason
     return reason
 
 
 def with_names(reason: str, node: Node) -> str:
-    """Return such a reason with the names of this node."""
+    """Replace the placeholders by the names of this node."""
     for place, name in enumerate(_names(node)):
         reason = reason.replace(_MARK.format(place), repr(name))
     return reason
@@ -116,23 +117,23 @@ def _names(node: Node) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SupportMatrix:
-    """The table of answers: for each node and engine a reason, or None if the engine supports the node.
+    """For each node and engine a reason, or None if the engine supports the node.
 
-    Nodes that differ only in names share one question: same operator, attributes, types, constants, outputs with a reader, and
-    device. Each engine answers each question once.
+    Nodes that differ only in names share one question: same operator, attributes, types, constants, used outputs, and device.
+    Each engine answers each question once.
     """
 
     questions: Sequence[int]
-    """For each node, in the Function's order, the number of its question."""
+    """The question index of each node, in the order of the Function."""
     answers: tuple[tuple[str | None, ...], ...]
-    """For each question the engines' answers, in the order of the engines."""
+    """For each question, the answers in the order of the engines."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | Sequence[str]) -> SupportMatrix:
-        """Ask every engine about every distinct node; ``device`` is where nodes run that name none, of all engines or of each.
+        """Query every engine about every distinct node; ``device`` is the default device for all engines, or one for each.
 
-        An engine that raises, or answers with something else than text, is taken to decline, and that is the reason.
-        Linear in the nodes; one call of `why_not` per engine and distinct node.
+        An engine that raises, or returns something other than text, does not support the node, with that as the reason. Linear in
+        the nodes; one call of `why_not` per engine and distinct node.
         """
         homes = (device,) * len(engines) if isinstance(device, str) else device
         questions, firsts = number_questions(function)
@@ -141,17 +142,17 @@ class SupportMatrix:
         )
 
     def reason(self, node: int, engine: int) -> str | None:
-        """Return why the engine cannot take the node; None when it can."""
+        """Explain why the engine does not support the node, or return None if it does."""
         return self.answers[self.questions[node]][engine]
 
     def supporting_engines(self) -> list[tuple[int, ...]]:
-        """Return for each node the engines that can take it, by priority."""
+        """For each node, the engines that support it, by priority."""
         by_question = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.answers]
         return [by_question[question] for question in self.questions]
 
 
 def number_questions(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
-    """Return for each node the number of its question, and for each question the first node that asks it."""
+    """Number the questions: the question of each node, and the first node of each question."""
     alike = _NodeClasses(function)
     questions = array("l")
     firsts: list[Node] = []
@@ -164,10 +165,11 @@ def number_questions(function: Function) -> tuple[Sequence[int], tuple[Node, ...
 
 
 def ask_engine(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
-    """Return why the engine cannot take the node there; None where it can. One that raises, or answers oddly, declines."""
+    """Explain why the engine does not support the node on this device, or return None. Handles engines that raise."""
     device = node.device or home
     if device.partition(":")[0] not in engine.devices:
         return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
+    # For engines, an empty device means cpu.
     placed = node if device in (node.device, "cpu") else replace(node, device=device)
     try:
         answer: object = engine.why_not(placed, function)
@@ -179,7 +181,7 @@ def ask_engine(engine: GraphCompiler, home: str, node: Node, function: Function)
 
 
 class _NodeClasses:
-    """Numbers nodes so that those that an engine cannot tell apart have one number; to be asked in topological order."""
+    """Numbers nodes such that nodes an engine cannot distinguish share a number; query in topological order."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -190,7 +192,7 @@ class _NodeClasses:
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, node: Node) -> int:
-        """Return the number of the node's question: a new one is one more than all before."""
+        """The question index of a node; a new question gets the next index."""
         inputs, known = node.inputs, self._looks
         look = [known[name] if name in known else self._look(name) for name in inputs]
         made = [known[name] if name in known else self._look(name) for name in node.outputs]
@@ -205,6 +207,7 @@ class _NodeClasses:
     def _look(self, name: str) -> _Look:
         constant = self._function.constants.get(name)
         if constant is not None:
+            # A constant by identity, so that its content need not be hashed.
             look = -2 - id(constant)
         else:
             look = self._type(self._function.get_type(name))
@@ -212,7 +215,7 @@ class _NodeClasses:
         return look
 
     def _type(self, type_: Type | None) -> int:
-        """Number the type; by identity where it has been met, because hashing one costs more than all else here."""
+        """Number the type; first by identity, because hashing types would dominate the time here."""
         number = self._known_types.get(id(type_))
         if number is None:
             number = self._known_types[id(type_)] = self._types.setdefault(type_, len(self._types))
@@ -226,20 +229,23 @@ class _NodeClasses:
 
     @cached_property
     def _read(self) -> set[str]:
-        """The values that some node reads, or that are outputs."""
+        """Values that are read by a node or are outputs."""
         read = {value.name for value in self._function.outputs}
         read.update(name for node in self._function.nodes for name in node.uses)
         return read
 
 
 _Look: TypeAlias = int | str
-"""What an engine may see of a value: its type (from 0 on), the constant that it is (below -1), or, for what is made of
-constants or types alone, the value itself by its name, because an engine may look at how it is made."""
+"""What an engine can see of a value.
+
+Its type (0 and above), the constant (below -1), or, for a value computed only from constants or types, its name, because an
+engine may look at its computation.
+"""
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
 def _content(attribute: Attribute) -> tuple[object, ...]:
-    """Return a key for the attribute: large values by identity, numbers as text, because ``1 == True`` and ``0.0 == -0.0``."""
+    """Key of an attribute: large values by identity, numbers as text, because ``1 == True`` and ``0.0 == -0.0``."""
     if attribute.kind in _BY_IDENTITY:
         return (attribute.name, id(attribute.value))
     return (attribute.name, attribute.kind, repr(attribute.value))
@@ -248,22 +254,21 @@ def _content(attribute: Attribute) -> tuple[object, ...]:
 Refused: TypeAlias = tuple[str, str, str]
 """A node, the spec of an engine that refused it at compile, and the reason."""
 Bars: TypeAlias = dict[tuple[int, int], str]
-"""(node, engine) to why the node is kept from the engine, whatever the engine's own answer is."""
-SHOWN = 20
-"""The most nodes that an error lists."""
+"""(node, engine) to the reason why the node is excluded, regardless of the engine's answer."""
+SHOWN = 20  # nodes listed in an error
 
 
 @dataclass(frozen=True, slots=True)
 class EligibleEngines:
-    """For each node the engines that may take it, and for the others the reason."""
+    """For each node the engines that may run it, and for the others the reason."""
 
     engines: tuple[str, ...]
     """Specs, by priority."""
     capability: SupportMatrix
     exclusions: Mapping[tuple[int, int], str]
-    """(node, engine) to the refusal, the pin or the choice that keeps the node from the engine."""
+    """(node, engine) to the refusal, pin or choice that excludes it."""
     updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
-    """(node, engine) of the exclusions by which state is not copied, to the spec of the engine that updates it in place."""
+    """(node, engine) of exclusions that avoid copying state, to the spec of the engine that updates it in place."""
 
     @classmethod
     def of(
@@ -275,11 +280,9 @@ class EligibleEngines:
         device: str | Sequence[str],
         capability: SupportMatrix | None = None,
     ) -> EligibleEngines:
-        """Return what capability, refusals and pins leave; ``device`` is as `SupportMatrix.of` has it, which is asked without
-        one.
+        """Combine capability, refusals and pins; without ``capability``, engines are queried with `SupportMatrix.of`.
 
-        Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin that
-        matches no node.
+        Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
         """
         specs = tuple(engine.spec for engine in engines)
         bars = _pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
@@ -287,25 +290,25 @@ class EligibleEngines:
         return cls(specs, capability or SupportMatrix.of(function, engines, device), bars)
 
     def candidates(self) -> list[tuple[int, ...]]:
-        """Return for each node the engines that may take it, by priority."""
+        """For each node, the engines that may run it, by priority."""
         found = self.capability.supporting_engines()
         for node, engine in self.exclusions:
             found[node] = tuple(e for e in found[node] if e != engine)
         return found
 
     def reason(self, node: int, engine: int) -> str | None:
-        """Return why the node may not go to the engine; None when it may."""
+        """Explain why the node may not run on the engine, or return None if it may."""
         return self.exclusions.get((node, engine)) or self.capability.reason(node, engine)
 
     def reasons(self, node: int) -> str:
-        """Return every engine's reason, on one line."""
+        """All engines' reasons in one line."""
         return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
 
 
 def check_all_taken(
     function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
 ) -> None:
-    """Raise PlanError where a node has no candidate: it lists all of these nodes with each engine's reason."""
+    """Raise PlanError if a node has no candidate; it lists all such nodes with each engine's reason."""
     left = [node for node, engines in enumerate(candidates) if not engines]
     if not left:
         return
@@ -349,7 +352,7 @@ def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Re
 
 
 def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
-    """Return the bars that pins put up; ``engines`` are (name, spec) pairs."""
+    """Exclusions by pins; ``engines`` are (name, spec) pairs."""
     bars: Bars = {}
     for node, pin in _holding(function, pins):
         for engine, (name, spec) in enumerate(engines):
@@ -359,7 +362,7 @@ def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequ
 
 
 def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
-    """Yield each (node, pin) that holds: every forbidding pin that matches, and of the forcing ones the last.
+    """Yield the effective (node, pin) pairs: all matching forbidding pins, and the last matching forcing pin.
 
     Raises PlanError for a pin that matches no node.
     """
@@ -379,7 +382,7 @@ def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin
 
 
 def _by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
-    """Return the nodes by what such a pin goes by: operator or name."""
+    """Nodes by operator or name, depending on the pin."""
     nodes: dict[str, list[int]] = {}
     for number, node in enumerate(function.nodes):
         nodes.setdefault(pin.subject(node), []).append(number)
