@@ -1,8 +1,8 @@
-"""The comparison of results: what counts as equal, and how far two results are apart.
+"""Comparison of results: tolerances per element type, ties of discontinuous operators, and the largest differences.
 
-Two values go in, a Comparison comes out: empty when they agree, otherwise a sentence for a person. Type and shape are
-always exact, and so are integers, truth values and text; floating-point numbers are held to a `Tolerance`. A result
-that steps (an index, a rounding, a threshold) is exact too, unless the caller brings the evidence that a tie was possible.
+`compare` returns a Comparison, with a message if the values differ. Types and shapes must match exactly, and so must
+integers, booleans and text; floating-point numbers are compared within a `Tolerance`. Results of discontinuous operators
+(an index, a rounding, a threshold) must match exactly too, unless the caller passes an `Ambiguity` that admits ties.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ Scope: TypeAlias = Literal["operator", "network"]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a floating-point result may be from the expected one: ``atol + rtol * |expected| + peak * max |expected|``."""
+    """Bound on the error of a floating-point result: ``atol + rtol * |expected| + peak * max |expected|``."""
 
     rtol: float = 0.0
-    """Share of the expected element."""
+    """Relative to the expected element."""
     atol: float = 0.0
-    """Absolute."""
     peak: float = 0.0
-    """Share of the largest finite element of the expected tensor. A sum is as inexact as its summands are large, so an
-    element that is small by cancellation carries the error of its large neighbours."""
+    """Relative to the largest finite element of the expected tensor.
+
+    The error of a sum depends on the size of its terms, so an element that is small by cancellation has the error of its large
+    neighbors.
+    """
     bits: bool = False
-    """Tell ``-0.0`` from ``0.0``. A NaN equals a NaN of any payload all the same: which one comes out depends on how
-    a loop was vectorised, and no operator of ONNX can see it."""
+    """Distinguish ``-0.0`` from ``0.0``. NaNs are equal regardless of payload.
+
+    The payload depends on how a loop was vectorized, and ONNX operators cannot observe it.
+    """
 
     def compute_bound(self, expected: Array) -> Array:
-        """Return the greatest admitted difference for each element; zero where the expected one is infinite or NaN."""
+        """The largest allowed difference per element; zero where the expected element is infinite or NaN."""
         magnitude = np.abs(expected)
         finite = np.isfinite(magnitude)
         magnitude = np.where(finite, magnitude, 0.0)
@@ -58,14 +62,14 @@ class Tolerance:
 
 
 EXACT = Tolerance()
-"""Equal as numbers: zeros of both signs are the same."""
+"""Numerically equal: ``-0.0 == 0.0``."""
 BIT_EQUAL = Tolerance(bits=True)
-"""Equal to the last bit, signs of zeros included."""
+"""Equal in every bit, including the sign of zeros."""
 
-# rtol and peak, for one operator and for a whole network. The float32 row: 1e-5 of the peak is 84 roundings, what a sum
-# of 7,000 terms in random order gathers (roundings grow with the square root), so two engines may differ by it in one
+# rtol and peak, for one operator and for a whole network. The float32 row: 1e-5 of the peak is 84 roundings, as many as a sum
+# of 7,000 terms in random order accumulates (the error grows with the square root), so engines may differ by it in one
 # large product; 1e-4 of the element covers the approximations of exp, tanh and erf that vector libraries use. A network
-# of 100 such layers gathers the square root of 100 of them: ten times as much. Narrower types are two roundings wide for
+# of 100 such layers accumulates the square root of 100 of them: ten times as much. Narrower types allow two roundings for
 # an operator, since engines differ on whether they accumulate in float32, and ten for a network.
 _DECLARED: dict[str, dict[Scope, tuple[float, float]]] = {
     "float64": {"operator": (1e-9, 1e-12), "network": (1e-8, 1e-11)},
@@ -73,15 +77,15 @@ _DECLARED: dict[str, dict[Scope, tuple[float, float]]] = {
     "float16": {"operator": (2e-3, 2e-3), "network": (1e-2, 1e-2)},
     "bfloat16": {"operator": (2**-6, 2**-6), "network": (2**-4, 2**-4)},
 }
+# The absolute part, for tensors that should be zero everywhere; float16's is its smallest positive number.
 _FLOOR = {"float64": 1e-15, "float32": 1e-7, "float16": 6e-8, "bfloat16": 1e-7}
-"""The absolute part, for tensors that ought to be zero throughout; float16's is its smallest number."""
 
 
 def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
-    """Return the declared tolerance of an element type, for the result of one operator or of a whole network.
+    """The default tolerance of an element type, for the result of one operator or of a whole network.
 
-    ``dtype`` is anything that ``numpy.dtype`` takes, the types of ml_dtypes too. Types that are not floating-point, and
-    floats of a byte or less (where a step is an eighth of the value and more), must be equal: `EXACT`.
+    ``dtype`` is anything that ``numpy.dtype`` accepts, including types of ml_dtypes. Types that are not floating-point, and
+    floats of a byte or less (whose steps are at least an eighth of the value), must be equal: `EXACT`.
 
     >>> tolerance_for("float32").rtol, tolerance_for("int32") == EXACT
     (0.0001, True)
@@ -100,35 +104,35 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
 
 
 class Ambiguity(Protocol):
-    """The evidence that a stepping result may differ, and where."""
+    """Decides which differences of a discontinuous result are ties."""
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """Return, for each element, whether that difference is a tie. Both have the same type and shape."""
+        """For each element, whether the difference is a tie. Both arrays have the same type and shape."""
         ...  # pragma: no cover
 
 
 @dataclass(frozen=True, eq=False)
 class StepAmbiguity:
-    """Ties of a rounding, a cast to integers or a threshold: near the edge of a step, the neighbouring step is as good.
+    """Ties of a rounding, a cast to integers or a threshold: near the edge of a step, both steps are valid.
 
-    Make one with `rounding` or `threshold`, from what the operator read when the expected result was computed.
+    Create it with `from_rounding` or `from_threshold` from the operator's inputs for the expected result.
     """
 
     near: Array
-    """Where the input of the operator is so close to an edge that an admitted difference crosses it."""
+    """Where the operator's input is so close to an edge that an allowed difference crosses it."""
     step: int = 1
-    """How far the result jumps at an edge."""
+    """Height of the step."""
 
     @classmethod
     def from_rounding(cls, read: Array, at: Literal["halves", "integers"], tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Return the ties of Round (its edges lie at the halves), or of Floor, Ceil and casts (at the integers)."""
+        """Ties of Round (edges at the halves), or of Floor, Ceil and casts (edges at the integers)."""
         wide, tolerance = _wide(read), tolerance or tolerance_for(read.dtype)
         shifted = wide - 0.5 if at == "halves" else wide
         return cls(np.abs(shifted - np.rint(shifted)) <= tolerance.compute_bound(wide))
 
     @classmethod
     def from_threshold(cls, left: Array, right: Array, tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Return the ties of ``left < right`` and its kin: the places where the two sides are as good as equal."""
+        """Ties of ``left < right`` and similar: where both sides are equal within tolerance."""
         tolerance = tolerance or tolerance_for(left.dtype)
         wide_left, wide_right = np.broadcast_arrays(_wide(left), _wide(right))
         slack = tolerance.compute_bound(wide_left) + tolerance.compute_bound(wide_right)
@@ -143,15 +147,15 @@ class StepAmbiguity:
 
 @dataclass(frozen=True, eq=False)
 class IndexAmbiguity:
-    """Ties of ArgMax, ArgMin and the indices of TopK: another place along the axis is as good where its value is as good."""
+    """Ties of ArgMax, ArgMin and the indices of TopK: another index is valid if its value is equal within tolerance."""
 
     values: Array
-    """What the operator chose from, as it was when the expected result was computed."""
+    """The operator's input for the expected result."""
     axis: int
     tolerance: Tolerance | None = None
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """As `Ambiguity.admits`; a place chosen twice is no tie, nor is one outside of the axis."""
+        """As `Ambiguity.admits`; repeated indices and indices out of range are not ties."""
         values = _wide(self.values)
         tolerance = self.tolerance or tolerance_for(self.values.dtype)
         kept = actual.ndim == values.ndim
@@ -167,7 +171,7 @@ class IndexAmbiguity:
 
 
 def _repeats(indices: Array, axis: int) -> Array:
-    """Return where a lane along the axis holds some index twice, for all elements of the lane."""
+    """Mark all elements of lanes along the axis that contain an index twice."""
     ordered = np.sort(indices, axis=axis)
     twice = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
     return np.broadcast_to(twice, indices.shape)
@@ -178,16 +182,16 @@ def _repeats(indices: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison: true when the two agree. It gives the worst differences in either case."""
+    """The result of a comparison, true if the values agree. Contains the largest differences in both cases."""
 
     message: str = ""
-    """What differs, as a sentence; empty when all agrees."""
+    """The difference as a sentence; empty if the values agree."""
     absolute: float = 0.0
-    """The largest absolute difference between numbers; infinite where only one of them is infinite or NaN."""
+    """The largest absolute difference; infinite if only one of the numbers is infinite or NaN."""
     relative: float = 0.0
-    """The largest difference as a share of the expected number, over those that are not zero."""
+    """The largest difference relative to the expected number, where that is not zero."""
     where: str = ""
-    """The place of the largest absolute difference, such as ``y[0][2,3]``; empty when there is none."""
+    """Position of the largest absolute difference, such as ``y[0][2,3]``; empty if there is none."""
 
     def __bool__(self) -> bool:
         return not self.message
@@ -196,11 +200,11 @@ class Comparison:
 def compare(
     actual: Any, expected: Any, tolerance: Tolerance | None = None, *, ties: Ambiguity | None = None, name: str = "result"
 ) -> Comparison:
-    """Compare one result with the expected one: arrays, lists and dictionaries of values, or None for an absent one.
+    """Compare a result with the expected one: an array, list or dictionary of values, or None for an absent optional.
 
-    Without a tolerance, floating-point arrays are held to `tolerance_for` their type. ``name`` is what the message calls
-    the value. The actual value must be of the kind that engines return (an array and not a NumPy scalar); the
-    expected one may be anything that ``numpy.asarray`` takes.
+    Without a tolerance, floating-point arrays use `tolerance_for` their type. ``name`` names the value in the message. ``actual``
+    must have a type that engines return (an array, not a NumPy scalar); ``expected`` may be anything that ``numpy.asarray``
+    accepts.
     """
     if expected is None or actual is None:
         return _compare_absent(actual, expected, name)
@@ -221,7 +225,7 @@ def compare_all(
     ties: Sequence[Ambiguity | None] | None = None,
     names: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare the outputs of a function one by one; the first message and the worst differences of all are kept."""
+    """Compare the outputs of a function one by one; return the first message and the largest differences."""
     if len(actual) != len(expected):
         return Comparison(f"there are {len(actual)} outputs; {len(expected)} were expected")
     names = names or [f"output {i}" for i in range(len(expected))]
@@ -232,7 +236,7 @@ def compare_all(
 
 
 def _worst_of(parts: Sequence[Comparison]) -> Comparison:
-    """Return one Comparison for several: the first message, the place of the largest difference."""
+    """Merge comparisons: the first message, and the position of the largest difference."""
     if not parts:
         return Comparison()
     worst = max(parts, key=lambda part: part.absolute)
@@ -266,13 +270,13 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
         return Comparison(f"{name} is a {_kind(actual)}; it must be a dictionary")
     if actual.keys() != expected.keys():
         return Comparison(f"{name} has the keys {list(actual)}; {list(expected)} were expected")
-    # The numbers of a map are Python's own, which do not show that ONNX's operators make maps of float32.
+    # ONNX operators compute maps of float32, but Python floats do not show it.
     tolerance = tolerance or tolerance_for("float32")
     return _worst_of([_compare_scalars(actual[k], expected[k], tolerance, f"{name}[{k!r}]") for k in expected])
 
 
 def _compare_scalars(actual: Any, expected: Any, tolerance: Tolerance, name: str) -> Comparison:
-    """Compare two values of a map; texts are objects, so that each is a scalar whatever its length."""
+    """Compare two values of a map; strings become object arrays, so that their length does not matter."""
     mine, theirs = (np.asarray(value, dtype=object if isinstance(value, str) else None) for value in (actual, expected))
     return compare(mine, theirs, tolerance, name=name)
 
@@ -290,7 +294,7 @@ def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None,
 
 
 def _type_name(array: Array) -> str:
-    """Name the element type; all of NumPy's ways to hold text are one, and byte order is no difference."""
+    """Name of the element type, ignoring byte order and NumPy's different representations of text."""
     return "string" if array.dtype.kind in "OUST" else str(array.dtype.newbyteorder("=").name)
 
 
@@ -313,15 +317,16 @@ def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name:
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
     magnitude = np.abs(expected.astype(np.float64))
+    # The maximum only avoids a division by zero: nonzero integers are at least 1.
     relative = np.where(magnitude == 0, 0.0, gap / np.maximum(magnitude, 1.0))
     return _verdict(actual, expected, gap, relative, wrong, name, "must be equal" if ties is None else "the difference is no tie")
 
 
 def _gap(actual: Array, expected: Array) -> Array:
-    """Return |actual - expected| of integers or truth values as float64, without overflow on the way."""
+    """``|actual - expected|`` of integers or booleans as float64, without overflow."""
     mine, theirs = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
     larger, smaller = np.maximum(mine, theirs), np.minimum(mine, theirs)
-    with np.errstate(over="ignore"):  # int64 may wrap on the way; read as uint64, the difference is right
+    with np.errstate(over="ignore"):  # int64 may wrap, but the difference is correct as uint64
         gap: Array = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
     return gap
 
@@ -343,7 +348,7 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: 
 
 
 def _wide(array: Array) -> Array:
-    """Return the numbers as float64; a complex array gets a last axis of real and imaginary part."""
+    """Convert to float64; complex arrays get a last axis with real and imaginary parts."""
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
     return array.astype(np.float64)
@@ -357,7 +362,7 @@ def _shown(tolerance: Tolerance) -> str:
 
 
 def _verdict(actual: Array, expected: Array, gap: Array, relative: Array, wrong: Array, name: str, rule: str) -> Comparison:
-    """Gather the worst differences; where some are wrong, say how many and show the worst of those."""
+    """Build the Comparison; if elements are wrong, the message has their number and the worst one."""
     if not gap.size:
         return Comparison()
     at = np.unravel_index(int(np.argmax(gap)), gap.shape)

@@ -1,7 +1,7 @@
-"""What a forked child does with what its parent made: it renews the locks, and closes nothing.
+"""Fork safety: a forked child gets fresh locks and never frees native objects of its parent.
 
-A child has one thread. A lock that another thread of the parent held is held for ever there, and a native library that closes
-a pool waits for threads that the child does not have: it hangs, or ends the process.
+A child has a single thread. A lock held by another thread of the parent would stay locked forever, and a native library that
+shuts down its thread pool would wait for threads that do not exist in the child: it hangs or crashes.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ L = TypeVar("L")
 
 
 class _Process:
-    """What has been registered, and the number of forks before."""
+    """The registered objects, and the number of forks since the first process."""
 
     generation = 0
     locks: WeakSet[Any] = WeakSet()
     left: ClassVar[dict[int, ReferenceType[Any]]] = {}
-    """By identity: values need not be hashable, and equal ones are not the same."""
+    """By identity: values may not be hashable, and equal values are not the same."""
 
 
 def get_generation() -> int:
-    """Count the forks between the first process and this one: what has another number was made by a parent."""
+    """Number of forks between the first process and this one. Objects from another generation belong to a parent."""
     return _Process.generation
 
 
 def why_left_behind(generation: int) -> str:
-    """Explain why what was made in that generation does not run here; empty where it does."""
+    """Explain why an object of this generation cannot be used here; empty if it can."""
     if generation == get_generation():
         return ""
     return "it was compiled before this process was forked, and the child lacks its threads; compile in the child, or spawn it"
 
 
 def renew_after_fork(lock: L) -> L:
-    """Return the lock, a Lock, RLock or Condition, which no thread holds in a forked child."""
+    """Register a Lock, RLock or Condition to be unlocked in a forked child; returns the lock."""
     _Process.locks.add(lock)
     return lock
 
 
 def leave_to_parent(value: object) -> None:
-    """Keep a forked child from ever freeing the value: to close it is the parent's."""
-    with suppress(TypeError):  # a class without weak references, of no library
+    """Never free the value in a forked child: only the parent may close it."""
+    with suppress(TypeError):  # classes without weak references are not from native libraries
         forget, key = _Process.left.pop, id(value)
         _Process.left[key] = ref(value, lambda _: forget(key, None))
 
@@ -57,7 +57,7 @@ def _begin_child() -> None:
         lock._at_fork_reinit()
     for reference in list(_Process.left.values()):
         if (value := reference()) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # also at the end of the interpreter, which clears all modules
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # leak it, so that not even interpreter shutdown frees it
     _Process.left.clear()
 
 

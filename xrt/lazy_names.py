@@ -1,4 +1,4 @@
-"""Names of a package that load on first use, so that a package is imported without all of its modules (PEP 562)."""
+"""Lazy loading of a package's public names (PEP 562), so that importing it does not import all of its modules."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def list_names(modules: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def load_lazily(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package.
+    """Create ``__getattr__`` and ``__dir__`` for a package.
 
-    ``modules`` maps the full name of each module to the public names that it defines. A module is imported when one of its names
-    is first read.
+    ``names`` maps each public name to the full name of its module, which is imported on first access.
     """
     homes = {name: module for module, names in modules.items() for name in names}
 
@@ -27,6 +26,7 @@ def load_lazily(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Cal
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes[name]), name)
+        # Cache it, so that further reads do not call __getattr__.
         setattr(sys.modules[package], name, value)
         return value
 

@@ -1,6 +1,6 @@
-"""What XRT says while it works: the logger ``xrt``, silent until the program or the variable ``XRT_LOG`` asks for it.
+"""Logging: the logger ``xrt``, silent unless the program or the variable ``XRT_LOG`` enables it.
 
-Every module logs to a child of that logger: plans, compiles and refusals at level info, the cache at level debug.
+Each module logs to a child logger: plans, compiles and refusals at level info, the cache at level debug.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from xrt.errors import XRTWarning, did_you_mean
 __all__ = ["VARIABLE", "follow", "show"]
 
 VARIABLE = "XRT_LOG"
-"""The environment variable: ``info`` or ``debug``; empty or absent leaves the logger to the program."""
+"""The environment variable: ``info`` or ``debug``; if unset, the program configures the logger."""
 
 _LEVELS = ("info", "debug")
 
 
 def follow(environment: Mapping[str, str]) -> None:
-    """Set the logger ``xrt`` up as the environment says: lines on standard error, or nothing of its own.
+    """Configure the logger ``xrt`` from the environment: print to standard error, or stay silent.
 
-    Warns of a level that does not exist. A second call changes the level and adds no second handler.
+    Warns about an unknown level. A second call changes the level without adding a handler.
     """
     logger = logging.getLogger("xrt")
     if not logger.handlers:
+        # Without any handler, Python prints warnings of a logger on standard error.
         logger.addHandler(logging.NullHandler())
     asked = environment.get(VARIABLE, "").strip().lower()
     if not asked:
@@ -38,7 +39,7 @@ def follow(environment: Mapping[str, str]) -> None:
 
 
 def show(level: str) -> None:
-    """Print what is logged at that level and above on standard error: debug, info, warning or error."""
+    """Print log records from this level on to standard error: debug, info, warning or error."""
     logger = logging.getLogger("xrt")
     logger.setLevel(level.upper())
     if not any(type(handler) is logging.StreamHandler for handler in logger.handlers):

@@ -1,8 +1,8 @@
-"""How far a long search or compile is: one line that shows itself on a terminal or in a notebook, and nowhere else.
+"""Progress of long searches and compiles, as a single line on a terminal or in a notebook.
 
-The line appears after two seconds, on standard error or as a cell's output, and changes in place. It is the only output that the
-library makes of its own accord; piped, redirected and captured streams get nothing, worker processes write nothing, and
-``progress=False`` or ``XRT_PROGRESS=off`` in the environment turn it off.
+The line appears after two seconds, on standard error or as a cell's output, and is updated in place. It is the only output
+that the library prints unasked. Piped, redirected and captured streams and worker processes get none; disable it with
+``progress=False`` or ``XRT_PROGRESS=off`` in the environment.
 """
 
 from __future__ import annotations
@@ -31,28 +31,26 @@ __all__ = [
 ]
 
 SWITCH = "XRT_PROGRESS"
-"""The environment variable; ``off`` shows no progress. Worker processes have it from `xrt.processes`."""
-DELAY = 2.0
-"""Seconds that work may take before its progress is shown."""
-PAUSE = 0.25
-"""Seconds between two looks at what there is to show."""
+"""The environment variable; ``off`` disables progress. `xrt.processes` sets it for worker processes."""
+DELAY = 2.0  # seconds before progress is shown
+PAUSE = 0.25  # seconds between updates
 ERASE = "\r\x1b[2K"
 
 Tell: TypeAlias = Callable[[str], None]
-"""Takes what is being done, in a few words."""
+"""Reports the current stage in a few words."""
 
 
 class Display(Protocol):
-    """Where one line is shown, and replaced by the next."""
+    """Shows one line, which the next one replaces."""
 
     def show(self, text: str) -> None: ...
 
     def close(self, last: str) -> None:
-        """Show nothing more; ``last`` says what was done, where the place keeps its last line."""
+        """Stop; ``last`` is a summary, for displays that keep their last line."""
 
 
 class TerminalLine:
-    """The last line of a terminal; nothing of it stays when the work is done."""
+    """The last line of a terminal; erased when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -71,7 +69,7 @@ class TerminalLine:
 
 
 class NotebookLine:
-    """An output of the notebook's cell, as plain text; the last line stays, as other outputs of a cell do."""
+    """A plain-text output of the notebook cell; the last line remains, as for other outputs."""
 
     def __init__(self, display: Any) -> None:
         self._display = display  # IPython's function
@@ -89,7 +87,7 @@ class NotebookLine:
 
 
 class ProgressLine:
-    """What is shown of one piece of work, by a clock; `tick` is to be called now and then."""
+    """The progress of one piece of work; call `tick` regularly."""
 
     def __init__(self, display: Display, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._display = display
@@ -100,11 +98,11 @@ class ProgressLine:
         self._shown = ""
 
     def tell(self, stage: str) -> None:
-        """Say what is being done; it is shown with the next tick."""
+        """Set the stage, which the next tick shows."""
         self._stage = stage
 
     def tick(self) -> None:
-        """Show the line, once the work has taken long enough, and where it has changed."""
+        """Update the line if it changed and the work has taken long enough."""
         elapsed = self._clock() - self._began
         if elapsed < DELAY:
             return
@@ -114,21 +112,21 @@ class ProgressLine:
             self._shown = text
 
     def close(self) -> None:
-        """Take the line away, if it was shown."""
+        """Remove the line if it was shown."""
         if self._shown:
             self._display.close(_clean(f"xrt: {self._title} took {self._clock() - self._began:.1f} s"))
 
 
 def _clean(text: str) -> str:
-    """Return the text without what could steer a terminal: names come from models."""
+    """Replace control characters, because names come from models and could contain terminal escapes."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def find_display() -> Display | None:
-    """Return where progress can be shown: a notebook's cell, or a terminal; None where there is neither, or in a worker."""
+    """A display for progress: the notebook cell or the terminal; None if there is neither, or in a worker process."""
     try:
         return _find_display()
-    except Exception:  # noqa: BLE001  # standard error may be any object: one without isatty, one that is closed or detached
+    except Exception:  # noqa: BLE001  # sys.stderr may be any object: without isatty, closed or detached
         return None
 
 
@@ -146,30 +144,30 @@ def _find_display() -> Display | None:
 
 
 def _is_child() -> bool:
-    """Whether this is a process that `multiprocessing` has started, such as a loader of data."""
+    """Whether `multiprocessing` started this process, for example as a data loader."""
     module = sys.modules.get("multiprocessing")
     return module is not None and module.parent_process() is not None
 
 
+# Held while progress is shown: there is only one line.
 _claimed = renew_after_fork(threading.Lock())
-"""Locked by the code that shows progress: there is one line."""
 
 
 def claim_display() -> bool:
-    """Whether the caller may show progress from now on, until `release_display`; False where another does."""
+    """Reserve the display until `release_display`; False if it is in use."""
     return _claimed.acquire(blocking=False)
 
 
 def release_display() -> None:
-    """Let others show progress; only after a `claim_display` that was True."""
+    """Release the display after a successful `claim_display`."""
     _claimed.release()
 
 
 @contextmanager
 def show_progress(title: str, *, enabled: bool = True) -> Iterator[Tell]:
-    """Show how far the work inside is, by itself after `DELAY` seconds; the function that is given takes what is being done.
+    """Show progress of the enclosed block after `DELAY` seconds; yields a function that sets the current stage.
 
-    Nothing is shown where not ``enabled``, where there is no display, or where another piece of work is shown already.
+    Nothing is shown unless ``enabled``, without a display, or if the display is in use.
     """
     display = find_display() if enabled else None
     if display is None or not claim_display():
@@ -191,10 +189,10 @@ def show_progress(title: str, *, enabled: bool = True) -> Iterator[Tell]:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, and return whether there was room for one."""
+    """Start a thread; return whether that succeeded."""
     try:
         thread.start()
-    except RuntimeError:  # the system has no more threads, or the interpreter is ending
+    except RuntimeError:  # no more threads available, or interpreter shutdown
         return False
     return True
 
@@ -207,7 +205,7 @@ def _tick(line: ProgressLine, ended: threading.Event) -> None:
 
 
 def _try(show: Callable[[], None]) -> bool:
-    """Show something; a terminal or a notebook that has gone away ends the showing, and not the work."""
+    """Call ``show``; return False on errors, so that a closed terminal or notebook stops the display and not the work."""
     try:
         show()
     except Exception:  # noqa: BLE001  # whatever a stream or a kernel raises
@@ -216,4 +214,4 @@ def _try(show: Callable[[], None]) -> bool:
 
 
 def _ignore(stage: str) -> None:
-    """Take no note: nothing is shown."""
+    """Discard the stage."""
