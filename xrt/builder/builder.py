@@ -225,6 +225,7 @@ class Builder:
     ) -> None:
         self.name = name
         versions = {"": opsets} if isinstance(opsets, int) else {"": DEFAULT_OPSET, **opsets}
+        # A body shares opsets and names with the graph around it.
         self.opsets: dict[str, int] = outer.opsets if outer else versions
         self.inference = inference
         self.outer = outer
@@ -334,11 +335,13 @@ class Builder:
             value = weak_array(value, natural_dtype(value))
         if not is_strong(value) or isinstance(value, Symbol):
             raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
+        # One array object used several times becomes one constant.
         shared = None if name is not None else self._shared.get(id(value))
         return shared[0] if shared else self._new_constant(value, name)
 
     def _new_constant(self, value: Any, name: str | None) -> Tensor:
         constant = value if isinstance(value, Constant) else Constant(_unshared(value))
+        # Named constants are not shared, so that each keeps its name.
         is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
         key: object = constant if is_small else id(value)
         if is_small and key in self._shared:

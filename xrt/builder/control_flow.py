@@ -68,10 +68,12 @@ def _check_same(what: str, index: int, left: str, a: Type | None, right: str, b:
 
 
 def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    # Inputs 0 and 1 are the trip count and the condition.
     carried = [None if s is None else s.type for s in inputs[2:]]
     head = [("iteration", TensorType(DType.INT64, ())), ("condition", TensorType(DType.BOOL, ()))]
     function = _settled(builder, attributes["body"], head, carried, [], first=1)
     states, scans = _split(function, 1, len(carried))
+    # The number of iterations is known only at run time.
     outputs = (*(v.type for v in states), *(_stacked(v.type, None, 0) for v in scans))
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
 
@@ -98,6 +100,7 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
 
 def _sequence_map(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
     types = [None if s is None else s.type for s in inputs]
+    # Inputs that are not sequences are passed to each call unchanged.
     items = [("item", t.element if isinstance(t, SequenceType) else t) for t in types]
     function, single = builder.body("body", attributes["body"], items)
     outputs = tuple(None if v.type is None else SequenceType(v.type) for v in function.outputs)
@@ -128,6 +131,7 @@ def _settled(
         for index, (before, after) in enumerate(zip(carried, states, strict=True)):
             _check_same("carried value", index, "the input", before, "the body's output", after.type)
         widened = [b if after.type is None else join_types(b, after.type) for b, after in zip(carried, states, strict=True)]
+        # A Function cannot be traced again with wider types.
         if widened == list(carried) or isinstance(body, Function):
             return function
         # The discarded trace must not use up names.

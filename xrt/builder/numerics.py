@@ -196,6 +196,7 @@ def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if not dtype.is_float:
         return emit("Mod", a, b)
     rest = emit("Mod", a, b, fmod=1)
+    # fmod has the sign of the dividend, Python's % that of the divisor.
     return emit("Where", _signs_differ(rest, b), emit("Add", rest, b), rest)
 
 
@@ -277,6 +278,7 @@ def negative(x: Tensor) -> Tensor:
     _check_opset("-")
     if x.dtype is DType.BOOL:
         raise ModelError("NumPy has no - of bool; use ~x")
+    # ONNX has no Neg of unsigned integers; NumPy wraps around.
     return emit("Sub", _zero(x), x) if _is_unsigned(x.dtype) else emit("Neg", x)
 
 

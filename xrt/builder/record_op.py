@@ -222,6 +222,7 @@ def _inputs_by_name(
             raise ModelError(f"input {formal.name!r} stands for any number of tensors; give them in their places, not by name")
         given.extend([None] * (index - len(given)))
         given.append(rest.pop(formal.name))
+    # Trailing omitted inputs are not written.
     while given and given[-1] is None and len(given) > operator.min_inputs:
         given.pop()
     return given, rest
@@ -232,6 +233,7 @@ def _operands(
 ) -> tuple[list[Symbol | None], dict[str, str]]:
     """Convert the inputs to tensors of the graph; also return the bindings of the type variables."""
     _check_inputs_given(operator, given)
+    # Tensors first: they determine the types that Python numbers adopt.
     symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in given]
     bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
     for index, item in enumerate(given):
@@ -329,6 +331,7 @@ def _implied_count(
         return int(attributes["num_outputs"])
     if attributes.get("split") is not None:  # Split before version 13
         return len(attributes["split"])
+    # From version 13 on, Split reads the sizes from an input.
     sizes = symbols[1] if len(symbols) > 1 else None
     constant = None if sizes is None else builder.find_constant(sizes)
     return None if constant is None else constant.array.size

@@ -105,6 +105,7 @@ def reduce(x: Tensor, method: str, axis: Any, keepdims: bool) -> Tensor:
     op_type = {"sum": "ReduceSum", "prod": "ReduceProd", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin"}[method]
     axes = None if axis is None else [_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
     summed = cast(x, _accumulator(x.dtype, method))
+    # As in NumPy, no axes means no reduction; ONNX would reduce all of them.
     if axes == []:
         return summed
     # Reductions changed axes from an attribute to an input, at different opsets.
@@ -276,6 +277,7 @@ def _bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
         raise ModelError(f"the step of a slice of {x.name!r} must be an integer, not a tensor")
     if step == 0:
         raise ModelError(f"the step of a slice of {x.name!r} is 0")
+    # Slice clamps bounds to the extent: INT64.min as the end of a negative step includes index 0.
     first, last = (0, INT64.max) if step > 0 else (INT64.max, INT64.min)
     start = first if item.start is None else _bound(x, item.start)
     return start, last if item.stop is None else _bound(x, item.stop), step
@@ -296,6 +298,7 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
         return emit("Gather", x, _int64(items[0].index), axis=items[0].axis)
     axes = [item.axis for item in items]
     rest = [axis for axis in range(x.ndim) if axis not in axes]
+    # Several index arrays need GatherND, which indexes leading axes.
     front = x if axes == list(range(len(axes))) else emit("Transpose", x, perm=[*axes, *rest])
     positions, rank = _positions([item.index for item in items])
     result = emit("GatherND", front, positions)

@@ -307,6 +307,7 @@ class Function:
         ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Much faster
         than `replace`, because neither order nor definitions change.
         """
+        # Skip __post_init__, which would sort and check the nodes again.
         other = object.__new__(Function)
         kept = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
         other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in kept)

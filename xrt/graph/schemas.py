@@ -367,6 +367,7 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
                 f"takes no {spelled} as input {formal.name!r} at version {operator.since_version}; "
                 f"it takes {_listed(formal.types)}"
             )
+        # For example, the carried values of Loop each have their own type.
         if formal.is_variadic and not formal.is_homogeneous:
             continue
         first, earlier = bound.setdefault(formal.variable, (index, spelled))
