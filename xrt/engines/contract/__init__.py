@@ -1,1 +1,1 @@
-"""The contract: what an engine author reads. `xrt.engines` exports the names that engines are written with."""
+"""The contract between XRT and an engine. Engine authors import its names from `xrt.engines`."""

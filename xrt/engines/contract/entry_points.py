@@ -1,7 +1,7 @@
-"""The entry points of one group, read off the installed distributions without `importlib.metadata`, whose import takes 30 ms.
+"""Read the entry points of one group from the installed distributions.
 
-Only the file ``entry_points.txt`` of each distribution on the import path is looked at. Where something else than folders may
-hold distributions (an archive on the path, a finder of its own), `importlib.metadata` is asked.
+`importlib.metadata` does the same but takes 30 ms to import. This reader opens only ``entry_points.txt`` of each distribution and
+falls back to `importlib.metadata` if the import path has archives or foreign finders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EntryPoint(NamedTuple):
     name: str
     value: str
     folder: str
-    """Where the distribution describes itself."""
+    """The ``.dist-info`` or ``.egg-info`` folder."""
 
     @property
     def module(self) -> str:
@@ -45,13 +45,13 @@ class EntryPoint(NamedTuple):
 
     @property
     def dist(self) -> metadata.Distribution:
-        """The distribution that has it."""
+        """The distribution that declares the entry point."""
         from importlib import metadata
 
         return metadata.Distribution.at(self.folder)
 
     def load(self) -> Any:
-        """Import the module, and return the object; raises what the import does."""
+        """Import the module and get the attribute; errors of the import pass through."""
         found: Any = importlib.import_module(self.module)
         for name in filter(None, self._target.partition(":")[2].strip().split(".")):
             found = getattr(found, name)
@@ -59,7 +59,7 @@ class EntryPoint(NamedTuple):
 
 
 def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
-    """Return the entry points of a group; of distributions that are on the path twice, the first one counts."""
+    """List the entry points of a group. If a distribution is on the path twice, the first one counts, as for imports."""
     folders = [folder or "." for folder in path]
     if any(Path(folder).is_file() for folder in folders) or any(map(_is_foreign, sys.meta_path)):
         from importlib import metadata
@@ -77,7 +77,7 @@ def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
 
 
 def _is_foreign(finder: Any) -> bool:
-    """Whether a finder may know distributions that lie in no folder of the path."""
+    """Whether a finder may know distributions outside the folders of the path."""
     has = getattr(finder, "find_distributions", None)
     kind = finder if isinstance(finder, type) else type(finder)
     return has is not None and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
@@ -92,7 +92,7 @@ def _list_distributions(folder: str) -> list[str]:
 
 
 def _normalize(stem: str) -> str:
-    """Return the name of the distribution that a folder is of: ``My.Package-1.0`` is of ``my-package``."""
+    """Normalize the distribution name of a folder: ``My.Package-1.0`` becomes ``my-package``."""
     return stem.partition("-")[0].lower().replace("_", "-").replace(".", "-")
 
 

@@ -1,8 +1,8 @@
-"""The contract between XRT and an engine: what an engine author writes.
+"""The base classes that an engine implements: `GraphCompiler`, `Executable`, and the `Accelerator` it receives for a device.
 
-An engine is a frozen dataclass that derives from `GraphCompiler`. Its fields are its options: they give the
-constructor, the spec text ``"tvm{opt_level=3}"``, validation and a part of the signature. Two methods are mandatory,
-`why_not` and `compile`; everything else has an honest default.
+An engine is a frozen dataclass that derives from `GraphCompiler`. The fields are its options: they define the constructor, the
+spec text ``"tvm{opt_level=3}"``, validation and a part of the signature. `why_not` and `compile` are mandatory; every other
+method has a safe default.
 """
 
 from __future__ import annotations
@@ -43,60 +43,59 @@ __all__ = [
 
 
 class Executable(abc.ABC):
-    """What a GraphCompiler makes of one Function. It holds no state of a call: threads may run it at once."""
+    """A compiled Function. It holds no state of a call, so that several threads can run it at once."""
 
     outputs_are_fresh: ClassVar[bool] = False
-    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
+    """True promises that no output shares memory with an input, a constant or another output. If False, XRT copies."""
 
     updates_inputs: ClassVar[bool] = True
-    """Whether `run` may write to an input that an alias names without being given it as a buffer. True is conservative: a call
-    that failed is then not repeated."""
+    """False promises that `run` writes only to buffers passed in ``options.out``. If True, a run may update an aliased input in
+    place, and XRT does not retry a failed call."""
 
     survives_fork: bool = True
-    """Whether a forked child may run it. A child compiles anew what it may not, and a run of its parent's raises RunFailed."""
+    """Whether a forked child may run it. If False, the child compiles again, and `run` in the child must raise RunFailed."""
 
     idle_threads: int = 0
-    """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
+    """Threads that stay alive between runs. The cache keeps only a few executables that have any."""
 
     concurrent_runs: int | None = None
-    """How many runs compute at the same time, where it is bounded: a further one waits. None: as many as threads make."""
+    """The number of runs that can compute at the same time; others wait. None: no limit."""
 
     def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
-        """Allocate, bind and choose kernels; called once before the first run."""
+        """Allocate memory, bind inputs, choose kernels. Called once, before the first run."""
 
     @abc.abstractmethod
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        """Return the Function's outputs, in its order, from its inputs, in its order.
+        """Compute the Function's outputs from its inputs, both in the order of the Function. Several threads may call it at once.
 
-        Tensors are NumPy arrays of the declared type (0-d ones too, never scalars), native byte order, any strides. Sequences are
-        lists. An absent optional is None. Every run allocates new outputs. Inputs are not modified, with one exception: an engine
-        may write an output into the input that an alias of the Function pairs with it, and return that input in its place. If it
-        does not, XRT copies. With ``options.out`` the given buffers contain the outputs afterwards, and are returned in their
-        places.
+        Tensors are NumPy arrays of the declared type in native byte order, with any strides; 0-d tensors are arrays too, not
+        scalars. Sequences are lists. An absent optional is None. Each run allocates new outputs; with ``options.out``, fill those
+        buffers and return them. Never modify an input. There is one exception: an engine may write an output into the input that
+        an alias of the Function pairs with it and return that input. If it does not, XRT copies.
 
-        On another device, inputs and outputs are arrays of that device. The work is put on ``options.stream``, which is current,
-        and the run returns without waiting for it.
+        On another device, inputs and outputs are arrays of that device. Put the work on ``options.stream``, which is current, and
+        return without waiting for it.
         """
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        """Return the quickest way to `run` without options: a call that takes the inputs one by one, valid until `close`.
+        """The fastest function for `run` without options. Its arguments are the inputs; it is valid until `close`.
 
-        Asked for after `prepare`. Threads may make the call at once.
+        Called after `prepare`. Several threads may call the result at once. The default wraps `run`.
         """
         run = self.run
         return lambda *inputs: run(inputs)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return a call that reads those arrays as they are when it is made, and leaves the outputs in those buffers.
+        """A function that computes from these arrays, with their contents at the time of the call, into these buffers.
 
-        All are C-contiguous and of the declared types; a value that is no tensor is handed in as it is. No two threads
-        make one bound call at once. A buffer shares memory with an input only where `in_place` allows it.
+        All arrays are C-contiguous and of the declared types; inputs that are not tensors are passed unchanged. No two threads
+        call the result at once. A buffer shares memory with an input only if `inplace_pairs` lists the pair.
         """
         call = self.bind_outputs(outputs)
         return lambda: call(*inputs)
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        """Return a call like `bind`'s that takes the inputs one by one; they need not be contiguous."""
+        """Like `bind`, but the inputs are arguments of the call and need not be contiguous."""
         options = RunOptions(out=tuple(outputs))
 
         def call(*inputs: Any) -> None:
@@ -107,99 +106,100 @@ class Executable(abc.ABC):
         return call
 
     def supports_io_binding(self) -> bool:
-        """Whether calls made by `bind` and `into` cost no more than `run` and compute without a copy. False is conservative."""
+        """True promises that calls from `bind` and `bind_outputs` cost no more than `run` and do not copy. XRT then uses them."""
         return False
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        """Return, per output, the bytes from which `run` better computes into a given buffer than into one of its own.
+        """Per output, the size in bytes from which `run` should compute directly into a caller's buffer.
 
-        None where it would compute elsewhere and copy; an empty sequence, the default, says so of every output.
+        None for an output that would be computed elsewhere and copied. The default, an empty sequence, means None for every
+        output.
         """
         return ()
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        """Return (input, output) pairs where `run` and `bind` are right if the output's buffer is the input's own memory.
+        """The (input, output) pairs where the output buffer of `run` or `bind` may be the memory of the input.
 
-        XRT may use any of them together, none with an input or an output twice, and only if nothing reads the input afterwards.
-        The default proposes nothing.
+        XRT may use any of them together, each input and output at most once, and only if nothing reads the input afterwards. The
+        default is none.
         """
         return ()
 
     def why_not_capturable(self) -> str | None:
-        """Return why a run on a device cannot be recorded once and replayed (a CUDA graph); None when it can.
+        """Explain why a run on a device cannot be captured and replayed, as in a CUDA graph; None if it can.
 
-        It can where a run does nothing but put work on the stream, the same each time, and waits for nothing. No is conservative.
+        It can if each run only puts the same work on the stream and waits for nothing. The default declines.
         """
         return "its engine does not promise that a run waits for nothing"
 
     def memory(self) -> Sequence[MemoryUse] | None:
-        """Return the executable's memory uses other than the Function's constants, each with its reason.
+        """List the memory that the executable uses in addition to the Function's constants, which XRT counts.
 
-        XRT counts the constants. None, the default, means that the engine does not report memory; an empty sequence means that
-        there is none. Called after `prepare`.
+        None, the default, means unknown; an empty sequence means that there is none. Called after `prepare`.
         """
         return None
 
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
-        """Give back what the executable holds; called once, after the last run."""
+        """Release all resources. Called once, after the last run."""
 
 
 _SPEC = "spec, once it was computed"
-"""Where an engine keeps its spec; no field can have that name."""
+"""Key of the cached spec in the instance dict. It contains spaces, so that no field can have the same name."""
 
 
 class GraphCompiler(abc.ABC):
     """An engine. Derive a ``@dataclass(frozen=True)`` from it; the fields are the options."""
 
     name: ClassVar[str]
-    """The engine's name, by which it is registered: lower case, letters, digits and underscores."""
+    """The registered name: lower-case letters, digits and underscores."""
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
+    """Supported kinds of device: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
-    """Whether the engine is given Functions with symbolic dims, of which one executable serves every size. False is conservative:
-    one is compiled per shape. `why_not_dynamic` answers for one Function."""
+    """Whether one executable can serve every size of symbolic dims. If False, XRT binds the dims and compiles once per shape.
+    `why_not_dynamic` can still decline a single Function."""
     compiles_in_parallel: ClassVar[bool] = True
-    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
+    """Whether threads may call `compile` at once. If False, XRT compiles one region of this engine at a time."""
     deviations: ClassVar[tuple[Deviation, ...]] = ()
-    """Where the library differs from the reference on special values. ``explain`` prints those that apply to a region, and
-    ``check=`` and ``verify`` name them as the likely cause of a difference."""
+    """Where the library differs from the reference on special values. ``explain`` prints those that apply to a region; ``check=``
+    and ``verify`` report them as the likely cause of a difference."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Return why the engine cannot take the node, as one sentence for a person; None when it can.
+        """Explain why this engine does not support `node`, or return None if it does.
 
-        Asked of every node of a model: pure, cheap (memoise by operator, version and types) and total; it never raises.
-        It answers for the node as a Function of its own; what only a pattern would support is refused at compile.
+        XRT calls it for every node of a model. It must be pure and cheap (memoize by operator, version and types), and it never
+        raises. The answer is about the node in isolation. If an operator is only supported inside a larger pattern, accept it
+        here and raise `CompileRefused` in `compile` when the pattern is absent.
         """
 
     @abc.abstractmethod
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Return an executable for a Function all of whose nodes `why_not` was silent about.
+        """Compile a Function whose nodes `why_not` all accepted.
 
-        Raises CompileRefused, with the reason, for what it can after all not take; XRT then places those nodes
-        elsewhere. Any other exception is reported as CompileFailed, and the nodes are placed elsewhere too.
+        Raise CompileRefused with a reason if it cannot be compiled after all. Any other exception is reported as CompileFailed.
+        In both cases XRT places those nodes on other engines.
         """
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Return why the Function is better compiled for each set of sizes than once for all; None where once will do.
+        """Explain why this Function should be compiled once per set of sizes; None if one executable should serve all.
 
-        Asked of a Function with symbolic dims whose types are known, a region or a model. The library may be unable, or slow;
-        ``dynamic="always"`` asks for the executable all the same. What the library gets wrong in a node with symbolic dims,
-        `why_not` declines. The default is the answer of `supports_dynamic_shapes`.
+        The Function is a region or a model with symbolic dims and known types. Decline it here if the library is unable to serve
+        all sizes or slow at it; ``dynamic="always"`` ignores the answer. If results would be wrong, decline the node in
+        `why_not`.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
 
     def version(self) -> str:
-        """Return the versions of the engine and of the libraries it loads; part of the signature.
+        """The versions of the engine and of its libraries; part of the signature.
 
-        The default is the installed version of the distribution that holds the class, ``"0"`` outside of any.
+        The default is the version of the distribution that contains the class, or ``"0"`` if there is none.
         """
         return _distribution_version(type(self).__module__)
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Return which execution option the engine does not honour, and why; None when it honours all that are asked.
+        """Explain which execution options the engine does not implement; None if it implements all that are set.
 
-        The default honours only the defaults.
+        The default declines every option that differs from its default.
         """
         asked = context.options.unusual()
         if not asked:
@@ -209,84 +209,83 @@ class GraphCompiler(abc.ABC):
         return f"engine {self.name!r} does not honour {shown}{why}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return the engine that may compute float32 in that precision here; None where none does, which is the default.
+        """The engine that computes float32 in this precision on this machine; None, the default, if there is none.
 
-        For ``int8`` it computes the products and convolutions of a quantized Function in integers; for others it lowers what it
-        computes of an ordinary Function. Its spec differs wherever its results do. It may ask the library.
+        For ``int8`` it computes the products and convolutions of a quantized Function in integers; for ``bf16`` and ``fp16`` it
+        lowers the precision of an ordinary Function. If its results differ, its spec must differ too. It may query the library.
         """
         return None
 
     def missing_features(self) -> str:
-        """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
+        """Features that the engine lacks on this machine and how to enable them; printed by ``xrt engines``."""
         return ""
 
     def available_devices(self) -> tuple[str, ...]:
-        """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
+        """Those of `devices` that the installed build of the library supports; printed by ``xrt engines``."""
         return self.devices
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
-        """Whether a DequantizeLinear of constants is to stay, since the engine computes what reads it in integers.
+        """Whether to keep a DequantizeLinear of constants because the engine computes its readers in integers.
 
-        Asked before the model is placed, of each such node; otherwise XRT computes it once. Pure and cheap. The default is no.
+        Called for each such node before placement; if the answer is no, the default, XRT folds the node. Pure and cheap.
         """
         return False
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        """Return the node's inputs, by place, over which the engine may write its first result where nothing else reads them.
+        """Positions of the node's inputs over which the engine can write the first result if nothing else reads them.
 
-        Asked of nodes that update state: what one engine of a list would copy goes to one that writes in place. Pure and cheap.
-        An engine with an `OpTable` answers by the ``mutable`` of its kernels. The default is none.
+        Called for nodes that update state: XRT prefers an engine that updates in place to one that copies. Pure and cheap. The
+        default is none; an engine with an `OpTable` uses the ``mutable`` of its kernels.
         """
         return ()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
+        """Notes for the user on how the engine runs this Function, one sentence each; printed by ``explain``."""
         return ()
 
     @classmethod
     def share_pool(cls, threads: int) -> None:
-        """Let all executables that the engine makes from now on run on one pool of so many threads.
+        """Run all executables that the engine compiles from now on in one pool of this many threads.
 
-        Raises OptionError where the library has no such pool, or where it is too late for one.
+        Raises OptionError if the library has no such pool, or if it is too late to create it.
         """
         raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return the executable as bytes that `load` reads; raises CompileRefused, with the reason, where it cannot.
+        """Serialize the executable to bytes for `load`. Raises CompileRefused with a reason if it cannot.
 
-        It may write to ``context.workdir``, and return a file there as mapped memory. What is saved is data: it is kept,
-        with checksums, for a later process on the same machine, or in a bundle for another one. XRT keeps the Function's
-        constants apart; what refers to them instead of holding them stays small.
+        It may write to ``context.workdir`` and return a memory-mapped file from there. The bytes are data, never a pickle: XRT
+        stores them with checksums for a later process on this machine, or in a bundle for another machine. XRT also stores the
+        Function's constants; refer to them instead of copying them.
         """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
     def is_worth_saving(self, function: Function) -> bool:
-        """Whether a later process loads an executable sooner than it compiles one; where not, the disk cache keeps none.
+        """Whether loading is faster than compiling. If not, the disk cache stores nothing.
 
-        Pure and cheap. The default is yes; `save` must work for every Function, whatever the answer.
+        Pure and cheap. The default is yes. `save` must work for every Function regardless.
         """
         return True
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        """Return the executable that `save` wrote, not yet prepared.
+        """Create the executable from the bytes of `save`, not yet prepared.
 
-        The Function is equal to the one that was compiled but for the names of inner values and nodes, and the order in
-        which it lists its constants; engine, versions and context are the same. ``data`` is read-only, aligned to 64
-        bytes, often a mapped file, and may be kept; ``context.workdir`` is gone when this returns.
+        The Function equals the compiled one except for the names of inner values and nodes and the order of its constants;
+        engine, versions and context are the same. ``data`` is read-only, aligned to 64 bytes, often memory-mapped, and may be
+        kept; ``context.workdir`` is deleted after this returns.
         """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Whether what `save` wrote under a budget of ``saved`` threads is right and as quick under a budget of ``threads``.
+        """Whether an executable saved with ``saved`` threads can be loaded with ``threads`` without recompiling.
 
-        It is where `load` gives the library its threads and the compile does not depend on their number. The default is
-        conservative: a compiled form serves its own budget.
+        Return True if the library sets the thread count at load time. The default requires an equal budget.
         """
         return saved == threads
 
     @property
     def implementation(self) -> type[GraphCompiler]:
-        """The class whose code compiles: the engine's own, except for a proxy."""
+        """The class that compiles; only a proxy overrides it."""
         return type(self)
 
     @property
@@ -304,7 +303,7 @@ class GraphCompiler(abc.ABC):
 
 
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
-    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast."""
+    """Copy a result into a buffer of the same type and shape; raises RunFailed otherwise, where NumPy would cast or broadcast."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
         given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {given} where the buffer for it is {due}")
@@ -313,7 +312,7 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
 
 @cache
 def _distribution_version(module: str) -> str:
-    """Return the version of the distribution that has a module; a look at all that is installed, which every compile needs."""
+    """Name and version of the distribution that contains a module. Cached, because it scans all installed distributions."""
     from importlib import metadata
 
     package = module.partition(".")[0]
@@ -324,25 +323,25 @@ def _distribution_version(module: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """One use of memory, with the reason for it."""
+    """One use of memory and the reason for it."""
 
     name: str
-    """What it is, in a word or two: ``"packed weights"``, ``"workspace"``."""
+    """A short label: ``"packed weights"``, ``"workspace"``."""
     nbytes: int | None
-    """How much; None where the library does not tell."""
+    """Size in bytes; None if the library does not report it."""
     why: str
-    """Why it is needed, as one sentence for a person."""
+    """Why it is needed, in one sentence."""
     per_call: bool = False
-    """Whether each call takes it while it runs; otherwise it is held from the compile to the close."""
+    """True: allocated by each running call. False: held from compile to close."""
     shared: bool = False
-    """Whether it is in a mapped file, whose pages all processes of the host share, and which the system may drop."""
+    """Whether it is a mapped file: all processes of the host share its pages, and the system may evict them."""
 
 
 def peak_of_values(function: Function) -> int | None:
-    """Return the most bytes that values computed inside of a Function take at once; None where an extent is not known.
+    """The peak size in bytes of intermediate values of a Function; None if a dim is unknown.
 
-    Each is alive from the node that makes it to the last that reads it; outputs, inputs and constants do not count,
-    and what is inside of bodies neither. Linear.
+    A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
+    count. Linear time.
     """
     from xrt.graph.memory_forecast import estimate_peak
 
@@ -350,68 +349,68 @@ def peak_of_values(function: Function) -> int | None:
 
 
 class Accelerator(abc.ABC):
-    """A device with its own memory and streams. Work on a stream begins after earlier work there, without blocking a thread."""
+    """A device with its own memory and streams. Work on a stream runs in order and does not block the calling thread."""
 
     name: str
-    """One name of it: ``cuda:0``."""
+    """``cuda:0``."""
 
     @property
     @abc.abstractmethod
     def hardware(self) -> str:
-        """Model, capability and versions of what drives it: an ingredient of the signature."""
+        """Model, compute capability and driver versions; part of the signature."""
 
     @property
     def architecture(self) -> str:
-        """What code is compiled for, as the device's compilers call it (``sm_90``); empty where nothing is."""
+        """The target of the device's compilers (``sm_90``); empty if the device has none."""
         return ""
 
     @property
     @abc.abstractmethod
     def xp(self) -> Any:
-        """The array module: NumPy's functions over the device's arrays. They work on the current stream."""
+        """The array module: NumPy's functions for arrays of the device, on the current stream."""
 
     @property
     @abc.abstractmethod
     def has_addresses(self) -> bool:
-        """Whether arrays and streams have addresses that a library can be handed (``__cuda_array_interface__``, ``ptr``)."""
+        """Whether arrays and streams have addresses for a library (``__cuda_array_interface__``, ``ptr``)."""
 
     @abc.abstractmethod
     def address(self, value: Any) -> int:
-        """Return the address of an array or a stream, for a library; only if the device `has_addresses`."""
+        """The address of an array or a stream, for a library; only if the device `has_addresses`."""
 
     @abc.abstractmethod
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
-        """Return an array over memory of another owner, which it keeps alive; only where the device `has_addresses`."""
+        """An array over memory of ``owner``, which the array keeps alive; only if the device `has_addresses`."""
 
     @abc.abstractmethod
     def upload(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return a copy on the device, made on the current stream; the host's array may change once this returns."""
+        """Copy an array to the device on the current stream. The host array may change once this returns."""
 
     @abc.abstractmethod
     def download(self, array: Any) -> np.ndarray[Any, Any]:
-        """Return a copy on the host, which waits for the current stream."""
+        """Copy an array to the host, after waiting for the current stream."""
 
     @abc.abstractmethod
     def new_stream(self) -> Any:
-        """Return a stream that waits for no other."""
+        """Create a stream that does not synchronize with others."""
 
     @abc.abstractmethod
     def activate(self, stream: Any) -> AbstractContextManager[object]:
-        """Make the device and the stream current for this thread, as long as the context lasts."""
+        """A context that makes the device and the stream current for this thread."""
 
     @abc.abstractmethod
     def follow(self, later: Any, earlier: Any) -> None:
-        """Make later work on one stream wait for the work now on another; no thread blocks. Does nothing for one and the same."""
+        """Make later work on one stream wait for the work now on another, without blocking. Does nothing if both are the same."""
 
     @abc.abstractmethod
     def wait(self, streams: Sequence[Any]) -> None:
-        """Let the calling thread wait for all that is on the streams by now."""
+        """Block the calling thread until all work now on the streams is done."""
 
 
 EXACT_IN_FLOAT32 = 1 << 24
-"""The largest magnitude up to which float32 holds every integer."""
+"""Up to this magnitude float32 represents every integer."""
 DeviationKind: TypeAlias = Literal["nan", "infinity", "denormal", "integer", "float16", "empty"]
-"""The special values on which an engine may differ from the reference."""
+"""Special values on which an engine may differ from the reference."""
 DEVIATIONS: Mapping[DeviationKind, str] = {
     "nan": "a NaN may come out as a number, or a number as NaN",
     "infinity": "an infinity may come out as a number or NaN",
@@ -441,7 +440,7 @@ _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
 
 
 def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
-    """List the deviations of the engine that apply to the Function: those of its operators and element types."""
+    """The declared deviations of an engine that apply to the operators and element types of a Function."""
     used = {node.op_type for _, node in function.walk() if not node.domain}
     types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
     types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
@@ -457,7 +456,7 @@ _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
-    """Find the kinds of special values that arrays, or lists of them, hold."""
+    """The kinds of special values in these arrays or lists of arrays."""
     found: set[DeviationKind] = set()
     for value in values:
         if isinstance(value, list):
@@ -470,7 +469,7 @@ def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
 
 
 def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
-    """Mark the elements of an array that are special values, for each kind that its type can hold."""
+    """A mask of special elements per kind that the array's type can hold."""
     if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
         return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
     if array.dtype.kind not in "fV" or not DType.of(array).is_float:
@@ -479,11 +478,12 @@ def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np
     nan, infinite = np.isnan(wide), np.isinf(wide)
     denormal = (wide > 0) & (wide < float(_limits(array.dtype).smallest_normal))
     marks: dict[DeviationKind, np.ndarray[Any, Any]] = {"nan": nan, "infinity": infinite, "denormal": denormal}
+    # A 16-bit infinity or NaN may come from an overflow that float32 intermediates avoid.
     return marks | {"float16": nan | infinite} if array.dtype.itemsize == 2 else marks
 
 
 def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
-    """Name the deviations that special values among these make the likely cause of a difference; empty if there are none."""
+    """Name the deviations that explain a difference on these values; empty if none does."""
     kinds = find_special_values(values)
     if "infinity" in kinds:
         kinds.add("float16")  # where the Function has such values, they may have overflowed

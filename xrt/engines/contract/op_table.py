@@ -1,4 +1,4 @@
-"""Kernels by operator, for engines that work op by op: each engine owns one table, filled by decorators in its own files."""
+"""A table of kernels by operator, for engines that run a graph node by node; decorators register the kernels."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ __all__ = ["Kernel", "OpTable", "Predicate"]
 
 K = TypeVar("K")
 Predicate = Callable[[Node, Function], str | None]
-"""Says why a kernel cannot serve a node; None when it can."""
+"""Explains why a kernel does not support a node; None if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel(Generic[K]):
-    """One way to compute an operator, and when it applies."""
+    """One implementation of an operator and the conditions under which it applies."""
 
     op_type: str
     domain: str
     code: K
-    """What the engine calls; its signature is the engine's own affair."""
+    """The registered object; its signature is up to the engine."""
     since: int
-    """The first opset version that the kernel serves."""
+    """First supported opset version."""
     until: int | None
-    """The last one, None for no end."""
+    """Last supported opset version; None for no limit."""
     devices: tuple[str, ...]
     why_not: Predicate | None
     priority: int
     train: bool
-    """Whether the kernel also serves the operator's training form. False is conservative: a training node is refused."""
+    """Whether it also supports the training form of the operator."""
     mutable: tuple[int, ...]
-    """Inputs (by position) whose buffers the kernel may write its result to."""
+    """Positions of inputs whose buffers the kernel may overwrite with its result."""
     model_update: bool
-    """Whether the kernel may serve an operator that updates the model's own state (an optimiser step)."""
+    """Whether it may serve an operator that updates the state of the model, such as an optimizer step."""
     host: tuple[int, ...] = ()
-    """Inputs (by position) that the kernel reads as NumPy arrays wherever it runs: extents, axes, counts."""
+    """Positions of inputs that are read as NumPy arrays on every device: extents, axes, counts."""
 
     def refusal(self, node: Node, function: Function, device: str) -> str | None:
-        """Return why this kernel cannot serve the node on that kind of device; None when it can."""
+        """Explain why this kernel does not support the node on this kind of device; None if it does."""
         version = function.opsets.get(node.domain)
         if version is None:
             return f"the function imports no opset for domain {node.domain!r}"
@@ -58,7 +58,7 @@ class Kernel(Generic[K]):
 
 
 class OpTable(Generic[K]):
-    """An engine's kernels. Several may serve one operator: the one of highest priority whose predicate is silent wins.
+    """The kernels of an engine. Of several for one operator, the one of highest priority that supports the node is used.
 
     >>> ops = OpTable("mine")
     >>> @ops("Relu", since=6)
@@ -66,13 +66,13 @@ class OpTable(Generic[K]):
     """
 
     def __init__(self, engine: str, devices: tuple[str, ...] = ("cpu",)) -> None:
-        """Take the devices on which kernels run that do not say otherwise."""
+        """``devices`` is the default for kernels that name none."""
         self.engine = engine
         self.devices = devices
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
     def extend(self, engine: str) -> OpTable[K]:
-        """Return a table of another engine that holds these kernels and may be added to; this one stays as it is.
+        """Copy the table for another engine; kernels added to the copy do not change this table.
 
         >>> base = OpTable("base")
         >>> mine = base.extend("mine")
@@ -98,10 +98,10 @@ class OpTable(Generic[K]):
         model_update: bool = False,
         host: tuple[int, ...] = (),
     ) -> Callable[[K], K]:
-        """Return a decorator that registers a kernel for those operators; without ``devices``, for the table's.
+        """A decorator that registers a kernel for these operators, by default on the devices of the table.
 
-        Raises EngineError, naming both, when another kernel of equal priority serves the same operator, versions and
-        devices without a predicate to choose by.
+        Raises EngineError if another kernel of equal priority and with the same predicate serves the operator in an overlapping
+        range of versions on a common device.
         """
         on = self.devices if devices is None else devices
 
@@ -124,9 +124,8 @@ class OpTable(Generic[K]):
         known.sort(key=lambda kernel: -kernel.priority)
 
     def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:
-        """Return the kernel that serves the node, or the reason why none does (each kernel's, best first).
-
-        Kernels whose code is among ``without`` are not asked.
+        """The kernel that supports the node, or the reasons of all candidates, best first. Skips kernels whose code is in
+        ``without``.
         """
         reasons = []
         for kernel in self._kernels.get((node.domain, node.op_type), ()):
@@ -140,12 +139,12 @@ class OpTable(Generic[K]):
         return "; ".join(reasons) or f"engine {self.engine!r} has no kernel for {node.op}"
 
     def why_not(self, node: Node, function: Function, device: str = "cpu") -> str | None:
-        """Return why no kernel serves the node; None when one does."""
+        """Explain why no kernel supports the node; None if one does."""
         found = self.find(node, function, device)
         return found if isinstance(found, str) else None
 
     def list_mutable_inputs(self, node: Node, function: Function, device: str = "cpu") -> tuple[int, ...]:
-        """Return the inputs, by place, over which the node's kernel may write its result; none where no kernel serves it."""
+        """Positions of inputs over which the node's kernel may write its result; none if no kernel supports the node."""
         found = self.find(node, function, device)
         return () if isinstance(found, str) else tuple(place for place in found.mutable if place < len(node.inputs))
 
@@ -154,7 +153,7 @@ class OpTable(Generic[K]):
             yield from kernels
 
     def __contains__(self, op: tuple[str, str]) -> bool:
-        """Whether any kernel serves that (domain, operator)."""
+        """Whether there is any kernel for this (domain, operator)."""
         return op in self._kernels
 
 

@@ -1,4 +1,4 @@
-"""Proxy for an engine that is known to be ready; its library is imported on first use."""
+"""Proxies of an engine: one imports the library on first use, one answers `why_not` from a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ImplicitEngine", "LazyEngine", "RecordedSupportEngine", "load_engine
 
 
 class LazyEngine(GraphCompiler):
-    """A registered engine with its default options, by what an earlier process has seen of it."""
+    """A registered engine with default options, known from the status that an earlier process recorded."""
 
     def __init__(self, status: EngineStatus) -> None:
         self.status = status
@@ -27,7 +27,7 @@ class LazyEngine(GraphCompiler):
 
     @cached_property
     def inner(self) -> GraphCompiler:
-        """The engine itself; raises EngineUnavailable where it is ready no more."""
+        """The real engine, imported on first use; raises EngineUnavailable if it is no longer installed."""
         return registry.create(self.name)
 
     @property
@@ -87,7 +87,7 @@ class LazyEngine(GraphCompiler):
 
 
 class ImplicitEngine(LazyEngine):
-    """Proxy for the implicit engine, at the end of a list that does not name it and seldom needed: it keeps symbolic extents."""
+    """Proxy for the implicit engine, which follows the listed ones and is rarely needed: its properties require no import."""
 
     supports_dynamic_shapes = True
     compiles_in_parallel = True
@@ -97,10 +97,10 @@ class ImplicitEngine(LazyEngine):
 
 
 class RecordedSupportEngine(GraphCompiler):
-    """An engine by the answers that it has given before: it is not asked what it takes, and compiles nothing."""
+    """An engine with recorded answers of `why_not`. It cannot compile."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
-        """``declined`` has the reasons by the names of nodes."""
+        """``declined`` maps names of nodes to reasons."""
         self._engine = engine
         self._declined = declined
         self.name = engine.name  # type: ignore[misc]  # as above
@@ -121,5 +121,5 @@ class RecordedSupportEngine(GraphCompiler):
 
 
 def load_engine(engine: GraphCompiler) -> GraphCompiler:
-    """Return the engine itself, its library imported."""
+    """The real engine behind a proxy; imports its library."""
     return engine.inner if isinstance(engine, LazyEngine) else engine

@@ -1,7 +1,7 @@
-"""From an engine's name to its class: what the installed distributions publish in the entry points of ``xrt.engines``.
+"""The registry of engines: entry points of the group ``xrt.engines``, declarations read without an import, and probes.
 
-XRT's own engines come by the same door as anyone's. Nothing is imported before an engine is asked for; a plug-in that
-is missing its library, does not import, or clashes with another leaves the others untouched.
+XRT's own engines are registered like any plug-in. An engine is imported when it is first used; a plug-in that is broken, clashes
+or lacks its library does not affect the others.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What is the case with one registered engine."""
+    """Whether a registered engine works on this machine, and why not."""
 
     name: str
     state: State
-    """``missing``: its library is not installed; ``broken``: it is, but does not serve."""
+    """``missing``: its library is not installed; ``broken``: it is installed but fails."""
     distribution: str
-    """Who registers it, with the version."""
+    """The distribution that registers it, with its version."""
     pip: str = ""
-    """The command that installs what it lacks, where it is missing."""
+    """The command that installs the missing library."""
     version: str = ""
-    """Its own and its libraries' versions, where it is ready."""
+    """Versions of the engine and its libraries, if it is ready."""
     devices: tuple[str, ...] = ()
-    """The kinds of device that its class names, where it is ready."""
+    """The kinds of device that its class names, if it is ready."""
     available: str = ""
-    """Those of them that its installed build serves, with commas between, where these are others."""
+    """The devices that the installed build supports, comma-separated, if they differ from `devices`."""
     cause: str = ""
     """Why it is not ready."""
     lacks: str = ""
-    """What it does without here though it is ready, and how to mend that."""
+    """Missing optional features of a ready engine, and how to enable them."""
     precisions: str = ""
-    """The lower precisions that it computes in on this processor, with commas between."""
+    """Lower precisions that it supports on this processor, comma-separated."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered engines, sorted, whether or not they are ready."""
+    """The names of all registered engines, sorted, ready or not."""
     return tuple(sorted(_entries()))
 
 
 def list_by_rank() -> tuple[str, ...]:
-    """Return the names of all registered engines in the order in which they are tried where nothing is measured."""
+    """The names of all registered engines by rank, the order to try them in when there are no measurements."""
     return tuple(_sort_by_rank(names()))
 
 
@@ -96,20 +96,19 @@ def _sort_by_rank(engines: Iterable[str]) -> list[str]:
 
 
 def find_declaration(name: str) -> EngineDeclaration:
-    """Return what an engine declares; the defaults for one that declares nothing or is not registered. Nothing is imported."""
+    """The declaration of an engine, without importing it; defaults if it declares nothing or is not registered."""
     claims = _entries().get(name, ())
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
 
 
 @lru_cache(maxsize=256)
 def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
-    # DELETED-LINE  # a call of a named engine needs none
 
     return read_declaration(module, name)
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
-    """Return the engine that a spec (``"ort"``, ``"tvm{opt_level=2}"``) names; an instance is checked and returned.
+    """Create the engine for a spec (``"ort"``, ``"tvm{opt_level=2}"``); an instance is checked and returned.
 
     Raises UnknownEngine, EngineUnavailable, or OptionError for an option that is unknown or of the wrong type.
     """
@@ -122,10 +121,10 @@ def create(engine: str | GraphCompiler) -> GraphCompiler:
 
 
 def engine_class(name: str) -> type[GraphCompiler]:
-    """Return the class registered under that name, importing it.
+    """Import the class registered under a name.
 
-    Raises UnknownEngine naming the nearest; EngineUnavailable with the pip line where the library is missing, with the
-    cause chained where the plug-in is broken; EngineError when two distributions claim the name.
+    Raises UnknownEngine with the nearest name, EngineUnavailable if the library is missing (with the pip command) or the plug-in
+    is broken (with its cause), and EngineError if two distributions register the name.
     """
     entry = _entry(name)
     try:
@@ -140,7 +139,7 @@ def engine_class(name: str) -> type[GraphCompiler]:
 
 
 def list_registered(name: str) -> EngineStatus:
-    """Return what is known of an engine without importing it: who registers it. It counts as broken.
+    """The status of an engine that was not imported: state ``broken``, with the distributions that register it.
 
     Raises UnknownEngine.
     """
@@ -148,9 +147,9 @@ def list_registered(name: str) -> EngineStatus:
 
 
 def probe(name: str) -> EngineStatus:
-    """Return what is the case with a registered engine; imports it, and raises nothing but UnknownEngine.
+    """Import a registered engine and report its status; raises only UnknownEngine.
 
-    An import may crash the process; `xrt.engines.contract.registry.probe_all` probes each engine in a process of its own.
+    The import may crash the process; `probe_all` runs each probe in a process of its own.
     """
     status = list_registered(name)
     kind = None
@@ -170,10 +169,10 @@ def probe(name: str) -> EngineStatus:
 
 
 def free_options(spec: str) -> tuple[str, ...]:
-    """Return the options in a spec that may name files and code, without making the engine.
+    """The options set in a spec that may name files or code, without creating the engine.
 
-    An engine declares which do (`xrt.engines.option`); of the others those that are any text at all. Raises what `create`
-    raises for the name.
+    An engine declares them with `xrt.engines.option`; an undeclared one counts if its type allows arbitrary text. Raises like
+    `create` for an unknown or broken name.
     """
     name, given = parse_spec(spec)
     cls = engine_class(name)
@@ -188,10 +187,10 @@ def _names_files(declared: bool | None, kind: object) -> bool:
 
 
 def why_not_chosen(spec: str, file: str) -> str | None:
-    """Return why a file of that kind, a lock or a bundle, may not choose an engine; None where it may.
+    """Explain why a lockfile or a bundle may not select this engine; None if it may.
 
-    What an engine's options name is opened, written to or run, so only a person may ask for it. Raises what `create` raises
-    for the name.
+    An engine opens, writes to or runs the files that its options name, so only the user may set those. Raises like `create` for
+    the name.
     """
     options = free_options(spec)
     if not options:
@@ -201,12 +200,12 @@ def why_not_chosen(spec: str, file: str) -> str | None:
 
 
 def find_entry_module(name: str) -> str:
-    """Return the module that an engine's entry point names, which is not imported. Raises UnknownEngine as `create` does."""
+    """The module of an engine's entry point, not imported. Raises UnknownEngine or EngineError."""
     return _entry(name).module
 
 
 def pip_line(entry: EntryPoint) -> str:
-    """Return the command that installs an engine's distribution with the extras that its entry point names."""
+    """The command that installs an engine's distribution with the extras that its entry point names."""
     distribution = entry.dist.name if entry.dist else entry.module.partition(".")[0]
     extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
     return f"pip install '{distribution}{extras}'"
@@ -221,7 +220,7 @@ def _entries() -> Entries:
 
 @lru_cache(maxsize=8)
 def _scan(path: tuple[str, ...]) -> Entries:
-    """Read the entry points once per import path: what is installed on it does not change under a running process."""
+    """Read the entry points, cached per import path: installed distributions are assumed not to change while a process runs."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in list_entry_points(GROUP, path):
         claims = found.setdefault(entry.name, [])
@@ -231,7 +230,7 @@ def _scan(path: tuple[str, ...]) -> Entries:
 
 
 def check_registered(name: str) -> None:
-    """Raise UnknownEngine or EngineError unless one distribution registers the name; nothing is loaded."""
+    """Raise UnknownEngine or EngineError unless exactly one distribution registers the name. Imports nothing."""
     _entry(name)
 
 
@@ -247,7 +246,7 @@ def _claims(name: str) -> tuple[EntryPoint, ...]:
 
 
 def _suggest(word: str, entries: Entries) -> str:
-    """Return `` Did you mean 'x'?`` for the engine that declares a library or an alias of that name; empty where none does."""
+    """`` Did you mean 'x'?`` for the engine that declares a library or an alias of this name; empty if none does."""
     plain = _normalize(word)
     for name in _sort_by_rank(entries):
         found = find_declaration(name)
@@ -278,7 +277,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _is_missing(error: BaseException | None) -> bool:
-    """Whether an import failed because a distribution is not there at all; one that is there in part is broken."""
+    """Whether an import failed because a distribution is not installed at all; a partial installation counts as broken."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return False
     return importlib.util.find_spec(error.name.partition(".")[0]) is None
@@ -294,14 +293,14 @@ def _one_line(error: BaseException) -> str:
 
 
 def _checked(engine: GraphCompiler) -> GraphCompiler:
-    """Return the engine; raises EngineError or OptionError when its class or a field's value breaks the contract."""
+    """Check that the class and the field values of an engine follow the contract; raises EngineError or OptionError."""
     _check_class(type(engine))
     format_spec(engine)
     return engine
 
 
 def _check_class(cls: object) -> type[GraphCompiler]:
-    """Return the class; raises EngineError saying which part of the contract it does not keep."""
+    """Check that a class follows the contract; raises EngineError with the rule that it breaks."""
     if not (isinstance(cls, type) and issubclass(cls, GraphCompiler)):
         raise EngineError(f"{cls!r} is not a class that derives from xrt.engines.GraphCompiler")
     if inspect.isabstract(cls):
@@ -325,27 +324,28 @@ def _named(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
 
 @dataclass(frozen=True, slots=True)
 class EngineDeclaration:
-    """Facts about an engine. Each default is that of an engine which declares nothing."""
+    """Static facts about an engine, known before it is imported. The defaults apply to an engine without a declaration."""
 
     name: str
-    """The name by which the engine is registered."""
+    """The registered name."""
     rank: int = 100
-    """Engines of low rank are tried first where nothing is measured; of equal rank, by name."""
+    """Without measurements, engines are tried from the lowest rank to the highest; equal ranks by name."""
     color: str = ""
-    """The color of its regions in drawings: one of `xrt.html.drawing.PALETTE`; empty: one that no other engine there has."""
+    """Color of its regions in drawings, one of `xrt.html.drawing.PALETTE`; empty for any unused one."""
     description: str = ""
-    """What the engine is, for a person who does not know it."""
+    """A short description for `xrt engines`."""
     libraries: tuple[str, ...] = ()
-    """Distributions that it computes with: ``xrt doctor`` shows their versions, and their names suggest the engine."""
+    """Distributions that it computes with: ``xrt doctor`` shows their versions, and an unknown engine of that name gets a
+    suggestion."""
     aliases: tuple[str, ...] = ()
-    """Other words that suggest the engine to a person who mistakes its name."""
+    """Other words for which an error suggests this engine."""
     environment: tuple[str, ...] = ()
-    """Beginnings of the names of variables that change what its libraries do; ``xrt doctor`` shows those that are set."""
+    """Prefixes of environment variables that affect its libraries; ``xrt doctor`` shows those that are set."""
     thread_variables: tuple[str, ...] = ()
-    """Variables from which its libraries take a number of threads when they load; ``xrt bench`` sets them."""
+    """Environment variables with the number of threads that its libraries read on load; ``xrt bench`` sets them."""
 
     def is_valid(self) -> bool:
-        """Whether each field has the type that it should have: what a file says is checked nowhere else."""
+        """Whether each field has its declared type. Nothing else checks a declaration that was read from source."""
         standard = EngineDeclaration("")
         for field in fields(self):
             value = getattr(self, field.name)
@@ -357,9 +357,9 @@ class EngineDeclaration:
 
 
 def read_declaration(module: str, name: str) -> EngineDeclaration:
-    """Return what a module declares of an engine; one without a declaration that can be read gets the defaults.
+    """Read an engine's declaration from the source of its module; defaults if there is none or it is malformed.
 
-    A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, all of literals.
+    A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
     """
     try:
         for statement in ast.parse(_read_source(module)).body:
@@ -375,7 +375,7 @@ def read_declaration(module: str, name: str) -> EngineDeclaration:
 
 
 def _read_source(module: str) -> str:
-    """Return the source of a module, which is not imported, nor are the packages around it; empty where there is none."""
+    """The source of a module without importing it or its parent packages; empty if there is none."""
     top, *rest = module.split(".")
     spec: ModuleSpec | None = importlib.util.find_spec(top)
     for part in rest:
@@ -385,10 +385,10 @@ def _read_source(module: str) -> str:
 
 
 def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:
-    """Return the state of those engines, of all registered ones by default, in the order of their names.
+    """Probe these engines, by default all registered ones, each in its own process, at most one per core at a time.
 
-    The processes run side by side, one per core. One that crashes, or does not answer in that many seconds, is a
-    broken engine. Raises UnknownEngine.
+    Results are in the order of ``engines``. One that crashes or takes longer than ``timeout`` seconds counts as broken. Raises
+    UnknownEngine for an unregistered name.
     """
     known = [list_registered(name) for name in (names() if engines is None else engines)]
     running: list[WorkerProcess] = []
@@ -397,6 +397,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     def probe_one(status: EngineStatus) -> EngineStatus:
         worker = WorkerProcess("xrt.engines.contract.registry:main")
         running.append(worker)
+        # An interrupt may have closed the other workers before this one was in the list.
         if interrupted.is_set():
             worker.end()
         return _probe_in(worker, status, timeout)
@@ -427,5 +428,5 @@ def _probe_in(worker: WorkerProcess, unknown: EngineStatus, timeout: float) -> E
 
 
 def main(handle: str) -> None:
-    """Serve the socket of that number: the state of the engine that is named."""
+    """Entry point of a probing process: serve `probe` on the socket with this handle."""
     serve(handle, lambda request: dataclasses.asdict(probe(request.message["engine"])))

@@ -1,8 +1,8 @@
-"""An engine as text: ``tvm{opt_level=2, mcpu=x86-64-v3}``.
+"""The text form of an engine and its options: ``tvm{opt_level=2, mcpu=x86-64-v3}``.
 
-The name of the engine, and in braces the fields that differ from their defaults, sorted: equal engines have equal
-specs, and `build` makes the same engine of one. An entry of a mapping is spelled ``field.key=value``; several values
-stand in parentheses; text in quotes where a comma, a space or a bracket would mislead.
+A spec is the name of the engine and, in braces, the fields that differ from their defaults, sorted by name. Equal engines have
+equal specs, and `build` turns a parsed spec back into an equal engine. An entry of a mapping is written ``field.key=value``, a
+tuple in parentheses, and text in quotes if it contains a comma, a space or a bracket.
 """
 
 from __future__ import annotations
@@ -49,19 +49,17 @@ NAMES_FILES = "names_files"
 """Key in a field's metadata: whether a value may name a file, a folder or code."""
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
-"""Characters of a text up to which an error shows all of it."""
+"""Error messages shorten a text beyond this many characters."""
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
 _ORDER = (type(None), bool, int, float)
-"""Members of a union are tried in this order, text last: ``3`` is a number wherever it can be one."""
+"""Types of a union are tried in this order, text last: ``3`` is a number wherever that is possible."""
 
 
 def split(text: str, separator: str = ",", limit: int | None = None) -> list[str]:
-    """Return the stripped parts between separators that stand outside of quotes and brackets; no part for empty text.
+    """Split text at separators outside of quotes and brackets, and strip the parts; an empty text has no parts.
 
-    With a limit, only so many separators separate.
-
-    Raises OptionError for a quote or a bracket without its partner.
+    With a limit, split at most so often. Raises OptionError for an unbalanced quote or bracket.
 
     >>> split("a=1, b=(2, 3), c='x, y'")
     ['a=1', 'b=(2, 3)', "c='x, y'"]
@@ -90,9 +88,9 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
 
 @lru_cache(maxsize=128)
 def field_types(cls: type) -> Mapping[str, Any]:
-    """Return the type of each field of a dataclass, annotations written as text resolved; once per class.
+    """The type of each field of a dataclass, with annotations resolved; cached per class.
 
-    Raises OptionError when an annotation names something that its module does not hold.
+    Raises OptionError if an annotation uses a name that its module does not define.
     """
     try:
         hints = {name: kind for owner in reversed(cls.__mro__) for name, kind in _own_types(owner).items()}
@@ -104,7 +102,7 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 
 def _own_types(owner: type) -> dict[str, Any]:
-    """Return the types of the fields that a class itself annotates; names in other annotations need not exist at run time."""
+    """Resolve the annotations of a class's fields only: names in other annotations may exist only for type checkers."""
     known = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
     fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in known}
     plain = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
@@ -112,33 +110,33 @@ def _own_types(owner: type) -> dict[str, Any]:
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether the type is a mapping from text: a field whose entries a spec spells ``field.key=value``."""
+    """Whether the type is a mapping with text keys, whose entries a spec writes as ``field.key=value``."""
     return get_origin(hint) in (Mapping, dict, FrozenDict) and get_args(hint)[0] is str
 
 
 def is_bounded(hint: Any) -> bool:
-    """Whether values of the type are numbers, flags, or words of the engine's choice: no other text is among them."""
+    """Whether the type allows only numbers, booleans, and literal words: no arbitrary text."""
     if get_origin(hint) in (Union, types.UnionType, tuple):
         return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
 
 
 def option(default: Any, *, names_files: bool) -> Any:
-    """Return a field of an engine, and say whether its values may name files, folders or code.
+    """A field of an engine that declares whether its values may name files, folders or code.
 
-    What a file asks for, a bundle or a lock, is made without asking only where it names none. Of a field that does not say
-    it, free text may, and numbers, flags and `Literal` may not.
+    A bundle or a lockfile may set an option only if it names none. Without a declaration, free text counts as naming files;
+    numbers, booleans and `Literal` do not.
     """
     return dataclasses.field(default=default, metadata={NAMES_FILES: names_files})
 
 
 def spell_text(text: str) -> str:
-    """Return the text as a spec spells it: in quotes only where it needs them."""
+    """Quote the text if a spec requires it."""
     return text if _PLAIN.fullmatch(text) else ascii(text)
 
 
 def unquote(raw: str) -> str:
-    """Return what the quoted or bare text says; raises OptionError for an escape that means nothing."""
+    """Remove the quotes and escapes of a text; bare text is unchanged. Raises OptionError for an invalid escape."""
     import ast
 
     if raw[:1] not in ("'", '"'):
@@ -153,7 +151,7 @@ def unquote(raw: str) -> str:
 
 
 def read_value(raw: str, hint: Any) -> Any:
-    """Return the value that the text spells for a field of that type; raises OptionError when it spells none."""
+    """Parse text as a value of the field type `hint`; raises OptionError if it is not one."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _read_union(raw, hint)
@@ -222,7 +220,7 @@ def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
 
 
 def _read_tuple(raw: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Read ``(a, b)`` or ``[a, b]``; a single element may stand alone."""
+    """Parse ``(a, b)`` or ``[a, b]``; a single element needs no brackets."""
     parts = split(raw[1:-1]) if raw[:1] in ("(", "[") else [raw]
     if parts and parts[-1] == "":
         parts.pop()
@@ -234,14 +232,14 @@ def _read_tuple(raw: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _read_mapping(raw: str, hint: Any) -> FrozenDict[str, Any]:
-    """Read ``{key=value, key=value}``."""
+    """Parse ``{key=value, key=value}``."""
     if raw[:1] != "{":
         raise OptionError(f"expected {{key=value, ...}}; got {raw!r}")
     return FrozenDict({unquote(key): read_value(text, hint) for key, text in read_pairs(raw[1:-1]).items()})
 
 
 def read_pairs(text: str) -> dict[str, str]:
-    """Return the two sides of each ``key=value``; raises OptionError if a side is missing or a key is repeated."""
+    """Split ``key=value, key=value`` into a dict; raises OptionError if a side is missing or a key is repeated."""
     pairs: dict[str, str] = {}
     for part in split(text):
         halves = split(part, "=", limit=1)
@@ -258,7 +256,8 @@ def read_pairs(text: str) -> dict[str, str]:
 
 
 def write_value(value: Any, hint: Any) -> str:
-    """Return the text that `read_value` reads as this value; raises OptionError when the value is not of that type."""
+    """The text that `read_value` parses to this value; raises OptionError if the value is not of that type."""
+    # Prefer the bare text; quote only if it would be parsed as something else, as in the text "3" of a union with int.
     for quoted in (False, True):
         try:
             back = read_value(_spell(value, quoted), hint)
@@ -291,7 +290,7 @@ _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\{(?P<fields>.*)\})?\s*", re
 
 
 def split_specs(text: str) -> list[str]:
-    """Return the specs of a list written on one line; raises OptionError for a list with an empty place.
+    """Split a comma-separated list of specs; raises OptionError for an empty element.
 
     >>> split_specs("tvm{opt_level=2, mcpu=x86-64-v3}, ort")
     ['tvm{opt_level=2, mcpu=x86-64-v3}', 'ort']
@@ -303,9 +302,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
-    """Return the engine's name and the text of each field as it is written, quotes included.
+    """Split a spec into the engine's name and the text of each field, quotes included.
 
-    Raises OptionError when the text is not a spec, or gives a field twice.
+    Raises OptionError if the text is not a spec or sets a field twice.
 
     >>> parse_spec("ort{config.session.x=1, providers=(A, B)}")
     ('ort', {'config.session.x': '1', 'providers': '(A, B)'})
@@ -323,7 +322,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _split_valid_specs(text: str) -> list[str]:
-    """Return the specs of a list with commas; empty unless there are several and each reads as a spec."""
+    """Split a comma-separated list; empty unless it has several parts that are all specs. Used for an error message."""
     try:
         parts = split(text)
     except OptionError:
@@ -335,10 +334,9 @@ def _split_valid_specs(text: str) -> list[str]:
 
 
 def build(cls: type[E], fields: Mapping[str, str]) -> E:
-    """Return the engine whose fields have those texts, as `parse_spec` gives them; the other fields keep their defaults.
+    """Create an engine from the texts of its fields, as `parse_spec` returns them; other fields keep their defaults.
 
-    Raises OptionError, naming the nearest field, for one that the engine does not have; and for text that the field's
-    type does not admit.
+    Raises OptionError for an unknown field, with the nearest name, and for text that does not fit the field's type.
     """
     known = field_types(cls)
     values: dict[str, Any] = {}
@@ -364,7 +362,7 @@ def _hint(cls: type[GraphCompiler], field: str, known: Mapping[str, Any]) -> Any
 
 @contextlib.contextmanager
 def _naming(cls: type[GraphCompiler], key: str) -> Iterator[None]:
-    """Say in an OptionError which option of which engine it is about."""
+    """Prefix an OptionError with the option and the engine."""
     try:
         yield
     except OptionError as error:
@@ -375,10 +373,10 @@ def _naming(cls: type[GraphCompiler], key: str) -> Iterator[None]:
 
 
 def format_spec(engine: GraphCompiler) -> str:
-    """Return the engine as text: its name, and in braces the fields that differ from their defaults, sorted.
+    """The engine as text: its name, and in braces the fields that differ from their defaults, sorted.
 
-    ``build(type(engine), parse_spec(spec_of(engine))[1]) == engine``. Raises OptionError when a field holds a value that
-    is not of its type.
+    ``build(type(engine), parse_spec(format_spec(engine))[1]) == engine``. Raises OptionError if a field has a value of another
+    type.
     """
     cls = type(engine)
     hints = field_types(cls)
@@ -394,7 +392,7 @@ def format_spec(engine: GraphCompiler) -> str:
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a value is its field's default for certain: the same object, or a container that prints the same."""
+    """Quick check for a default value: the same object, or a container with the same repr. May miss some."""
     if value is field.default:
         return True
     return field.default_factory is not dataclasses.MISSING and repr(value) == repr(field.default_factory())
@@ -407,7 +405,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> list[str] | None:
 
 
 def _spelled(name: str, value: Any, hint: Any) -> list[str]:
-    """Return ``name=value``; for a mapping, each entry as ``name.key=value``."""
+    """``name=value``, or ``name.key=value`` for each entry of a mapping."""
     raw = write_value(value, hint)
     if not (is_mapping(hint) and value):
         return [f"{name}={raw}"]
@@ -416,21 +414,21 @@ def _spelled(name: str, value: Any, hint: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OptionEntry:
-    """One option as documentation shows it."""
+    """One option for the documentation."""
 
     name: str
     type: str
-    """The annotation as it is written."""
+    """The annotation as written."""
     default: str
-    """The default as Python writes it; ``required`` where there is none."""
+    """The repr of the default; ``required`` if there is none."""
     meaning: str
-    """The docstring below the field, on one line; empty where there is none."""
+    """The docstring of the field on one line; empty if there is none."""
 
 
 def list_options(cls: type) -> tuple[OptionEntry, ...]:
-    """Return the fields of a dataclass that its constructor takes, in the order of their declaration.
+    """The constructor fields of a dataclass, in order of declaration.
 
-    Types and docstrings come from the source of the class and its bases; a class without a source has empty meanings.
+    Types and docstrings are read from the source of the class and its bases; without source the meanings are empty.
     """
     written = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
     return tuple(OptionEntry(field.name, *_describe(field, written)) for field in dataclasses.fields(cls) if field.init)
@@ -442,7 +440,7 @@ def _describe(field: dataclasses.Field[Any], written: Mapping[str, tuple[str, st
 
 
 def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield name, annotation and docstring of each annotated name in the body of the class."""
+    """Yield name, annotation and docstring of each annotated field in the class body."""
     if not dataclasses.is_dataclass(cls):
         return
     try:

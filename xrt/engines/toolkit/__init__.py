@@ -1,1 +1,1 @@
-"""The toolkit: what an engine author may use: known issues, memory planning, operators written in others, array operations."""
+"""Building blocks for engine authors: known issues, memory planning, decompositions, node queries, array operations."""

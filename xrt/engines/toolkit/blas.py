@@ -1,9 +1,8 @@
-"""NumPy's BLAS, held to fewer threads while a region runs.
+"""Limit the threads of NumPy's BLAS while a region runs.
 
-A BLAS library has one number of threads for the whole process. So the number is changed only while calls are under way that
-may use fewer threads than it says, and put back after the last of them; while calls of several budgets are under way, the
-smallest holds for all, and for whatever else of the process multiplies matrices in that time. It is never raised: where the
-user has set it lower, it stays lower.
+A BLAS library has one number of threads per process. It is lowered while calls with a smaller budget run and restored after the
+last of them; concurrent calls share the smallest budget, and so do other matrix products of the process in that time. A lower
+limit set by the user is never raised.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ __all__ = ["BlasCalls", "BlasLibrary", "BlasThreads", "blas_limit", "find_blas"]
 
 @dataclass(frozen=True, slots=True)
 class BlasCalls:
-    """Where a library's calls of CBLAS are, for products of matrices and of a matrix with a vector."""
+    """Addresses of a library's CBLAS functions for matrix-matrix and matrix-vector products."""
 
     single: tuple[int, int]
     """``cblas_sgemm`` and ``cblas_sgemv``."""
     double: tuple[int, int]
     """``cblas_dgemm`` and ``cblas_dgemv``."""
     indices: int
-    """The bits of an index."""
+    """Bits of an index: 32 or 64."""
 
     def find_calls(self, dtype: Any) -> tuple[int, int]:
-        """Return the two for float32 or float64."""
+        """The two functions for float32 or float64."""
         return self.single if dtype.itemsize == 4 else self.double
 
 
 @dataclass(frozen=True, slots=True)
 class BlasLibrary:
-    """One BLAS library of the process, with its two calls bound."""
+    """One loaded BLAS library."""
 
     name: str
-    """With its version: ``openblas 0.3.31``."""
+    """Name and version: ``openblas 0.3.31``."""
     get: Callable[[], int]
     set: Callable[[int], object]
     calls: BlasCalls | None = None
-    """None where they are not known by name."""
+    """None if the library does not export them under known names."""
 
 
 class BlasThreads:
-    """How many threads the libraries use, while calls come and go that limit it. Safe to use from several threads."""
+    """The number of threads of all loaded BLAS libraries, and the calls that limit it. Thread-safe."""
 
     def __init__(self, libraries: Sequence[BlasLibrary]) -> None:
         self.libraries = tuple(libraries)
@@ -62,22 +61,22 @@ class BlasThreads:
 
     @property
     def threads(self) -> int:
-        """The most threads that any of the libraries uses now; 1 where there is none."""
+        """The largest current number of threads of any library; 1 if there is none."""
         return max((library.get() for library in self.libraries), default=1)
 
     @property
     def unlimited(self) -> int:
-        """The most threads that any of the libraries uses while no call limits it; 1 where there is none."""
+        """The largest number of threads of any library without limits; 1 if there is none."""
         with self._lock:
             return max(self._before, default=1) if self._under_way else self.threads
 
     @property
     def calls(self) -> BlasCalls | None:
-        """The calls of the first library whose calls are known."""
+        """CBLAS addresses of the first library that has them."""
         return next((library.calls for library in self.libraries if library.calls), None)
 
     def enter(self, budget: int) -> int:
-        """Begin a call that may use so many threads; return the most that any library uses while no call limits it."""
+        """Begin a call with this thread budget; return the largest number of threads without limits."""
         with self._lock:
             if not self._under_way:
                 self._before = [library.get() for library in self.libraries]
@@ -86,7 +85,7 @@ class BlasThreads:
             return max(self._before, default=1)
 
     def leave(self, budget: int) -> None:
-        """End such a call."""
+        """End a call with this thread budget."""
         with self._lock:
             self._under_way.remove(budget)
             self._set(min(self._under_way, default=None))
@@ -97,7 +96,7 @@ class BlasThreads:
 
 
 class _Limit:
-    """The context of a call with a budget; one serves any number of calls at once."""
+    """Context of a call with a budget; several calls can enter it at once."""
 
     __slots__ = ("_blas", "_budget")
 
@@ -113,9 +112,9 @@ class _Limit:
 
 
 def blas_limit(threads: int) -> AbstractContextManager[None] | None:
-    """Return a context in which NumPy's BLAS uses at most so many threads; None where it uses no more anyhow.
+    """A context in which NumPy's BLAS uses at most ``threads`` threads; None if it never uses more.
 
-    For an engine that computes with NumPy: ask in `Executable.prepare`, enter in `run`, from any number of threads at once.
+    For an engine that computes with NumPy: create it in `Executable.prepare` and enter it in `run`, from any number of threads.
     Entering and leaving cost a few microseconds.
     """
     blas = find_blas()
@@ -124,7 +123,7 @@ def blas_limit(threads: int) -> AbstractContextManager[None] | None:
 
 @lru_cache(maxsize=1)
 def find_blas() -> BlasThreads:
-    """Return the BLAS libraries that were loaded when this was first asked: NumPy's, and any that came before."""
+    """The BLAS libraries that were loaded at the first call: NumPy's, and any loaded before."""
     import numpy  # noqa: F401, ICN001  # it loads its own
     from threadpoolctl import ThreadpoolController
 
@@ -133,9 +132,13 @@ def find_blas() -> BlasThreads:
 
 
 def _bound(controller: Any) -> BlasLibrary:
-    """Bind the library's calls; OpenBLAS's own, because threadpoolctl lets one Python thread alone change its number."""
+    """Bind the functions that get and set the number of threads.
+
+    For OpenBLAS, bind its symbols directly: threadpoolctl's setter works from one Python thread only.
+    """
     name = f"{controller.internal_api} {controller.version}"
     if controller.internal_api == "openblas":
+        # Wheels of NumPy and SciPy prefix and suffix the symbols, so that several copies of OpenBLAS can coexist.
         for prefix, suffix in product(("", "scipy_"), ("", "64_", "_64")):
             setter = _function(controller.dynlib, f"{prefix}openblas_set_num_threads{suffix}", None, ctypes.c_int)
             getter = _function(controller.dynlib, f"{prefix}openblas_get_num_threads{suffix}", ctypes.c_int)
@@ -152,12 +155,12 @@ def _calls(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | None:
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:
-    """Return where a function of the library is; 0 where it has none of that name."""
+    """The address of a function; 0 if the library has none of that name."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
-    """Return a function object of its own, so that argument types set elsewhere stay unchanged; None if the library lacks it."""
+    """A separate function object, so that argument types set by others stay unchanged; None if the library lacks it."""
     address = _address(library, symbol)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

@@ -1,4 +1,4 @@
-"""What a library gets wrong, as rows of a table: each a set of nodes to decline, with its evidence."""
+"""Known defects of libraries as table rows: a predicate on nodes to decline, the reason and the evidence."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Test: TypeAlias = Callable[[Node, Function], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """A describable set of nodes on which a library is wrong: those of the operators for which the predicate holds."""
+    """A set of nodes that a library computes wrongly: those of ``ops`` for which ``applies`` holds."""
 
     ops: tuple[str, ...]
     applies: Test
     reason: str
-    """What the library does or fails to do, for a person."""
+    """The defect, in one sentence."""
     evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, entries of XRT's corpus, chains of casts, or what was compared."""
+    """Names of failing ``onnx`` node tests, entries of XRT's corpus, chains of casts, or a description of the comparison."""
 
 
 def match_known_issue(defects: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
-    """Return the reason of the first defect that the node falls under; None when it falls under none."""
+    """The reason of the first issue that matches the node; None if none does."""
     return next((d.reason for d in defects if node.op_type in d.ops and _applies(d, node, function)), None)
 
 
 def _applies(defect: KnownIssue, node: Node, function: Function) -> bool:
-    """Whether the node falls under the defect. One that breaks its operator's own rules falls under none: it is refused."""
+    """Whether the issue matches. A malformed node matches none: `why_not` declines it elsewhere."""
     try:
         return defect.applies(node, function)
     except (LookupError, TypeError, ValueError):
@@ -43,12 +43,12 @@ def _applies(defect: KnownIssue, node: Node, function: Function) -> bool:
 
 
 def always(node: Node, function: Function) -> bool:
-    """Hold of every node."""
+    """A predicate that matches every node."""
     return True
 
 
 def attribute_is(name: str, value: object, default: object = None) -> Test:
-    """Return a predicate: the node's attribute has that value; where it is left out, `default` is its value."""
+    """A predicate: the attribute, or ``default`` if it is absent, equals ``value``."""
     return lambda node, function: node.attr(name, default) == value
 
 
@@ -58,25 +58,25 @@ AXIS_IS_INPUT = 20
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A DFT or STFT, and what is known of its inputs."""
+    """A DFT or STFT with the known shapes and constants of its inputs."""
 
     node: Node
     opset: int
     shape: Callable[[int], Shape | None]
-    """Returns the shape of an input by its place; None where it is left out or not known."""
+    """The shape of the input at a position; None if absent or unknown."""
     constant: Callable[[int], Constant | None]
-    """Returns the constant that an input is; None where it is none."""
+    """The constant at an input position; None if it is computed or absent."""
 
     def error(self) -> float:
-        """Return by how much the result may be off, as a share of its largest element; infinite where nothing says.
+        """Estimate the error of the result relative to its largest element; infinite if the length is unknown.
 
-        Lengths that are powers of two are computed by halves. Others are sums over angles, and a float32 angle is the less exact
-        the longer the transform. Measured on ort and openvino: 1e-6 at most up to 4,096; 2e-7 times the length (60 to 5,000).
+        Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
+        Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
         """
         return max(map(_error_of_length, self._lengths()), default=math.inf)
 
     def _lengths(self) -> Shape:
-        """Return how many elements may be transformed together; nothing where that is not known."""
+        """Possible transform lengths; empty if unknown."""
         is_short_time = self.node.op_type == "STFT"
         place = 3 if is_short_time else 1
         given = self.constant(place)

@@ -1,6 +1,6 @@
-"""Learned models of ai.onnx.ml in operators of ai.onnx, for engines that have no kernels for them.
+"""Decompose models of ai.onnx.ml (trees, SVMs, linear models) into operators of ai.onnx, for engines without kernels for them.
 
-Features are float32, one row each, and labels integers: texts have no place in such engines. Other forms have no meaning here.
+Supports float32 features, one row per sample, and integer labels; such engines have no strings. Other forms return None.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["ML", "find_learned_definition"]
 ML = "ai.onnx.ml"
 
 LEAST_OPSET = 13
-"""Since when ReduceSum reads its axes, which all meanings are written for."""
+"""The first opset in which ReduceSum reads its axes from an input, as the decompositions write it."""
 MAXIMUM_TAKES_AXES = 18
 """The first opset in which ReduceMax reads its axes from an input."""
 DEEPEST = 24
-"""Levels of a tree that are written out."""
+"""Maximum depth of a tree, which is unrolled level by level."""
 WIDEST = 1 << 16
-"""Support vectors times features that are compared at once."""
+"""Maximum of support vectors times features for one pairwise difference."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 _COMPARED = {"BRANCH_LEQ": "LessOrEqual", "BRANCH_LT": "Less", "BRANCH_GTE": "GreaterOrEqual", "BRANCH_GT": "Greater"}
 
 
 def find_learned_definition(node: Node, function: Function) -> Function | None:
-    """Return a Function of ai.onnx that computes what a node of ai.onnx.ml does, all types inferred; None without one.
+    """Decompose a node of ai.onnx.ml into ai.onnx with inferred types; None if no decomposition is known.
 
-    Its names are those of `rewording.alone`.
+    Values are named as in `as_function`.
     """
     if node.domain != ML or node.op_type not in _MEANINGS or node.control or function.opsets.get("", 0) < LEAST_OPSET:
         return None
@@ -56,7 +56,7 @@ def _meaning(one: Function) -> Function | None:
 
 
 class _Page:
-    """Writes the nodes that say one node; values go by their names."""
+    """Writes the decomposition of one node; values are referred to by name."""
 
     def __init__(self, one: Function) -> None:
         self._one = one
@@ -77,9 +77,9 @@ class _Page:
         return type_ if isinstance(type_, TensorType) else None
 
     def features(self) -> int | None:
-        """Return the extent of the last axis of the features; None where that is not known, or they are not rows of float32.
+        """The number of features per row; None if unknown or if the input is not float32 rows.
 
-        What only picks features takes any.
+        ArrayFeatureExtractor accepts any type.
         """
         type_ = self.type_of(self.x)
         if type_ is None or not type_.shape:
@@ -93,7 +93,7 @@ class _Page:
         return self.node.attr(name, default)
 
     def write(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node and return the name of its result."""
+        """Add a node and return the name of its result."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(Node(op, inputs, (name,), read_attributes(attributes)))
         return name
@@ -123,7 +123,7 @@ def _scaler(page: _Page) -> Sequence[str]:
 
 
 def _normalizer(page: _Page) -> Sequence[str]:
-    """Say a norm after a division by the greatest magnitude, so that no square overflows."""
+    """Divide by the largest magnitude before computing the norm, so that squares do not overflow."""
     size = page.write("Abs", page.x)
     axes = {"axes": (1,)} if page.opset < MAXIMUM_TAKES_AXES else {}
     inputs = (size,) if axes else (size, page.constant([1], np.int64))
@@ -153,7 +153,7 @@ def _array_feature_extractor(page: _Page) -> Sequence[str]:
 
 
 def _transformed(page: _Page, scores: str) -> str | None:
-    """Return the scores [rows, classes] in the form that ``post_transform`` asks for; None where it is a rare one."""
+    """Apply ``post_transform`` to scores [rows, classes]; None for a transform that is not supported."""
     how = page.attribute("post_transform", "NONE")
     if how == "NONE":
         return scores
@@ -167,7 +167,7 @@ def _alone(result: str | None) -> Sequence[str] | None:
 
 
 def _labelled(page: _Page, scores: str, labels: Sequence[int]) -> Sequence[str] | None:
-    """Return the label of the greatest score, the first of equal ones, and the scores as they are asked for."""
+    """The label of the highest score, the first if equal, and the transformed scores."""
     best = page.write("ArgMax", scores, axis=1, keepdims=0)
     label = best if list(labels) == list(range(len(labels))) else page.write("Gather", page.constant(labels, np.int64), best)
     final = _transformed(page, scores)
@@ -175,7 +175,7 @@ def _labelled(page: _Page, scores: str, labels: Sequence[int]) -> Sequence[str] 
 
 
 def _of_one(page: _Page, score: str, is_share: bool) -> str:
-    """Return the scores of two classes from that of the second."""
+    """Scores of two classes from that of the second."""
     other = page.write("Sub", page.constant(1.0), score) if is_share else page.write("Neg", score)
     return page.write("Concat", other, score, axis=1)
 
@@ -222,7 +222,7 @@ def _svm_regressor(page: _Page) -> Sequence[str] | None:
 
 
 def _leaves(page: _Page) -> str | None:
-    """Write how all rows go down all trees at once, a level at a time, and return the leaves [rows, trees] by position."""
+    """Traverse all trees for all rows at once, level by level; return the leaf indices [rows, trees]."""
     keys = list(zip(page.attribute("nodes_treeids"), page.attribute("nodes_nodeids"), strict=True))
     at = {key: place for place, key in enumerate(keys)}
     modes = page.attribute("nodes_modes")
@@ -230,6 +230,7 @@ def _leaves(page: _Page) -> str | None:
     roots = list({tree: place for place, (tree, _) in reversed(list(enumerate(keys)))}.values())
     if len(kinds) != 1 or not kinds <= set(_COMPARED) or any(page.attribute("nodes_missing_value_tracks_true")):
         return None
+    # A leaf points to itself, so that rows that reach one early stay there.
     behind = [
         [
             here if mode == "LEAF" else at[tree, to]
@@ -256,7 +257,7 @@ def _leaves(page: _Page) -> str | None:
 
 
 def _depth(roots: Sequence[int], behind: Sequence[Sequence[int]]) -> int:
-    """Return the number of branches to the deepest leaf; beyond `DEEPEST` they are not counted."""
+    """Depth of the deepest leaf, counted up to `DEEPEST` + 1."""
     depth, level = 0, set(roots)
     while depth <= DEEPEST:
         level = {to for place in level for to in (behind[0][place], behind[1][place]) if to != place}
@@ -267,7 +268,7 @@ def _depth(roots: Sequence[int], behind: Sequence[Sequence[int]]) -> int:
 
 
 def _added(page: _Page, prefix: str, columns: int) -> str | None:
-    """Return what the leaves add up to [rows, columns]."""
+    """Sum the weights of the reached leaves per column [rows, columns]."""
     place = _leaves(page)
     if place is None:
         return None

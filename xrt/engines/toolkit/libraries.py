@@ -1,4 +1,4 @@
-"""Dealing with an engine's library: importing it, shortening its error messages, counting the memory that it allocates."""
+"""Helpers for an engine's library: hide an optional import, shorten error messages, measure its allocations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AllocationTracker", "hide_module", "remove_noise", "shorten"]
 
 
 def remove_noise(text: str, patterns: Iterable[str]) -> str:
-    """Return the text on one line, without what the regular expressions match, one after the other."""
+    """Join the text to one line and remove all matches of the regular expressions, in order."""
     text = f"{' '.join(text.split())} "  # a pattern that ends with a space matches at the end too
     for pattern in patterns:
         text = re.sub(pattern, "", text)
@@ -25,7 +25,7 @@ def remove_noise(text: str, patterns: Iterable[str]) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text, cut at so many characters with an ellipsis within them.
+    """Truncate the text to ``limit`` characters, ellipsis included.
 
     >>> shorten("no rule for Frobnicate", 12)
     'no rule f...'
@@ -34,7 +34,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 class _Hidden:
-    """Finds no module of one name for the thread that made it; other threads import it as ever."""
+    """A finder that hides one module from the thread that created it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,9 +47,9 @@ class _Hidden:
 
 @contextmanager
 def hide_module(name: str) -> Iterator[None]:
-    """Let what this thread imports in the meantime do without an optional module, as if it were not installed.
+    """Make an optional module appear not installed to imports in this thread.
 
-    A module that was imported before stays as it is, and one that is hidden here can be imported afterwards.
+    A module that is already imported stays imported; a hidden one can be imported afterwards.
     """
     finder = _Hidden(name)
     sys.meta_path.insert(0, finder)
@@ -84,29 +84,29 @@ _count = _counter()
 
 
 def _allocated() -> int:
-    """Return the bytes that the process has in use of the C library's allocator."""
+    """Bytes in use by the C library's allocator."""
     counts = _count() if _count else _Counts()
     return int(counts.uordblks + counts.hblkhd)
 
 
 class _Openings:
-    """Sessions that open at the same time: only their common growth can be measured."""
+    """Sessions that open at the same time: only their total growth can be measured."""
 
     def __init__(self) -> None:
         self.before = _allocated()
         self.under_way = 0
         self.weight = 0
         self.grown: int | None = None
-        """None until the last one is open, and if the C library does not count."""
+        """None until the last one is open, or if the C library does not report allocations."""
 
     def end(self) -> None:
         self.grown = max(0, _allocated() - self.before) if _count else None
 
 
 class AllocationTracker:
-    """What a session grows the process by while it is opened inside of a ``with``.
+    """Measures how much memory the process allocates while a session is opened inside the ``with`` block.
 
-    ``weight`` is by how much it shares in what sessions opened at the same time grow by.
+    If sessions open at the same time, the growth is divided in proportion to ``weight``.
     """
 
     _lock = renew_after_fork(threading.Lock())
@@ -118,7 +118,7 @@ class AllocationTracker:
 
     @property
     def nbytes(self) -> int | None:
-        """The bytes; None if the C library does not count, a session of the same time is not open yet, or none could open."""
+        """The size in bytes; None if the C library does not report it, a concurrent session is still opening, or all failed."""
         opened = self._openings
         if opened is None or opened.grown is None or not opened.weight:
             return None

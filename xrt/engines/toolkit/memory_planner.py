@@ -1,7 +1,4 @@
-"""Where values that live for some steps lie: offsets in one block of memory, planned once from who is alive when.
-
-The runtime plans with it what crosses regions, and the native tape what crosses kernels.
-"""
+"""Assign offsets in one arena to values by their live ranges, and store values and Functions in shared memory."""
 
 from __future__ import annotations
 
@@ -24,20 +21,20 @@ __all__ = ["LiveRange", "assign_offsets", "put_function", "put_value", "put_valu
 
 @dataclass(slots=True)
 class LiveRange:
-    """Memory that is needed from one step to another, both included."""
+    """A buffer that is needed from step ``first`` to step ``last``, inclusive."""
 
     nbytes: int
     first: int
     last: int
     offset: int = 0
-    """Where `placed` puts it."""
+    """Set by `assign_offsets`."""
 
 
 def assign_offsets(spans: Sequence[LiveRange]) -> int:
-    """Set each span's offset so that none overlaps another that is needed at the same step; return the bytes of the whole.
+    """Set offsets so that ranges that are live at the same step do not overlap; return the arena size in bytes.
 
-    In the order of time: each span gets the smallest gap that holds it, those that begin together the largest first.
-    Cost: n log n and the shifting of one sorted list of gaps.
+    In order of time, each range gets the smallest gap that fits (best fit); of those that begin together the largest goes first.
+    O(n log n), plus insertion into one sorted list of gaps.
     """
     gaps = _Gaps()
     ending: dict[int, list[LiveRange]] = defaultdict(list)
@@ -53,7 +50,7 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
 
 
 class _Gaps:
-    """Free memory below `end`, as gaps that never touch each other."""
+    """Free memory below `end` as gaps, none adjacent to another."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -62,7 +59,7 @@ class _Gaps:
         self._start_of: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int:
-        """Return the offset of so many bytes: in the smallest gap that holds them, else at the end, the last gap used up."""
+        """Allocate bytes in the smallest gap that fits, else at the end, including a gap that ends there."""
         index = bisect_left(self._by_size, (nbytes, 0))
         if index < len(self._by_size):
             size, start = self._by_size[index]
@@ -77,7 +74,7 @@ class _Gaps:
         return start
 
     def give(self, start: int, nbytes: int) -> None:
-        """Free a block of memory, and merge its gap with the neighbouring ones."""
+        """Free a block and merge it with adjacent gaps."""
         if not nbytes:
             return
         if start in self._start_of:
@@ -105,7 +102,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def put_value(buffer: SharedBuffer, value: Any) -> Any:
-    """Put a value into the memory: an array, a list of values, a map, or None; return what `read_value` makes it of."""
+    """Copy an array, a list, a map or None into shared memory; return the record for `read_value`."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -124,12 +121,12 @@ def _as_text(value: Any) -> str:
 
 
 def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:
-    """Put values into the memory; return what `read_values` makes them of."""
+    """Copy values into shared memory; return the records for `read_values`."""
     return [put_value(buffer, value) for value in values]
 
 
 def put_function(buffer: SharedBuffer, function: Function) -> Any:
-    """Put a Function into the memory, each of its weights once; return what `read_function` makes it of."""
+    """Copy a Function into shared memory, each weight once; return the record for `read_function`."""
     weights: dict[int, str] = {}
     blocks: dict[str, Block] = {}
 
@@ -144,7 +141,7 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
 
 
 def read_value(memory: memoryview, record: Any) -> Any:
-    """Return a value from the memory; arrays are views of it."""
+    """A value from shared memory; arrays are views of it."""
     if record is None:
         return None
     if "list" in record:
@@ -158,11 +155,11 @@ def read_value(memory: memoryview, record: Any) -> Any:
 
 
 def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
-    """Return values from the memory."""
+    """Values from shared memory."""
     return [read_value(memory, one) for one in record]
 
 
 def read_function(memory: memoryview, record: Any) -> Function:
-    """Return a Function from the memory; its weights are views of it."""
+    """A Function from shared memory; its weights are views of it."""
     weights = {name: read_block(memory, block) for name, block in record["weights"].items()}
     return read_model(bytes(read_block(memory, record["model"])), weights.get)

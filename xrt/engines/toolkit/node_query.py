@@ -1,4 +1,4 @@
-"""What decides whether a library takes a node: the key under which its answer is kept, and the Function that it is shown."""
+"""Query a library's support for a node: cache key, test Function, rules for symbolic dims. Also compiles bodies of nodes."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ __all__ = [
 ]
 
 FindConstant: TypeAlias = Callable[[str, Function], Constant | None]
-"""Returns the constant of that name which the answer may depend on; None for other values, and for large constants."""
+"""Looks up a constant on which support may depend; None for other values and for large constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeQuery:
-    """All of a node that decides whether a library takes it, so that equal nodes are asked about once."""
+    """Everything about a node on which a library's support depends, as a cache key."""
 
     op_type: str
     version: int
-    """The opset that the Function of the query has."""
+    """The opset of the query's Function."""
     attributes: tuple[Attribute, ...]
     inputs: tuple[TensorType | Constant | None, ...]
-    """Constants that the answer may depend on stand as they are, other inputs as their types; None for one that is left out."""
+    """A constant on which support may depend, else the type; None for an absent input."""
     outputs: tuple[tuple[Type | None] | None, ...]
-    """The type of each output that is asked for, as a tuple of one; None for the others."""
+    """The type of each required output in a tuple of one; None for the others."""
 
     @classmethod
     def of(cls, node: Node, function: Function, version: int, find_constant: FindConstant, asked: Collection[str]) -> Self:
-        """Return the query about a node without bodies; ``asked`` are the names of the outputs that the library must have."""
+        """The query for a node without bodies; ``asked`` names the outputs that the library must compute."""
         inputs = tuple(_find_input(name, function, find_constant) if name else None for name in node.inputs)
         outputs = tuple((function.get_type(name),) if name in asked else None for name in node.outputs)
         return cls(node.op_type, version, node.attributes, inputs, outputs)
 
     @property
     def asked(self) -> tuple[Type | None, ...]:
-        """The types of the outputs that are asked for."""
+        """The types of the required outputs."""
         return tuple(output[0] for output in self.outputs if output is not None)
 
     def to_function(self) -> Function:
-        """Return the node as a Function: inputs i0, i1, ... and outputs o0, o1, ..., by their places."""
+        """Build a Function of the node alone: inputs i0, i1, ... and outputs o0, o1, ... by position."""
         inputs = {f"i{k}": given for k, given in enumerate(self.inputs) if given is not None}
         outputs = {f"o{k}": output[0] for k, output in enumerate(self.outputs) if output is not None}
         read, written = (
@@ -78,24 +78,24 @@ def _find_input(name: str, function: Function, find_constant: FindConstant) -> T
 
 
 SMALL = 64
-"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
+"""Constants up to this many elements are axes, shapes or scales, not weights."""
 _ELEMENTWISE = (
     "Abs Add And Cast CastLike Ceil Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
     "LeakyRelu Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow PRelu Reciprocal Relu Round Selu Sigmoid Sign Softplus "
     "Softsign Sqrt Sub Sum Swish Tanh ThresholdedRelu Where Xor"
 )
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
-"""Operators of one element at a time, whose operands broadcast."""
+"""Elementwise operators with broadcasting."""
 
 
 def has_symbolic_dims(node: Node, function: Function) -> bool:
-    """Whether a value that the node reads has an extent that is no number."""
+    """Whether an input or a captured value has a symbolic dim."""
     types = [function.get_type(name) for name in node.uses]
     return any(isinstance(type_, TensorType) and not type_.is_static for type_ in types)
 
 
 def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]) -> str | None:
-    """Return why a node with symbolic dims is none of the ``taken`` operators, or not the same at every size; None if it is."""
+    """Explain why a node with symbolic dims is not in ``taken`` or may behave differently at other sizes; None if neither."""
     if node.op not in taken or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
         return f"{node.op} is not computed with symbolic dims"
     given = [_shape(name, function) for name in node.inputs]
@@ -117,7 +117,7 @@ def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]
 
 @lru_cache(maxsize=4096)
 def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
-    """Return the shapes of the outputs as they follow from the inputs alone."""
+    """Infer the output shapes from the inputs only."""
     alone = query.to_function()
     try:
         found = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
@@ -127,14 +127,14 @@ def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
 
 
 def _find_small(name: str, function: Function) -> Constant | None:
-    """Return a constant that may be axes or a shape; None for other values."""
+    """A constant that may be axes or a shape; None for other values."""
     producer = function.producer(name)
     constant = function.constants.get(name) if producer is None else find_constant(producer, function)
     return constant if constant is not None and constant.array.size <= SMALL else None
 
 
 def _shape(name: str, function: Function) -> Shape | None:
-    """Return the shape of a value, () for none; None where the rank is not known."""
+    """The shape of a value, () for an absent one; None if the rank is unknown."""
     if not name:
         return ()
     type_ = function.get_type(name)
@@ -146,19 +146,19 @@ def _constant(node: Node, place: int, function: Function) -> Constant | None:
 
 
 def _broadcasts(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether extents that meet are equal by number or by name, or 1 by number."""
+    """Whether aligned dims are equal, by number or by name, or 1."""
     rank = max(len(shape) for shape in shapes)
     filled = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return all(len({dim for dim in dims if dim != 1}) <= 1 for dims in zip(*filled, strict=True))
 
 
 def _alone(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether all inputs but the first are of fixed shape."""
+    """Whether all inputs but the first have fixed shapes."""
     return all(isinstance(dim, int) for shape in shapes[1:] for dim in shape)
 
 
 def _products(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether matrices, or stacks of as many, are multiplied, or a stack by one."""
+    """Whether both operands have equal batch dims or the second is a plain matrix."""
     a, b = shapes[:2]
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
         return False
@@ -186,12 +186,12 @@ def _concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 def _reduces(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether the axes are known."""
+    """Whether the axes are constant."""
     return len(node.inputs) < 2 or not node.inputs[1] or _constant(node, 1, function) is not None
 
 
 def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether the shape is a constant, and every symbolic dim keeps its place in the order of dims."""
+    """Whether the target shape is constant and keeps the order of the symbolic dims."""
     if _constant(node, 1, function) is None:
         return False
     result = _shape(node.outputs[0], function) or ()
@@ -208,7 +208,7 @@ def _looks_up(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether starts, ends and axes are known, and the axes are of known extent."""
+    """Whether starts, ends and axes are constant and the sliced dims fixed."""
     starts, axes = _constant(node, 1, function), _constant(node, 3, function)
     if starts is None or any(
         _constant(node, place, function) is None for place in range(2, len(node.inputs)) if node.inputs[place]
@@ -224,7 +224,7 @@ def _splits(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 def _of_batches(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether only the number of images is symbolic."""
+    """Whether only the batch dim is symbolic."""
     return _alone(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][1:])
 
 
@@ -253,18 +253,17 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     **{f"Reduce{kind}": _reduces for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
     **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of_batches),
 }
-"""Other operators, each with when it is the same at every size."""
+"""Per operator: whether symbolic dims cannot change the computation."""
 EVERY = ELEMENTWISE.union(_RULES)
-"""All operators that may be the same at every size."""
+"""All operators that may be supported with symbolic dims."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node and the Function that holds it, for the factory of its kernel."""
+    """A node and its Function, passed to the factory of its kernel."""
 
     node: Node
     function: Function
-    """The Function that holds the node."""
 
     @property
     def version(self) -> int:
@@ -273,41 +272,40 @@ class NodeInfo:
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs the node lists, left-out ones in front of a present one included."""
+        """The number of outputs, absent ones before a present one included."""
         return len(self.node.outputs)
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return the node's attribute, or the default where it does not carry it."""
         return self.node.attr(name, default)
 
     def wants(self, index: int) -> bool:
-        """Whether the node has an output in that place."""
+        """Whether the output at this position is present."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])
 
     def refuse(self, why: str) -> CompileRefused:
-        """Return the error to raise where the node cannot be computed."""
+        """The error to raise if the node cannot be computed."""
         return CompileRefused(f"{self.node.op} {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledBody:
-    """A body Function ready to run: the branch of an If, the body of a Loop."""
+    """A compiled body: a branch of an If, the body of a Loop or a Scan."""
 
     function: Function
-    """The closed body: its inputs, then the values that it captures."""
+    """The closed body: its inputs, followed by its captures."""
     compute: Callable[[Sequence[Any]], list[Any]]
     picks: tuple[int, ...]
-    """Which of the node's captures the body reads, in the body's order."""
+    """Indices of the node's captures that the body reads, in the order of the body."""
 
     def __call__(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-        """Return the body's outputs from its inputs and from all that the node captures."""
+        """Compute the body's outputs from its inputs and all captures of the node."""
         return self.compute([*inputs, *(captured[i] for i in self.picks)])
 
     def find_unstacked_type(self, output: int, inputs: Sequence[Any], captured: Sequence[Any]) -> tuple[DType, list[int]]:
-        """Element type and shape of an output that no turn has computed.
+        """Element type and shape of an output if the loop has no iterations.
 
-        Extents that the body declares by name are those of such inputs, of which a left-out one is None; an extent that no
-        input has is 0. Raises ValueError where the body does not declare a tensor.
+        Named dims get their sizes from ``inputs`` (None if absent) and captures; a dim that no input has is 0. Raises ValueError
+        if the body does not declare a tensor type.
         """
         declared = self.function.outputs[output].type
         if not isinstance(declared, TensorType):
@@ -326,7 +324,7 @@ class CompiledBody:
     def compile(
         cls, context: NodeInfo, attribute: str, compiler: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
     ) -> CompiledBody:
-        """Return the body that an attribute of a node holds, made callable by a compiler of closed Functions."""
+        """Compile the body in an attribute of a node with a compiler of closed Functions."""
         function = context.node.attr(attribute)
         captures = context.node.captures
         picks = tuple(captures.index(name) for name in function.captures)
@@ -335,12 +333,12 @@ class CompiledBody:
 
 
 def close_over(body: Function, outer: Function) -> Function:
-    """Return the body with what it captures from outside as further inputs, typed as they are there."""
+    """Append the captures of a body to its inputs, with their types in the outer Function."""
     return body.replace(inputs=(*body.inputs, *(Value(name, outer.get_type(name)) for name in body.captures)))
 
 
 def list_last_uses(function: Function) -> list[list[str]]:
-    """Return, per node, the values that are dead after it: read for the last time, or never read at all. Linear."""
+    """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
     kept = {value.name for value in function.outputs} | set(function.constants)
     seen = set(kept)
     dying: list[list[str]] = []

@@ -1,4 +1,7 @@
-"""Writes what one node does as other nodes."""
+"""Decompose nodes into other nodes: the writer, the rewriting of a Function, and shared decompositions.
+
+Also here: whether the readers of a DequantizeLinear can compute in integers.
+"""
 
 from __future__ import annotations
 
@@ -30,50 +33,50 @@ __all__ = [
 
 @dataclass(slots=True)
 class NodeWriter:
-    """What one node is written out as, so far; values go by their names."""
+    """The replacement of one node under construction; values are referred to by name."""
 
     node: Node
     function: Function
-    """In which the node is."""
+    """The Function that contains the node."""
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
 
     def op(self, op_type: str, *inputs: str, output: str = "", attributes: Iterable[Attribute] = (), **more: Any) -> str:
-        """Write an operator of one result, and return the name of that.
+        """Add a node with one result and return the result's name.
 
-        ``attributes`` are those of a node, ``more`` further ones by name.
+        ``attributes`` are copied from a node, ``more`` adds others by name.
         """
         name = output or f"{self._prefix}/spelled/{len(self.nodes)}"
         self.nodes.append(Node(op_type, inputs, (name,), (*attributes, *read_attributes(more)), name=name))
         return name
 
     def constant(self, array: np.ndarray[Any, Any]) -> str:
-        """Write a constant, and return its name."""
+        """Add a constant and return its name."""
         name = f"{self._prefix}/spelled/constant/{len(self.constants)}"
         self.constants[name] = Constant(array)
         return name
 
     def number(self, value: float) -> str:
-        """Write a scalar constant of the first input's type, and return its name."""
+        """Add a scalar constant of the first input's type and return its name."""
         return self.constant(np.array(value, self.dtype(self.x).numpy))
 
     def cast(self, name: str, dtype: DType) -> str:
-        """Write a cast, and return the name of its result."""
+        """Add a Cast and return the name of its result."""
         return self.op("Cast", name, to=dtype.onnx)
 
     def find_constant(self, name: str) -> Constant | None:
-        """Return the constant of that name, of the Function or written; None for other values."""
+        """Look up a constant, in the Function or added here; None for other values."""
         return self.constants.get(name) or self.function.constants.get(name)
 
     def get_type(self, name: str) -> TensorType:
-        """Return the type of a tensor of the Function; raises ValueError where its shape is unknown."""
+        """The type of a tensor of the Function; raises ValueError if its shape is unknown."""
         type_ = self.function.get_type(name)
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise ValueError(f"{name!r} has the type {type_}")
         return type_
 
     def dtype(self, name: str) -> DType:
-        """Return the element type of a tensor of the Function; raises ValueError for what is not known to be one."""
+        """The element type of a tensor of the Function; raises ValueError if unknown or not a tensor."""
         type_ = self.function.get_type(name)
         if not isinstance(type_, TensorType):
             raise ValueError(f"{name!r} has the type {type_}")
@@ -85,7 +88,7 @@ class NodeWriter:
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators."""
+        """The opset of the default ONNX domain."""
         return self.function.opset()
 
     @property
@@ -95,9 +98,9 @@ class NodeWriter:
 
 
 def write_nodes(function: Function, write: Callable[[NodeWriter], bool]) -> Function:
-    """Return the Function with each node that ``write`` writes as other nodes; itself where it writes none.
+    """Replace each node for which ``write`` returns True by the nodes that it wrote; same Function if there is none.
 
-    ``write`` returns whether it has written the node. The last node that it writes makes the node's result, and has its name.
+    The last written node computes the result of the original and inherits its name.
     """
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
@@ -113,15 +116,15 @@ def write_nodes(function: Function, write: Callable[[NodeWriter], bool]) -> Func
 
 
 Meaning: TypeAlias = Callable[[Node, Function], Function | None]
-"""Gives a Function that computes what a node does, on the names of `alone`; None where the node is to stay."""
+"""Decomposes a node into a Function with the names of `as_function`; None to keep the node."""
 SMALL = 64
-"""Elements up to which a constant is an axis, a shape or a scale, which a meaning may depend on."""
+"""Constants up to this many elements (axes, shapes, scales) stay constants, so that a decomposition can depend on them."""
 
 
 def as_function(node: Node, function: Function) -> Function:
-    """Return the node as a Function under names that do not depend on the node's position.
+    """Build a Function of one node with canonical names, equal for equal nodes anywhere.
 
-    Its inputs are named i0, i1 ... in the order of the values the node reads, and its outputs o0, o1 ... in the node's order.
+    Inputs are i0, i1, ... in the order of distinct values that the node reads, outputs o0, o1, ... in the order of the node.
     """
     names = _names(node)
     read = dict.fromkeys(filter(None, node.inputs))
@@ -143,7 +146,7 @@ def _names(node: Node) -> dict[str, str]:
 
 
 def rewrite_nodes(function: Function, meaning: Meaning) -> Function:
-    """Return the Function with each node that has a meaning in the words of it; the meaning's own nodes are treated likewise."""
+    """Decompose each node for which ``meaning`` returns a Function, recursively."""
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
@@ -155,9 +158,9 @@ def rewrite_nodes(function: Function, meaning: Meaning) -> Function:
 
 
 def insert_nodes(meaning: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
-    """Return the nodes of ``meaning`` under names valid where ``node`` is; constants and types are added.
+    """Inline a decomposition in place of ``node``; adds its constants and types to the given dicts.
 
-    The producer of the node's first result gets its name, so that later nodes may be ordered after it.
+    The producer of the first result gets the node's name, so that control edges to the node remain valid.
     """
     names = {new: old for old, new in _names(node).items()}
 
@@ -173,24 +176,24 @@ def insert_nodes(meaning: Function, node: Node, constants: dict[str, Constant], 
 
 
 def rename_part(part: Node, here: Callable[[str], str]) -> Node:
-    """Return the node on values of other names, those that its bodies capture too; it has no name of its own."""
+    """Rename all values of a node, captures of its bodies included, and drop its name."""
     names = {name: here(name) for name in (*part.uses, *part.defines)}
     return replace(rename_node(part, names, {}), name="", control=())
 
 
 EPSILON = 1e-9
-"""What the definition adds to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
+"""Added to the deviation by definition: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
 MEAN_TAKES_AXES = 18
 """The first opset in which ReduceMean reads its axes from an input."""
 
 
 def write_mean_variance(writer: NodeWriter, opset: int, output: str = "") -> str | None:
-    """Write (x - mean) / (deviation + epsilon), and return the name of it; None for types that cannot hold the epsilon.
+    """Write (x - mean) / (deviation + epsilon) and return its name; None for types that round the epsilon to 0.
 
-    ``opset`` is that of the model, ``output`` the name for the result, by default a new one.
+    ``opset`` is the opset of the model, ``output`` the name of the result, by default a new one.
 
-    The mean of the squares less the square of the mean may be rounded below zero, which has no root; and next to the epsilon
-    it matters by how little rows of one number miss their mean: so they are centered twice.
+    E[x^2] - E[x]^2 can round to a negative variance, so the input is centered first. Centering twice also removes the rounding
+    error of the mean, which the epsilon would magnify for constant rows.
     """
     if writer.dtype(writer.x) not in (DType.FLOAT32, DType.FLOAT64):
         return None
@@ -202,29 +205,29 @@ def write_mean_variance(writer: NodeWriter, opset: int, output: str = "") -> str
 
 
 def _write_centered(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int) -> str:
-    """Write the numbers less their mean along axes. What the mean was rounded by stays, and goes when they are centered again."""
+    """Subtract the mean along the axes. The rounding error of the mean remains; centering again removes it."""
     return writer.op("Sub", x, write_mean(writer, x, axes, opset))
 
 
 def write_mean(writer: NodeWriter, x: str, axes: tuple[Attribute, ...], opset: int, output: str = "") -> str:
-    """Write the mean along axes, which stay as extents of 1; ``opset`` is that of the model, ``output`` the name to give it."""
+    """Write the mean with keepdims=1; ``opset`` is the opset of the model, ``output`` the name of the result."""
     if opset < MEAN_TAKES_AXES:
         return writer.op("ReduceMean", x, attributes=axes, output=output)
     return writer.op("ReduceMean", x, writer.constant(np.array(axes[0].value)), output=output)
 
 
 MOST_PLACES = 9
-"""Places of the result up to which it is quicker as a product: it is so for 3 x 3, and not for 5 x 5."""
+"""Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""
 SINCE = 11
-"""The opset from which Pad and Slice take all of their arguments as inputs."""
+"""The opset from which Pad and Slice take all arguments as inputs."""
 MOST_BYTES = 1 << 26
-"""Of the columns, which are as many times the input as the result has places."""
+"""Maximum size of the columns matrix, which copies the input once per output position."""
 
 
 def write_convolutions_as_products(function: Function) -> Function:
-    """Return the Function with each such Conv of computed weights as a Gemm; itself where there is none.
+    """Replace each Conv with computed weights and a small output by a Gemm; same Function if there is none.
 
-    Weights that are dequantized stay with their Conv, which libraries compute in integers.
+    Dequantized weights keep their Conv, which libraries compute in integers.
     """
     return write_nodes(function, _write_convolution)
 
@@ -240,7 +243,7 @@ def _write_convolution(writer: NodeWriter) -> bool:
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
-    """Return the shapes of the input, the weights and the result of a Conv that is to be a product; None for other nodes."""
+    """Shapes of input, weights and result if the Conv should become a product; None otherwise."""
     if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
@@ -267,7 +270,7 @@ def _is_computed(name: str, function: Function) -> bool:
 
 
 def _write_product(writer: NodeWriter, x: Sizes, w: Sizes, y: Sizes) -> None:
-    """Write the weights (M, C * window) by columns (places * N, C * window), and bring the result into its order."""
+    """Multiply weights (M, C * window) by im2col columns (positions * N, C * window) and transpose to NC...."""
     node, axes = writer.node, len(x) - 2
     strides, dilations = (node.attr(name) or (1,) * axes for name in ("strides", "dilations"))
     pads = node.attr("pads") or (0,) * (2 * axes)
@@ -296,24 +299,25 @@ def _row(writer: NodeWriter, items: Sequence[int]) -> str:
 BYTES = frozenset({DType.INT8, DType.UINT8})
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _BOUNDS = frozenset({"Clip", "Relu"})
-"""What a library takes into the quantization behind it."""
+"""Operators that libraries fuse into the quantization that follows."""
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""What libraries exchange with a dequantization before it."""
+"""Operators that libraries swap with a preceding dequantization."""
 
 
 def list_readers(node: Node, function: Function) -> list[Node]:
-    """Return the nodes that read the first result; empty where it is also a result of the Function."""
+    """The nodes that read the first result; empty if it is also an output of the Function."""
     if any(value.name == node.outputs[0] for value in function.outputs):
         return []
     return [use.node for use in function.users(node.outputs[0])]
 
 
 def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
-    """Whether all that reads the result of a DequantizeLinear are products, and convolutions, whose first operand is dequantized.
+    """Whether all readers of a DequantizeLinear are products or convolutions with a dequantized first operand.
 
-    That operand is no constant, and was of bytes. Where ``quantizing`` names the operator, its result is quantized again, maybe
-    after Relu or Clip; and it names further ones by element, whose other operand is such, where the constant has one scale. Of
-    what reads a single number some are enough: tools give one to all that read the same.
+    That operand must be computed from 8-bit integers. An operator in ``quantizing`` additionally requires that its result is
+    quantized again, possibly after Relu or Clip. ``quantizing`` may also name elementwise operators whose other operand is
+    dequantized; these require a constant with one scale. For a constant of one element one such reader suffices, because
+    quantization tools share it between all readers.
     """
     found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
@@ -322,7 +326,7 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
 
 
 def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
-    """Yield what reads the result, maybe moved before, with the value that it reads."""
+    """Yield the readers of the result, through operators that only move data, each with the value that it reads."""
     for reader in list_readers(node, function):
         if reader.op in _MOVES and reader.inputs[0] == node.outputs[0]:
             yield from _iter_readers(reader, function)
@@ -343,7 +347,7 @@ def _has_quantized_operand(reader: Node, constant: str, function: Function, quan
 
 
 def _has_one_scale(name: str, function: Function) -> bool:
-    """Whether a value is dequantized by one scale, and not one per channel."""
+    """Whether a value is dequantized per tensor, not per channel."""
     producer = function.producer(name)
     while producer is not None and producer.op in _MOVES:
         producer = function.producer(producer.inputs[0])
@@ -352,7 +356,7 @@ def _has_one_scale(name: str, function: Function) -> bool:
 
 
 def _is_dequantized(name: str, function: Function) -> bool:
-    """Whether a value is dequantized from bytes that are computed, maybe moved since."""
+    """Whether a value is dequantized from computed 8-bit integers, possibly moved since."""
     producer = function.producer(name)
     while producer is not None and producer.op in _MOVES:
         producer = function.producer(producer.inputs[0])
@@ -363,7 +367,7 @@ def _is_dequantized(name: str, function: Function) -> bool:
 
 
 def _iter_ends(node: Node, function: Function) -> Iterator[Node]:
-    """Yield what reads the node's result, behind operators that only bound it; the node itself where nothing does."""
+    """Yield the readers of the node's result, through Relu and Clip; the node itself if there are none."""
     readers = list_readers(node, function)
     if not readers:
         yield node

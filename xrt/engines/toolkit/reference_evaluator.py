@@ -1,4 +1,4 @@
-"""The reference engine: it folds constants and computes expected results, also for an engine that folds what it compiles."""
+"""Evaluate Functions on the reference engine, for constant folding and expected results."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["REFERENCE", "evaluate", "get_reference_engine"]
 
 REFERENCE = "toy{native=off}"
-"""The engine that folds constants and computes expected results: bit-exact, wherever XRT was built."""
+"""Without native kernels: its results are bit-exact on every machine."""
 
 
 @cache
 def get_reference_engine() -> GraphCompiler:
-    """Return the engine, made once: constants are folded by the hundred."""
+    """The reference engine; cached, because constant folding uses it hundreds of times."""
     return registry.create(REFERENCE)
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Return the outputs of a Function from its inputs, both in its order; raises CompileRefused where there is no kernel."""
+    """Compute the outputs of a Function; raises CompileRefused if a node has no kernel."""
     executable = get_reference_engine().compile(function, CompileContext(threads=threads))
     executable.prepare()
     try:

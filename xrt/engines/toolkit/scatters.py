@@ -1,4 +1,4 @@
-"""Outputs that an engine may write over an input: those of operators that write parts of their first input and keep the rest."""
+"""In-place scatters: operators that update parts of their first input, whose output may share its memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from xrt.graph import Function, Node, TensorType
 __all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs", "make_writable_alias"]
 
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
-"""Operators that write parts of their first input, with other inputs of any shape."""
+"""Operators that update parts of their first input."""
 
 
 def find_inplace_outputs(function: Function) -> dict[int, int]:
-    """Return, by the place of an input that one scatter alone reads, the place of that scatter's output.
+    """Map each input that is read by a single scatter only to the output of that scatter, by position.
 
-    An engine whose kernels of these skip the copy of the first input, where input and output are one buffer, may write it there.
-    No other reader can find it changed.
+    The engine's kernels must skip the copy if input and output are one buffer. No other reader can observe the update.
     """
     outputs = [value.name for value in function.outputs]
     found = {}
@@ -33,12 +32,12 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
-    """Return the inputs, by place, over which such an engine may write the node's result."""
+    """Positions of inputs over which such an engine can write the node's result."""
     return (0,) if node.op_type in SCATTERS and not node.domain else ()
 
 
 class _WritableMemory:
-    """The memory of an array without its read-only mark. The owner of the memory lives as long as this."""
+    """An array interface without the read-only flag. Keeps the owner of the memory alive."""
 
     def __init__(self, array: np.ndarray[Any, Any], owner: Any) -> None:
         self._owner = owner
@@ -47,11 +46,10 @@ class _WritableMemory:
 
 
 def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.ndarray[Any, Any]:
-    """Return an array over the same memory that may be written to; nothing is copied.
+    """A writable view of a read-only array; nothing is copied.
 
-    The caller guarantees that no other code writes to it, or that the memory is its own. ``owner`` is kept alive with the
-    result, by default the array. Types of ml_dtypes, for which the array interface has no name, pass through integers of their
-    size.
+    The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array. Types
+    of ml_dtypes, which the array interface cannot describe, are viewed as integers of their size in between.
     """
     own = array if owner is None else owner
     if array.dtype.isbuiltin == 1:

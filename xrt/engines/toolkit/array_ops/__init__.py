@@ -1,1 +1,1 @@
-"""Operations on arrays that are the same for every array library: shapes, windows, resampling, quantization, precision."""
+"""Array operations that work with any array library: shapes, windows, resampling, scales and zero points."""

@@ -1,4 +1,4 @@
-"""Element types, scales and shapes of arrays: the helpers that kernels over NumPy, CuPy and JAX share."""
+"""Element types, scales and shapes of arrays: helpers that the NumPy, CuPy and JAX kernels share."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
 
 
 def widen(x: Any) -> Any:
-    """Return narrow floats as float32, everything else as it is."""
+    """Convert narrow floats to float32; other types are unchanged."""
     return x.astype(np.float32) if x.dtype in NARROW else x
 
 
 def round_once(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function of float arrays compute narrow types in float32, and round its result to their type at the end.
+    """Compute narrow types in float32 and round the result once, to the type of the first argument.
 
-    The type is that of the first argument; arguments that are not arrays pass through.
+    Arguments that are not arrays pass through.
     """
 
     @wraps(compute)
@@ -54,7 +54,7 @@ def round_once(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """Return what the extreme of no elements is: the value that every other one beats."""
+    """The minimum or maximum of no elements: the identity of the reduction."""
     if dtype.kind == "b":
         return np.bool_(not lowest)
     if dtype.kind in "iu":
@@ -64,14 +64,14 @@ def extreme(dtype: Any, *, lowest: bool) -> Any:
 
 
 def get_integer_limits(dtype: DType) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type."""
+    """The smallest and largest value of an integer type."""
     return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
 
 
 def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
-    """Return a scale or zero point so that it broadcasts over the tensor: one for all, one per index of an axis, or per block.
+    """Shape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block.
 
-    ``xp`` is the module of the arrays.
+    ``xp`` is the array module.
     """
     if v.size == 1:
         return v.reshape(())
@@ -81,7 +81,7 @@ def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
 
 
 def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
-    """Return a scalar, or a vector along an axis (of a product: one per row, -2, or per column, -1), shaped to broadcast."""
+    """Shape a scalar or a vector along an axis to broadcast; of a product, -2 is per row and -1 per column."""
     if v.size == 1:
         return v.reshape(())
     if v.ndim != 1 or axis is None:
@@ -90,14 +90,14 @@ def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
 
 
 def apply_reshape(x: Any, target: Sequence[int], allow_zero: bool) -> Any:
-    """Return the array in another shape; a zero copies the extent in that place, unless zeros are allowed."""
+    """Reshape as ONNX does: 0 copies the extent at that position, unless ``allow_zero``."""
     if not allow_zero:
         target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
     return x.reshape(tuple(target))
 
 
 def depth_to_space(x: Any, block: int, column_first: bool) -> Any:
-    """Return channels (N, C, H, W) laid out as blocks of the plane."""
+    """Rearrange channels (N, C, H, W) into blocks of the plane."""
     n, c, h, w = x.shape
     if column_first:
         whole = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
@@ -107,7 +107,7 @@ def depth_to_space(x: Any, block: int, column_first: bool) -> Any:
 
 
 def space_to_depth(x: Any, block: int, column_first: bool) -> Any:
-    """Return blocks of the plane (N, C, H, W) laid out as channels."""
+    """Rearrange blocks of the plane (N, C, H, W) into channels."""
     n, c, h, w = x.shape
     whole = x.reshape(n, c, h // block, block, w // block, block)
     whole = whole.transpose(0, 1, 3, 5, 2, 4) if column_first else whole.transpose(0, 3, 5, 1, 2, 4)
@@ -115,13 +115,13 @@ def space_to_depth(x: Any, block: int, column_first: bool) -> Any:
 
 
 def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Return views of those sizes, one after the other along an axis."""
+    """Views of these sizes along an axis."""
     lead = (slice(None),) * (axis % x.ndim)
     return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
 def even(extent: int, count: int) -> list[int]:
-    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent.
+    """``count`` equal sizes; the last one is smaller if they do not divide the extent.
 
     >>> even(7, 3)
     [3, 3, 1]
@@ -131,10 +131,10 @@ def even(extent: int, count: int) -> list[int]:
 
 
 def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, list[tuple[int, int]]]:
-    """Return the array less what is cut off, and what is to be added to each axis.
+    """Apply negative pads as slices; return the trimmed array and the remaining pads per axis.
 
-    Of ``pads``, all begins and then all ends of the axes (all, for None), negative ones cut off. What is to be cut off beyond the
-    array is not added at the other end: the extent of the result is the array's and both pads.
+    ``pads`` has all begins and then all ends of the axes (None: all axes). If a negative pad exceeds the array, the excess
+    reduces the pad at the other end: the extent of the result is always the sum of the array's and both pads.
     """
     chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     wanted = [(0, 0)] * x.ndim
@@ -151,7 +151,7 @@ def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, 
 
 
 def center(extents: Sequence[int], target: Sequence[int]) -> list[int]:
-    """Return the pads that keep the middle; an odd number of elements more, or fewer, is one more at the end.
+    """Pads that center an array in a target shape, negative ones crop; an odd element goes to the end.
 
     >>> center([4, 5], [7, 2])
     [1, -1, 2, -2]

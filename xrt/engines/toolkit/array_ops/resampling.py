@@ -1,7 +1,4 @@
-"""Where Resize and GridSample read: which old elements make a new one, and with what weights.
-
-On arrays of any library that speaks as NumPy does: ``xp`` is its module.
-"""
+"""Source positions and weights of Resize and GridSample, for any array module ``xp`` with NumPy's interface."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ __all__ = [
 ]
 
 Array: TypeAlias = Any
-"""Of the module ``xp``."""
+"""An array of the module ``xp``."""
 
 
 # ---------------------------------------------------------------------- how elements are made
@@ -39,7 +36,7 @@ Array: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How new elements are made of old ones: the node's attributes."""
+    """The attributes of a Resize, or their equivalent for other operators."""
 
     mode: str = "nearest"
     nearest: str = "round_prefer_floor"
@@ -51,17 +48,17 @@ class Sampling:
 
     @property
     def reach(self) -> int:
-        """How many old elements to each side take part."""
+        """Number of source elements on each side."""
         return 2 if self.mode == "cubic" else 1
 
     @property
     def crops(self) -> bool:
-        """Whether a part of each axis is taken, and positions outside the old elements are extrapolated."""
+        """Whether positions outside the source use the extrapolation value."""
         return self.coordinates == "tf_crop_and_resize"
 
 
 def read_sampling(node: Node) -> Sampling:
-    """Read a Resize's attributes, since version 11."""
+    """Read the attributes of a Resize since version 11."""
     return Sampling(
         node.attr("mode", "nearest"),
         node.attr("nearest_mode", "round_prefer_floor"),
@@ -74,12 +71,12 @@ def read_sampling(node: Node) -> Sampling:
 
 
 def read_rounding(node: Node) -> Sampling:
-    """Return what Upsample and the first Resize do: places are divided by the scale, and rounded down."""
+    """The sampling of Upsample and Resize 10: divide by the scale and round down."""
     return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", "floor", "asymmetric")
 
 
 def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
-    """Return the weight of an element at a distance: a triangle, or the cubic convolution of Keys (1981)."""
+    """The weight of an element at a distance: a triangle, or the cubic convolution of Keys (1981)."""
     d = xp.abs(distance)
     if sampling.mode == "linear":
         return xp.maximum(1 - d, 0)
@@ -94,7 +91,7 @@ def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis that is resized."""
+    """One axis to resize."""
 
     index: int
     extent: int
@@ -103,20 +100,20 @@ class Axis:
     scale: float
     start: float = 0.0
     end: float = 1.0
-    """The part of the axis that is taken, as shares of it; the whole but for ``tf_crop_and_resize``."""
+    """The sampled range as fractions of the axis; (0, 1) except for ``tf_crop_and_resize``."""
 
     @property
     def width(self) -> float:
-        """The new extent before it was rounded."""
+        """The new extent before rounding."""
         return self.extent * self.scale
 
     @property
     def stays(self) -> bool:
-        """Whether nothing changes along it."""
+        """Whether resizing leaves this axis unchanged."""
         return self.target == self.extent and self.scale == 1 and (self.start, self.end) == (0, 1)
 
     def places(self, xp: Any, coordinates: str) -> Array:
-        """Return the position of each new element among the old ones, in double precision."""
+        """The source position of each new element, in float64."""
         i = xp.arange(self.target, dtype=np.float64)
         if coordinates == "asymmetric":
             return i / self.scale
@@ -133,18 +130,19 @@ class Axis:
         return centred
 
     def outside(self, xp: Any, coordinates: str) -> Array:
-        """Return which new elements lie beyond the old ones."""
+        """Mask of the new elements whose source position is outside."""
         places = self.places(xp, coordinates)
         return (places < 0) | (places > self.extent - 1)
 
 
 def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
-    """Return the old elements that take part in each new one (new, taps), and their weights."""
+    """Indices of the source elements of each new element [new, taps] and their weights."""
     places = axis.places(xp, sampling.coordinates)
     if sampling.mode == "nearest":
         indices = _rounded(xp, places, sampling.nearest)[:, None]
         return xp.clip(indices, 0, axis.extent - 1).astype(np.int64), xp.ones(indices.shape)
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
+    # With antialias the filter widens by the inverse of the scale when shrinking.
     reach = ceil(sampling.reach / shrink)
     indices = xp.floor(places)[:, None] + xp.arange(1 - reach, reach + 1)
     weights = weight(xp, (indices - places[:, None]) * shrink, sampling)
@@ -164,15 +162,15 @@ def _rounded(xp: Any, places: Array, how: str) -> Array:
 # ---------------------------------------------------------------------- how large
 
 Parts: TypeAlias = Sequence[tuple[float, float]]
-"""Start and end of what is taken of each axis."""
+"""Start and end of the sampled range of each axis."""
 
 
 def read_resize_axes(
     node: Node, shape: Sequence[int], roi: Sequence[float], scales: Sequence[float], sizes: Sequence[int]
 ) -> list[Axis]:
-    """Return the axes of a tensor that a Resize lists, given its inputs, of which one that is left out is empty.
+    """The resized axes of a Resize from the values of its inputs; an absent input is empty.
 
-    Sizes go before scales; raises ValueError where there is neither.
+    Sizes take precedence over scales; raises ValueError if both are absent.
     """
     listed = node.attr("axes")
     chosen = range(len(shape)) if listed is None else [axis % len(shape) for axis in listed]
@@ -186,7 +184,7 @@ def read_resize_axes(
 
 
 def scale_coordinates(shape: Sequence[int], scales: Sequence[float]) -> list[Axis]:
-    """Return all axes of a tensor, given one scale for each; extents are rounded down."""
+    """All axes of a tensor, one scale for each; extents are rounded down."""
     return _scaled(shape, scales, range(len(shape)), [(0.0, 1.0)] * len(shape))
 
 
@@ -196,7 +194,7 @@ def _scaled(shape: Sequence[int], scales: Sequence[float], chosen: Sequence[int]
 
 
 def _sized(shape: Sequence[int], sizes: Sequence[int], chosen: Sequence[int], parts: Parts, policy: str) -> list[Axis]:
-    """Return the axes for given extents, or for the one scale that keeps the aspect ratio and is not larger, or not smaller."""
+    """The axes for given sizes, or for the single scale that keeps the aspect ratio under the policy."""
     scales = [size / shape[i] for i, size in zip(chosen, sizes, strict=True)]
     if policy != "stretch":
         one = min(scales) if policy == "not_larger" else max(scales)
@@ -208,26 +206,26 @@ def _sized(shape: Sequence[int], sizes: Sequence[int], chosen: Sequence[int], pa
 # ---------------------------------------------------------------------- GridSample
 
 LEGACY_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""What version 16 called the modes."""
+"""Names of the modes in version 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a tensor is read at places between its elements: the node's attributes."""
+    """The attributes of a GridSample."""
 
     sampling: Sampling
     padding: str
     corners: bool
-    """Whether -1 and 1 are the centres of the outer elements, or their borders."""
+    """Whether -1 and 1 are the centers of the outer elements; otherwise their borders."""
 
     def places(self, grid: Array, extent: int) -> Array:
-        """Return places between -1 and 1 as places among the elements."""
+        """Convert positions from [-1, 1] to element indices."""
         return (grid + 1) / 2 * (extent - 1) if self.corners else ((grid + 1) * extent - 1) / 2
 
     def within(self, xp: Any, places: Array, extent: int) -> Array:
-        """Return places beyond the ends as the padding mode reads them: as the end, as reflected, or (zeros) as they are.
+        """Map positions beyond the ends by the padding mode: clamp, reflect, or leave them for zeros.
 
-        What is no place, NaN, is read as the first element, but for zeros: ONNX leaves it open, and this is what torch does.
+        NaN reads the first element except with zeros: ONNX does not define it, and PyTorch does this.
         """
         if self.padding == "zeros":
             return places
@@ -243,10 +241,10 @@ class Grid:
         return xp.where((places < low) | (places > low + span), reflected, places)
 
     def taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
-        """Return the neighbours of each place along one axis, with their weights.
+        """Neighbors of each position along one axis, with their weights.
 
-        A cubic place stays where it is beyond the ends, and `read` moves each of its taps: a weighted sum of the elements that
-        the padding puts there. Moving the place first would give other weights.
+        A cubic position outside is not moved here; `read` pads each of its taps instead. Moving the position first would give
+        other weights.
         """
         places = self.places(grid, extent).astype(np.float64)
         if self.sampling.mode == "nearest":
@@ -262,13 +260,13 @@ class Grid:
 
 
 def sample_grid(node: Node) -> Grid:
-    """Read a GridSample's attributes."""
+    """Read the attributes of a GridSample."""
     mode = node.attr("mode", "linear")
     return Grid(Sampling(LEGACY_MODES.get(mode, mode)), node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
 
 
 def read(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
-    """Return (N, C, *spatial) read at the grid's places (N, *places, axes), summed in double precision."""
+    """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes); sums in float64."""
     extents, last = x.shape[2:], xp.moveaxis(x, 1, -1)
     total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
     for combination in product(*(how.taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):

@@ -1,4 +1,4 @@
-"""The geometry that convolutions and pools share, whatever computes them: a window that slides over the spatial axes."""
+"""Window geometry of convolutions and pools: strides, dilations, padding and positions, for any array library."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Placement", "Window", "compute_padding_trims", "cut_bins", "make_win
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A window laid over a tensor: how much padding is needed around it, and how many positions there are."""
+    """A window applied to spatial axes: the padding that it needs and the number of positions."""
 
     window: Window
     extents: tuple[int, ...]
-    """Of the spatial axes, before padding."""
+    """Spatial extents before padding."""
     begins: tuple[int, ...]
     ends: tuple[int, ...]
-    """Padding that the window reads, beyond what was declared where the number of positions was rounded up."""
+    """Padding that the window reads; larger than declared if ``ceil_mode`` adds a position."""
     declared_ends: tuple[int, ...]
     positions: tuple[int, ...]
 
     @property
     def pads(self) -> list[tuple[int, int]]:
-        """The padding in front of and behind each spatial axis."""
+        """Padding before and after each spatial axis."""
         return list(zip(self.begins, self.ends, strict=True))
 
     def counts(self, xp: Any, with_padding: bool) -> Any:
-        """Return how many elements each window sees; of the padding only what is declared, if asked, and none otherwise."""
+        """Number of elements in each window, the divisor of an average; counts declared padding only if ``with_padding``."""
         found = xp.ones((), dtype=np.int64)
         for axis, extent in enumerate(self.extents):
             begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
@@ -45,7 +45,7 @@ class Placement:
         return found
 
     def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-        """Yield each place inside the window with the index that picks it, at every position, from the padded tensor."""
+        """Yield each offset inside the window with the index that selects it, for all positions, from the padded tensor."""
         window = self.window
         for offset in product(*map(range, window.kernel)):
             starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
@@ -55,7 +55,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The attributes of a convolution or a pool; every tuple has one entry per spatial axis."""
+    """The attributes of a convolution or a pool, one entry per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -67,16 +67,16 @@ class Window:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """How far the window reaches along each axis."""
+        """Extent of the dilated window along each axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def size(self) -> int:
-        """How many elements the window sees."""
+        """Number of elements in the window."""
         return prod(self.kernel)
 
     def over(self, extents: Sequence[int]) -> Placement:
-        """Lay the window over spatial axes of those extents; raises ValueError where it does not fit into the padded tensor."""
+        """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
         axes = [self._axis(i, n) for i, n in enumerate(extents)]
         begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
         if any(n < 1 for n in positions):
@@ -86,13 +86,13 @@ class Window:
         return Placement(self, tuple(extents), begins, ends, declared, positions)
 
     def spread(self, positions: Sequence[int]) -> list[int]:
-        """Return the extents that a pool with those positions read, the declared padding not among them."""
+        """The input extents, without declared padding, of a pool with this many positions."""
         pads = zip(self.begins, self.ends, strict=True)
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)
         return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
 
     def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
-        """Return begin, needed end, declared end and number of positions along one axis."""
+        """Begin, required end, declared end and number of positions along one axis."""
         stride, span = self.strides[i], self.spans[i]
         if self.auto_pad.startswith("SAME"):
             count = -(-extent // stride)
@@ -108,7 +108,7 @@ class Window:
 
 
 def make_window(node: Node, kernel: Sequence[int]) -> Window:
-    """Read a node's window attributes; the kernel's extents may come from a weight instead."""
+    """Read the window attributes of a node; ``kernel`` may come from the shape of a weight."""
     rank = len(kernel)
     pads = node.attr("pads") or (0,) * (2 * rank)
     ones = (1,) * rank
@@ -124,9 +124,9 @@ def make_window(node: Node, kernel: Sequence[int]) -> Window:
 
 
 def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inputs: Sequence[int]) -> list[int]:
-    """Return what a ConvTranspose adds to the spatial extents of all that its windows reach, fronts and then backs.
+    """Pads, all begins then all ends, to apply to the full extents of a ConvTranspose; negative ones crop.
 
-    The declared padding is cut off; where an output shape is asked for, as much as leaves that shape.
+    Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
     """
     extra = node.attr("output_padding") or (0,) * len(inputs)
     asked = node.attr("output_shape")
@@ -142,7 +142,7 @@ def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inpu
 
 
 def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
-    """Return overlapping bins of the elements from start to end (included), within an axis: pools over regions read them."""
+    """Overlapping bins of the elements from ``start`` to ``end`` (inclusive) of an axis, for pooling over regions."""
     size = max(end - start + 1, 1) / count
     limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
     return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
