@@ -1,8 +1,8 @@
-"""The `openvino` engine: OpenVINO on the CPU.
+"""The `openvino` engine: OpenVINO on the CPU. No other package imports OpenVINO.
 
-A Function goes in through OpenVINO's ONNX frontend, its large constants by reference; out comes a compiled model on which
-each concurrent call has an infer request of its own. It computes in the model's own types unless a lower precision is asked
-for, and nothing that it does reports to anybody (`library`). This package is the only home of OpenVINO.
+A Function is exported to OpenVINO's ONNX frontend, with large constants passed by reference, and compiled; each concurrent call
+uses a separate infer request. It computes in the types of the model unless a lower precision is requested. Telemetry is disabled
+(`library`).
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -1,4 +1,4 @@
-"""`OpenVino`: OpenVINO as an engine."""
+"""The engine class `OpenVino`: options, compile, save and load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEVICE = "CPU"
 
 @dataclass(frozen=True)
 class OpenVino(GraphCompiler):
-    """Compiles a Function into a model of OpenVINO's CPU plugin."""
+    """Compiles Functions with OpenVINO's CPU plugin."""
 
     name: ClassVar[str] = "openvino"
     deviations: ClassVar[tuple[Deviation, ...]] = (
@@ -57,13 +57,13 @@ class OpenVino(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = 1
-    """How many calls of one executable compute at once, each with its share of the threads; others wait."""
+    """Maximum number of concurrent runs per executable. The threads are divided among them; further calls wait."""
     pinning: bool = False
-    """Whether its threads are bound to cores; threads of other engines are then in their way."""
+    """Whether to pin the threads to cores. This slows down the threads of other engines."""
 
     precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
-    """What float32 is computed in: ``allowed`` is the precision that the module allows, by default float32; the others hold
-    whatever is allowed. A compile that would have another precision is refused."""
+    """The type that float32 is computed in: ``allowed`` is the precision that the module allows, by default float32; the others
+    apply regardless of the module. A compile that would use another precision is declined."""
 
     def __post_init__(self) -> None:
         if type(self.streams) is not int or self.streams < 1:
@@ -83,7 +83,7 @@ class OpenVino(GraphCompiler):
         return has_quantized_readers(node, function) and self.why_not(node, function) is None
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain which node is declined; otherwise one executable serves all sizes."""
+        """Decline a Function with an input of unknown rank or an unsupported node; otherwise one executable serves all sizes."""
         for value in function.inputs:
             if isinstance(value.type, TensorType) and value.type.shape is None:
                 return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
@@ -98,9 +98,10 @@ class OpenVino(GraphCompiler):
         return list_scattered_inputs(node)
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
-        """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
+        """Compile; large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
         from xrt.engines.openvino.export import export_function
 
+        # Every output is an input or a constant: copied by the executable, without a model.
         if not list_computed_outputs(function):
             return OpenVinoExecutable(function, None)
         check_pools()
@@ -116,7 +117,7 @@ class OpenVino(GraphCompiler):
         return OpenVinoExecutable(function, compiled, imported.held, partial(report_memory, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return what OpenVINO exports of the compiled model, constants included."""
+        """Export the compiled model, constants included."""
         if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
             raise CompileRefused("there is no compiled model to save")
         if executable.saved is not None:
@@ -132,11 +133,11 @@ class OpenVino(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Whatever the budget: the blob is the graph before the plugin has chosen kernels, which it does when it imports it."""
+        """Always: the blob contains the graph before kernel selection, which the plugin does on import."""
         return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Return which option is not honoured. Strict types are, where precision is not lowered."""
+        """Decline options that are not implemented. Strict types are implemented unless the precision is lowered."""
         asked = context.options.unusual()
         wanted = asked.get("precision")
         is_lowered = self.precision in ("allowed", wanted) and "strict_types" not in asked
@@ -150,9 +151,9 @@ class OpenVino(GraphCompiler):
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return the engine in bf16 or fp16 where the processor has it, unless it is one of float32 whatever is allowed.
+        """The engine in bf16 or fp16 if the processor supports it; None if it is fixed to fp32.
 
-        For fp32 it is that one, and for int8 the engine itself, which computes quantized operators in integers.
+        For fp32, the engine fixed to it; for int8 the engine itself, which computes quantized operators in integers.
         """
         if precision == "int8":
             return self
@@ -168,15 +169,15 @@ class OpenVino(GraphCompiler):
         return f"openvino {openvino.__version__}"
 
     def _choose_precision(self, context: CompileContext) -> str:
-        """Return what float32 is computed in: the engine's own precision, or a lower one that the caller has asked for."""
+        """The precision of the engine if it is fixed, else the one that the caller allows."""
         return context.options.precision if self.precision == "allowed" else self.precision
 
     def _settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         precision = self._choose_precision(context)
-        # With one thread no streams: each call computes in the thread that makes it, and the library starts none.
+        # Without streams a call computes in its own thread, and the library starts no threads for one.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
-        # An executable for all sizes keeps kernels of some 25 kB for each size that it meets; the library's own limit is 5,000.
+        # The plugin caches kernels of about 25 kB for each size; its default limit is 5,000 entries.
         return {
             "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
             "INFERENCE_PRECISION_HINT": HINTS[precision],
@@ -188,7 +189,7 @@ class OpenVino(GraphCompiler):
 
 
 def _lower(function: Function) -> Function:
-    """Prepare what is exported: the computed outputs, in operators that OpenVINO supports."""
+    """The Function to export: only computed outputs, in operators that OpenVINO supports."""
     from xrt.engines.openvino.support import lower
 
     computed = model_function(function)

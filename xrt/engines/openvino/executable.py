@@ -1,8 +1,8 @@
-"""A compiled model as an Executable: arrays in and out, infer requests, the executable itself, and its saved form.
+"""The executable: conversion of arrays to tensors, infer requests, calls, and the saved form.
 
-The model computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that is listed
-twice in the Function, is copied here. The library accepts no array that is read-only, and shares none of a type that NumPy lacks.
-It never writes to an input, so a writable alias of it is safe; types that NumPy lacks go by their bits.
+The model computes each output that a node produces once. An output that is an input or a constant, or is listed twice, is copied
+here. OpenVINO rejects read-only arrays but never writes to an input, so it gets a writable alias. Types that NumPy lacks are
+passed as integers of the same size.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _BITS = {DType.BFLOAT16: np.uint16}
 
 
 def why_not_carried(name: str, type_: Type | None) -> str | None:
-    """Return why a value of the type cannot enter or leave OpenVINO; None when it can, or nothing is known of it."""
+    """Explain why a value of this type cannot be an input or output of OpenVINO; None if it can or the type is unknown."""
     if type_ is None or (isinstance(type_, TensorType) and type_.dtype in _TYPES):
         return None
     return f"{name!r} is {type_}, and {LIBRARY} is handed tensors of numbers only"
 
 
 def type_from(element: Any, shape: Any) -> TensorType | None:
-    """Return a type as the library spells it; extents that it leaves open are None, and so is an element type unknown here."""
+    """Convert an OpenVINO type; dynamic extents become None. None for an unknown element type."""
     dtype = _NAMES.get(element.get_type_name())
     if dtype is None:
         return None
@@ -78,7 +78,7 @@ def type_from(element: Any, shape: Any) -> TensorType | None:
 
 
 def to_tensor(array: Array, dtype: DType) -> Any:
-    """Return a tensor over the memory of a C-contiguous array, which must outlive all use of the tensor: it keeps nothing."""
+    """A tensor that shares the memory of a C-contiguous array but does not keep it alive."""
     if not array.flags.writeable:
         array = make_writable_alias(array)
     bits = _BITS.get(dtype)
@@ -90,71 +90,71 @@ def to_tensor(array: Array, dtype: DType) -> Any:
 
 
 def in_order(array: Array) -> Array:
-    """Return the array, or a copy where it does not lie in order or is not aligned."""
+    """The array, or a copy if it is not C-contiguous or not aligned."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
 
 
 def empty(type_: TensorType) -> Array:
-    """Return an array of a static type; what it holds is what the memory held."""
+    """An uninitialized array of a static type."""
     return np.empty([extent for extent in type_.shape or () if isinstance(extent, int)], type_.dtype.numpy)
 
 
 def to_array(tensor: Any, dtype: DType) -> Array:
-    """Return the tensor's memory as an array, which lives as long as the tensor and what holds it."""
+    """A view of the tensor's memory, valid as long as the tensor and its owner."""
     data: Array = tensor.data
     return data if dtype not in _BITS else data.view(dtype.numpy)
 
 
 def copy_out(tensor: Any, dtype: DType) -> Array:
-    """Return a fresh array of what the tensor holds."""
+    """Copy the tensor's contents to a new array."""
     return np.array(to_array(tensor, dtype), dtype.numpy, order="C")
 
 
 # ---------------------------------------------------------------------- requests
 
 COPY_TO = 16 * 1024
-"""Bytes to which copying a value to or from a tensor that is set (0.3 to 1 us) is quicker than setting another (4 us)."""
+"""Values up to this many bytes are copied to or from a preset tensor (0.3 to 1 us); setting a tensor takes 4 us."""
 
 _Request = openvino._pyopenvino.InferRequest
-"""The request without the public one's dispatch over kinds of input, which takes as long as a small call."""
+"""The binding's class: the public one dispatches over kinds of input, which takes as long as a small call."""
 
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A compiled model, with what is known of its inputs and outputs."""
+    """A compiled model with the types of its inputs and outputs."""
 
     model: Any
     used: tuple[int, ...]
-    """Which of the Function's inputs the model has, in its order."""
+    """Per input of the model, the position of the Function's input."""
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     fixed: tuple[bool, ...]
-    """Per output, whether a tensor may be set for it once and for all: its shape is fixed, and it is no input's own value."""
+    """Per output, whether its tensor can be set once: static shape, and not an alias of an input."""
     passed: tuple[bool, ...]
-    """Per output, whether it is the very value of an input or a constant: to set a tensor for it would set the input."""
+    """Per output, whether it is an input or a constant itself: setting its tensor would set that of the input."""
 
     @classmethod
     def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
-        """Raises TypeError for an element type that cannot cross."""
+        """Raises TypeError for an element type that cannot be an input or output."""
         inputs, outputs = (tuple(map(_type_of, ports)) for ports in (model.inputs, model.outputs))
         fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
         return cls(model, used, inputs, outputs, tuple(fixed), tuple(passed))
 
     @property
     def idle_threads(self) -> int:
-        """The threads that the library keeps for it: one for each stream, and one that would call back."""
+        """Threads that the library keeps for the model: one per stream, and one for callbacks."""
         streams = int(self.model.get_property("NUM_STREAMS"))
         return streams + 1 if streams else 0
 
     @property
     def concurrent_runs(self) -> int:
-        """How many requests compute at the same time: each stream has a graph under a lock, and without streams there is one."""
+        """The number of concurrent requests: each stream has one graph under a lock; without streams there is one."""
         return max(1, int(self.model.get_property("NUM_STREAMS")))
 
     @property
     def is_fixed(self) -> bool:
-        """Whether tensors may be set once and for all on both sides."""
+        """Whether all input and output tensors can be set once."""
         return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))
 
 
@@ -166,13 +166,13 @@ def _type_of(port: Any) -> TensorType:
 
 
 class RequestFrame:
-    """A request for one thread at a time: two threads that use one get wrong numbers without an error.
+    """An infer request with the arrays and tensors set on it, used by one thread at a time.
 
-    It holds the request, the memory for its small inputs and outputs, and the tensors over whatever else it was given last.
+    Two threads that share a request get wrong results without an error.
     """
 
     def __init__(self, compiled: CompiledModel, *, empty: bool = False) -> None:
-        """An empty frame has nothing set yet."""
+        """An ``empty`` frame has no tensors set yet."""
         self._request = compiled.model.create_infer_request()
         self._compiled: CompiledModel = compiled
         self._set: dict[tuple[str, int], object] = {}
@@ -185,7 +185,7 @@ class RequestFrame:
         self._inputs = [self._fixed("input", place, type_) for place, type_ in enumerate(compiled.inputs)]
 
     def _fixed(self, side: str, place: int, type_: TensorType) -> Array | None:
-        """Return memory that stays set for a small value of known size; None for another."""
+        """Allocate and set memory for a small value of static shape; None for others."""
         nbytes = type_.nbytes if type_.is_static else None
         if not nbytes or nbytes > COPY_TO:
             return None
@@ -194,7 +194,7 @@ class RequestFrame:
         return array
 
     def give(self, side: str, place: int, array: Array, dtype: DType) -> None:
-        """Set a tensor over a C-contiguous array, and keep both until the next one is set in its place."""
+        """Set a tensor over a C-contiguous array and keep both alive until it is replaced."""
         tensor = to_tensor(array, dtype)
         if side == "input":
             _Request.set_input_tensor(self._request, place, tensor)
@@ -205,9 +205,9 @@ class RequestFrame:
     def run(
         self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None] = ()
     ) -> list[Array]:
-        """Return one array per output: the buffer where one is given, which nothing else may overlap, or a fresh one.
+        """Compute one array per output: the buffer, which must not overlap other arrays, or a new one.
 
-        ``shapes`` are those of outputs of open shape, None where they are not known; the same ones in each run.
+        ``shapes`` are the shapes of dynamic outputs, None if unknown; the same outputs have one in each run.
         """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
@@ -219,15 +219,15 @@ class RequestFrame:
         return [self._result(*three) for three in zip(range(len(targets)), targets, buffers, strict=True)]
 
     def forget_model(self) -> None:
-        """Let the request alone refer to the model; it runs no more."""
+        """Drop the reference to the model; the frame cannot run afterwards."""
         del self._compiled
 
     def infer(self) -> None:
-        """Compute with what is set; the interpreter's lock is free meanwhile."""
+        """Compute with the tensors that are set. Releases the GIL."""
         _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
 
     def _target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
-        """Return the array that the request shall write to; None where it writes to memory of its own or to a fixed array."""
+        """The array that the request writes to; None if it writes to its own memory or to a preset array."""
         type_ = self._compiled.outputs[place]
         if shape is not None and not self._compiled.passed[place]:
             target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
@@ -256,7 +256,7 @@ class RequestFrame:
 
 
 def bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-    """Return a call over exactly those C-contiguous arrays, with a request of its own; only where `is_fixed`."""
+    """A call over these C-contiguous arrays with a separate request; requires `is_fixed`."""
     frame = RequestFrame(compiled, empty=True)
     for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
         frame.give("output", place, array, type_.dtype)
@@ -271,19 +271,19 @@ Uses = Callable[[], Sequence[MemoryUse]]
 
 
 def list_computed_outputs(function: Function) -> tuple[Value, ...]:
-    """Return the outputs that a node produces, each once: what a model is asked for."""
+    """The outputs that a node produces, without duplicates: the outputs of the model."""
     produced = (value for value in function.outputs if function.computes(value.name))
     return tuple({value.name: value for value in produced}.values())
 
 
 def model_function(function: Function) -> Function:
-    """Return the Function with just the outputs that its model computes."""
+    """The Function with only the outputs that its model computes."""
     computed = list_computed_outputs(function)
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 
 class OpenVinoExecutable(Executable):
-    """Runs one compiled model, with an infer request for each concurrent call."""
+    """Runs a compiled model with one infer request per concurrent call."""
 
     outputs_are_fresh: ClassVar[bool] = True
     updates_inputs: ClassVar[bool] = False
@@ -296,26 +296,25 @@ class OpenVinoExecutable(Executable):
         uses: Uses = tuple,
         inplace: Mapping[int, int] | None = None,
     ) -> None:
-        """`compiled` gives `list_computed_outputs`; None where there are none. `held` must live as long as it.
+        """``compiled`` computes `list_computed_outputs`; None if there are none. ``held`` is kept alive with it.
 
-        `inplace` are the places of outputs that may be
-        written over an input, by its place; None to find them, which reads the Function's nodes.
+        ``inplace`` maps inputs to outputs that may overwrite them, by position; None to derive it from the nodes of the Function.
         """
         self.idle_threads = 0 if compiled is None else compiled.idle_threads
         self.concurrent_runs = None if compiled is None else compiled.concurrent_runs
         self.function = function
         self.compiled = compiled
         self.saved: memoryview | None = None
-        """What it was loaded from, where it was not compiled."""
+        """The data that it was loaded from, if it was not compiled."""
         self._held, self._uses = held, uses
         names = [value.name for value in list_computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
-        """Per output, which of the model's it is."""
+        """Per output of the Function, the output of the model."""
         self._open = [_trace_dims(value, function) for value in list_computed_outputs(function)]
-        """Per output of the model, where its extents are among those of the inputs; None where it is fixed, or they are not."""
+        """Per output of the model, how to derive a dynamic shape from the inputs; None if static or unknown."""
         used = () if compiled is None else compiled.used
         self._sized = [place for place in used if _has_symbol(function.inputs[place])]
-        """The inputs with symbolic dims that are read."""
+        """The used inputs with symbolic dims."""
         self._shared = _find_shared_dims(function)
         self._has_open = any(dims is not None for dims in self._open)
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
@@ -349,7 +348,7 @@ class OpenVinoExecutable(Executable):
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
-        """Return the shapes of the outputs of open shape, as far as the inputs tell them; nothing where all are fixed."""
+        """Shapes of the dynamic outputs, as far as they follow from the inputs; empty if all are static."""
         if not self._has_open:
             return ()
         return [
@@ -358,7 +357,7 @@ class OpenVinoExecutable(Executable):
         ]
 
     def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
-        """Raise ValueError where a dim has two sizes: with one thread the library reads beyond the smaller input."""
+        """Raise ValueError if a dim has two sizes: with one thread the library would read beyond the smaller input."""
         for dim, (first, axis), *others in self._shared:
             size = inputs[first].shape[axis]
             for place, other in others:
@@ -369,7 +368,7 @@ class OpenVinoExecutable(Executable):
                     )
 
     def _taken(self) -> RequestFrame:
-        """Return a frame that no other call has."""
+        """A frame that no other call uses."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -406,9 +405,9 @@ class OpenVinoExecutable(Executable):
         return [COPY_TO if fills else None for fills in can]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        """Return the scatters: the library reads their first input where they write, or copies it before, and nowhere else.
+        """Scatters: the library reads their first input only where it writes, or copies it first.
 
-        Small values are copied to and from memory that stays set.
+        Small values are excluded, as they are copied to and from preset tensors.
         """
         least = self.output_buffer_threshold()
         return tuple((i, o) for i, o in self.inplace.items() if _is_large(self.function.outputs[o], least[o]))
@@ -417,7 +416,7 @@ class OpenVinoExecutable(Executable):
         return self._uses()
 
     def close(self) -> None:
-        """Free the model without the interpreter's lock, which the library holds unless a request is the last to refer to it."""
+        """Release the model. The requests drop it last: otherwise the library holds the GIL while it frees the model."""
         if self.compiled is not None:
             if self.idle_threads:
                 release_pool()
@@ -433,7 +432,7 @@ class OpenVinoExecutable(Executable):
     # ------------------------------------------------------------------ copies, buffers of the caller's
 
     def _to_fill(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """Return, per computed output, the buffer that the model itself shall write: none that may overlap another input."""
+        """Per computed output, the buffer that the model writes to directly: none that may overlap another input."""
         chosen, over = list(self._none), {output: place for place, output in self.inplace_pairs()}
         for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
             if place is None or chosen[place] is not None or buffer is None:
@@ -444,7 +443,7 @@ class OpenVinoExecutable(Executable):
         return chosen
 
     def _in_order(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
-        """Return one array per output of the Function, each its own."""
+        """One array per output of the Function; no two share memory."""
         given = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
         results: list[Array] = []
         for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
@@ -457,7 +456,7 @@ class OpenVinoExecutable(Executable):
 
 
 def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
-    """Return the buffer, or an array without other users, holding the value."""
+    """Copy the value into the buffer or a new array, unless it has no other users."""
     if buffer is source or (buffer is None and is_own):
         return source
     if buffer is None:
@@ -467,7 +466,7 @@ def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
 
 
 def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
-    """Raise InputError for a buffer that is not of its output's type."""
+    """Raise InputError for a buffer whose type or shape differs from its output."""
     for buffer, value in zip(buffers, outputs, strict=True):
         if buffer is None or not isinstance(value.type, TensorType) or not value.type.is_static:
             continue
@@ -485,7 +484,7 @@ def _has_symbol(value: Value) -> bool:
 
 
 def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
-    """Return each symbolic dim that several axes of inputs have: its name, and the input and axis of each."""
+    """Each symbolic dim with several occurrences: its name, and the input and axis of each occurrence."""
     found: dict[str, list[tuple[int, int]]] = {}
     for place, value in enumerate(function.inputs):
         if _has_symbol(value):
@@ -496,7 +495,7 @@ def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
 
 
 def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:
-    """Return the extents of an output of open shape, each a number or an input with an axis; None where one is neither."""
+    """The shape of a dynamic output, each extent a number or an (input, axis) pair; None if one is neither."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or type_.is_static:
         return None
@@ -507,7 +506,7 @@ def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int]
 
 
 def _is_large(value: Value, least: int | None) -> bool:
-    """Whether a value of known size has more than the least of bytes that is set; False where none is."""
+    """Whether a value of static shape has more than ``least`` bytes; False if ``least`` is None."""
     nbytes = value.type.nbytes if isinstance(value.type, TensorType) else None
     return least is not None and nbytes is not None and nbytes > least
 
@@ -518,16 +517,14 @@ def _overlaps(buffer: Array, values: Sequence[Any]) -> bool:
 
 # ---------------------------------------------------------------------- the saved form
 
-# blob       as OpenVINO exports it: its optimised graph and all constants
-# header     JSON: the inputs of the Function that the model has, the outputs that it only passes on, the length of the blob, and
-#            the outputs that may be written over an input
-# 8 bytes    length of the header
+# blob: OpenVINO's export, the optimized graph and all constants. header: JSON with the used inputs, the outputs passed through,
+# the size of the blob, and the outputs that may overwrite an input. Last 8 bytes: the length of the header.
 
 
 def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryview:
-    """Return a compiled model as `load_model` reads it.
+    """Serialize a compiled model for `load_model`.
 
-    ``inplace`` are the places of outputs that may be written over an input, by its place.
+    ``inplace`` maps inputs to outputs that may overwrite them, by position.
     """
     stream = compiled.model.export_model()
     size = len(stream.getbuffer())
@@ -540,7 +537,7 @@ def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryv
 
 
 def load_model(data: memoryview, device: str, settings: Mapping[str, Any]) -> tuple[CompiledModel, dict[int, int]]:
-    """Return what `export_model` wrote, whose checksum has been checked; ``data`` must live as long as it."""
+    """Load the data of `export_model`, with a checked checksum; ``data`` must outlive the model."""
     length = int.from_bytes(data[-8:], "little")
     header = json.loads(bytes(data[-8 - length : -8]))
     blob = np.frombuffer(data[: header["blob"]], np.uint8)

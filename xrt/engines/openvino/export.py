@@ -1,4 +1,4 @@
-"""A Function becomes a model of OpenVINO's: a small ONNX model through its frontend, the large constants by reference."""
+"""Convert a Function to an OpenVINO model: a small ONNX model for the frontend, with large constants attached by reference."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from xrt.graph import Constant, DType, Function, Value
 __all__ = ["NEWEST_OPSET", "ImportedModel", "export_function", "read_model"]
 
 NEWEST_OPSET = 25
-"""The newest version of ai.onnx whose operators the frontend converts by their own rules."""
+"""The newest version of ai.onnx that the frontend converts correctly."""
 
 HEAVY = 64 * 1024
-"""Bytes from which a constant is handed over by reference; a smaller one goes through the ONNX model."""
+"""Constants from this many bytes are passed by reference; smaller ones inside the ONNX model."""
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model of OpenVINO's, and the arrays whose memory it reads."""
+    """An OpenVINO model and the arrays that it references."""
 
     model: Any
     used: tuple[int, ...]
-    """Which of the Function's inputs the model has, in its order: the frontend drops those that nothing depends on."""
+    """Per input of the model, the position of the Function's input: the frontend drops unused ones."""
     passed: tuple[bool, ...]
-    """Per output, whether it is the very value of an input or a constant."""
+    """Per output, whether it is an input or a constant itself."""
     held: tuple[Array, ...]
-    """They must live as long as the model and all that is compiled from it."""
+    """Must live as long as the model and everything compiled from it."""
     copied: int
-    """How many bytes of them are copies of constants, which did not lie in order."""
+    """Total bytes of constants that were copied because they were not contiguous."""
 
 
 def export_function(function: Function) -> ImportedModel:
     """Convert the Function to a model.
 
-    Heavy constants become inputs while the frontend reads the model, and are put in their places afterwards, so that no copy
-    of them goes through protobuf. Raises ModelError, or whatever OpenVINO's frontend raises.
+    Large constants are inputs while the frontend reads the model and are replaced afterwards, so that protobuf does not copy
+    them. Raises ModelError or an error of OpenVINO's frontend.
     """
     heavy = {name: c for name, c in function.constants.items() if _is_heavy(c)}
     light = {name: c for name, c in function.constants.items() if name not in heavy}
@@ -59,9 +59,10 @@ def export_function(function: Function) -> ImportedModel:
 
 
 def _places(names: Sequence[str], model: Any) -> list[int]:
-    """Return the place among the names of each input of the model, which may have lost some.
+    """Map the inputs of the model, which may have fewer, to positions in ``names``.
 
-    An input that is also an output has the output's name, and only sometimes its own. Raises TypeError if its place is ambiguous.
+    An input that is also an output is named like the output and keeps its own name only sometimes. Raises TypeError if a position
+    is ambiguous.
     """
     parameters = model.get_parameters()
     if len(parameters) == len(names):
@@ -78,7 +79,7 @@ def _passed(model: Any) -> tuple[bool, ...]:
 
 
 def read_model(function: Function) -> Any:
-    """Return the Function as a model of OpenVINO's, its constants copied; raises ModelError, or whatever the frontend raises."""
+    """Convert the Function with all constants copied; raises ModelError or an error of the frontend."""
     return core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
 
 
@@ -87,14 +88,14 @@ def _is_heavy(constant: Constant) -> bool:
 
 
 def _put(model: Any, parameter: Any, tensor: Any) -> None:
-    """Put a constant over the tensor's memory in the place of an input."""
+    """Replace an input by a constant that shares the tensor's memory."""
     constant = openvino.op.Constant(tensor, shared_memory=True)
     parameter.output(0).replace(constant.output(0))
     model.remove_parameter(parameter)
 
 
 def _keep_order_of_ties(model: Any) -> None:
-    """Let each TopK order equal elements by their places, as ONNX does; the frontend asks for any order."""
+    """Make each TopK stable, as ONNX requires; the frontend does not."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "TopK":
             how = node.get_attributes()

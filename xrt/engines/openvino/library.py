@@ -1,9 +1,8 @@
-"""OpenVINO itself: imported so that it sends no event, its one Core, its errors, precisions and memory.
+"""Import OpenVINO without telemetry; its Core, thread pools, errors, precisions and memory.
 
-``import openvino`` imports its model converter, and that sends an event to a web analytics service and leaves files in the home
-directory (``openvino/tools/ovc/__init__.py``, through the distribution ``openvino-telemetry`` that its wheel requires). While it
-is imported here that distribution cannot be found, so that the converter falls back on its own silent stand-in. Modules that
-other code of the process has imported before stay as they are. The frontend and the runtime, which are all that the engine uses,
+``import openvino`` imports its model converter, which sends an event to a web analytics service and writes files to the home
+directory (``openvino/tools/ovc/__init__.py``, by way of ``openvino-telemetry``). That distribution is hidden during the import,
+so that the converter uses its silent stub. Modules imported earlier by other code are unchanged. The frontend and the runtime
 report only to a ``TelemetryExtension`` that a caller would have to add.
 """
 
@@ -48,29 +47,29 @@ with _without_telemetry():
     import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"
-"""The library as reasons and errors call it."""
+"""Name and version for reasons and errors."""
 
 
 @lru_cache(maxsize=1)
 def core() -> Any:
-    """Return the one Core of the process; threads may use it at once."""
+    """The Core of the process; thread-safe."""
     return openvino.Core()
 
 
 class _Pools:
-    """Thread pools of closed models, which the library gives to the next model; a forked child lacks their threads."""
+    """Thread pools of closed models, which the library reuses for the next model. A forked child does not have their threads."""
 
     are_idle = False
     are_dead = False
 
 
 def release_pool() -> None:
-    """Note that a model is closed."""
+    """Record that a model was closed."""
     _Pools.are_idle = True
 
 
 def check_pools() -> None:
-    """Raise CompileRefused in a forked child where the next model would get a pool without threads, and wait for ever."""
+    """Raise CompileRefused in a forked child that would reuse a pool without threads and wait forever."""
     if _Pools.are_dead:
         said = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
         raise CompileRefused(said) from OSError("forked")  # of this process, and not for the cache on disk
@@ -98,9 +97,11 @@ _NOISE = (
 
 
 def summarize_error(error: BaseException, limit: int = 300) -> str:
-    r"""Return the sense of one of OpenVINO's errors: on one line, without source files and checks.
+    """Shorten an OpenVINO error to one line without source locations and checks.
 
-    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
+    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:
+    Check 'ok' failed at src/x.cpp:1:
+    No rule for: NoSuch"))
     'No rule for: NoSuch'
     """
     return shorten(remove_noise(str(error), _NOISE) or type(error).__name__, limit)
@@ -109,17 +110,17 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
 # ---------------------------------------------------------------------- precision
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-"""How the library calls a precision."""
+"""The library's names of precisions."""
 
 
 @cache
 def has_precision(precision: str) -> bool:
-    """Whether the processor computes in that precision, as far as the library says."""
+    """Whether the library reports this precision as a capability of the processor."""
     return precision.upper() in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def check_precision(model: Any, precision: str) -> None:
-    """Raise CompileRefused where a compiled model has another precision than it was asked for, as bf16 in place of fp16."""
+    """Raise CompileRefused if the compiled model uses another precision than requested, such as bf16 instead of fp16."""
     if precision == "fp32":
         return
     found: openvino.Type = model.get_property("INFERENCE_PRECISION_HINT")
@@ -131,9 +132,9 @@ def check_precision(model: Any, precision: str) -> None:
 
 
 def report_memory(copied: int, growth: AllocationTracker, blob: memoryview | None = None) -> tuple[MemoryUse, ...]:
-    """Return what an executable holds and takes: copies of constants, and what its compile has grown the process by.
+    """The memory of an executable: copied constants and the growth of the process during the compile.
 
-    ``blob`` is what it was loaded from, which the library reads where it is.
+    ``blob`` is the saved form that it was loaded from, which the library reads in place.
     """
     held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     if blob is not None:

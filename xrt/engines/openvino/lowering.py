@@ -1,4 +1,4 @@
-"""Operators that OpenVINO lacks, in others: by ONNX's own definitions, by those of learned models, or by the rules below."""
+"""Decompose operators that OpenVINO lacks: by ONNX's definitions, by `learned_models`, or by the rules below."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from xrt.graph import DType, Function, Node, TensorType
 __all__ = ["decompose", "find_decomposition"]
 
 REMEMBERED = 1024
-"""Decompositions that are kept, so that equal nodes are decomposed once."""
+"""Cached decompositions; equal nodes share one."""
 
 
 def find_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose the node into other operators, constant parts computed; None if no decomposition is known."""
+    """Decompose the node into other operators and fold constants; None if no decomposition is known."""
     if node.bodies or node.control:
         return None
     if node.op_type == "Pad" and not may_cut_off_more_than_there_is(node, function):
@@ -54,7 +54,7 @@ def _decompose(one: Function) -> Function | None:
 
 
 def _with_constants_passed_on(lowered: Function) -> Function:
-    """Add an Identity for each result that was folded to a constant, so that its type is checked as that of a node."""
+    """Add an Identity for each result that was folded to a constant, so that its type is checked as a node's."""
     computed = [value.name for value in lowered.outputs if value.name in lowered.constants]
     if not computed:
         return lowered
@@ -72,12 +72,11 @@ class OpenVinoWriter(NodeWriter):
 
     @classmethod
     def of(cls, alone: Function) -> Self:
-        """Return a writer for the only node of the Function."""
         (node,) = alone.nodes
         return cls(node, alone, [], dict(alone.constants))
 
     def literal(self, value: object, dtype: type[np.generic] = np.int32) -> str:
-        """Write a constant of those values, and return its name."""
+        """Add a constant and return its name."""
         return self.constant(np.array(value, dtype))
 
     @property
@@ -85,27 +84,27 @@ class OpenVinoWriter(NodeWriter):
         return self.node.inputs
 
     def get_input(self, index: int) -> str:
-        """Return the input of that place, empty where it is left out."""
+        """The name of an input; empty if absent."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def get_input_type(self, index: int) -> TensorType | None:
-        """Return the type of the input of that place; None where it is left out, or no tensor."""
+        """The type of an input; None if absent or not a tensor."""
         type_ = self.function.get_type(self.get_input(index)) if self.get_input(index) else None
         return type_ if isinstance(type_, TensorType) else None
 
     def results(self, *names: str) -> Function:
-        """Return what was written, with those values as the node's results, in its order."""
+        """The decomposition, with these values as the results of the node."""
         ends = [Node("Identity", (name,), (end,)) for name, end in zip(names, self.node.outputs, strict=False) if end]
         return self.whole(*ends)
 
     def whole(self, *nodes: Node) -> Function:
-        """Return what was written, and those nodes, which define the node's results."""
+        """The decomposition, with these nodes that define the results of the node."""
         written = [replace(node, name="") for node in self.nodes]
         return self.function.replace(nodes=(*written, *nodes), constants=self.constants, types={})
 
 
 def decompose_pad(writer: OpenVinoWriter) -> Function | None:
-    """Write a Pad as one that adds, and a Slice; None where a rank is not known, or what is cut off may be read."""
+    """Split a Pad into a non-negative Pad and a Slice; None for an unknown rank or a mode that reads the cropped elements."""
     x, pads = writer.get_input_type(0), writer.get_input_type(1)
     count = pads.shape[0] if pads is not None and pads.shape else None
     is_constant = writer.node.attr("mode", "constant") in ("constant", b"constant")
@@ -123,7 +122,7 @@ def decompose_pad(writer: OpenVinoWriter) -> Function | None:
 
 
 def decompose_tensor_scatter(writer: OpenVinoWriter) -> Function | None:
-    """Write the update of a cache; None where a shape is not fixed, or the places run around the end."""
+    """Write the cache update as ScatterElements; None for dynamic shapes or circular mode."""
     cache, update = writer.get_input_type(0), writer.get_input_type(1)
     if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
         return None

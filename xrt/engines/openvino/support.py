@@ -1,7 +1,7 @@
-"""Why OpenVINO does not support a node: the tables, then the answer of its frontend for the node alone.
+"""Whether OpenVINO supports a node: first the tables, then a test conversion by the frontend.
 
-The frontend takes any opset, ignores inputs and attributes that it does not know, and says nothing. The inputs and outputs of the
-model that it makes tell some of that.
+The frontend accepts any opset and silently ignores unknown inputs and attributes. The inputs and outputs of the converted model
+reveal some of that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["lower", "why_not"]
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Explain why OpenVINO does not support the node, or return None if it does, itself or in its decomposition."""
+    """Explain why OpenVINO does not support the node; None if it supports the node or its decomposition."""
     reason = _why_not_itself(node, function)
     if reason is None or _why_not_known_types(node, function):
         return reason
@@ -33,7 +33,7 @@ def why_not(node: Node, function: Function) -> str | None:
 
 
 def lower(function: Function) -> Function:
-    """Decompose the nodes that OpenVINO supports only in their decomposition."""
+    """Decompose the nodes that OpenVINO supports only in decomposed form."""
     return decompose(function, lambda node, holder: _why_not_itself(node, holder) is not None and why_not(node, holder) is None)
 
 
@@ -50,7 +50,7 @@ def _why_not_itself(node: Node, function: Function) -> str | None:
 
 
 def _why_not_inside(node: Node, function: Function) -> str | None:
-    """Explain which node of its bodies is not supported."""
+    """Explain which node of a body is not supported."""
     if node.op_type == "Scan" and (made := [n for body in node.bodies for n in body.captures if function.producer(n)]):
         return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {made[0]!r} is"
     for body in node.bodies:
@@ -62,7 +62,7 @@ def _why_not_inside(node: Node, function: Function) -> str | None:
 
 
 def _closed(body: Function, outer: Function) -> Function:
-    """Return the body with what it captures as inputs and constants of its own."""
+    """The body with its captures as inputs or constants."""
     captured = [name for name in body.captures if name not in outer.constants]
     return body.replace(
         inputs=(*body.inputs, *(Value(name, outer.get_type(name)) for name in captured)),
@@ -81,7 +81,7 @@ def _why_not_known(node: Node, function: Function) -> str | None:
 
 
 def _why_not_crossing(node: Node, function: Function) -> str | None:
-    """Return why a value of the node cannot enter or leave, as it must where the node is a region of its own."""
+    """Explain why a value of the node cannot be an input or output, as required if the node forms a region alone."""
     return _why_not_known_types(node, function) or _why_empty(node, function)
 
 
@@ -96,9 +96,9 @@ def _why_not_known_types(node: Node, function: Function) -> str | None:
 
 
 def _typed(node: Node, function: Function) -> list[str]:
-    """Return the results whose types must be known: all but an unread mask of a Dropout, which is often not inferred.
+    """Results whose types must be known: all but an unused mask of a Dropout, which is often not inferred.
 
-    Results that an operator does not have are of no type either, and the library ends the process if it gets them.
+    This also declines results that the operator does not have, on which the library crashes.
     """
     if node.op_type != "Dropout" or len(node.outputs) != 2 or not node.outputs[1]:
         return list(node.defines)
@@ -108,7 +108,7 @@ def _typed(node: Node, function: Function) -> list[str]:
 
 
 _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
-"""Operators that were tried on tensors without elements, and agreed. A Slice or Compress that leaves none ends the process."""
+"""Operators that match the reference on empty tensors. A Slice or Compress with an empty result crashes the process."""
 
 
 def _why_empty(node: Node, function: Function) -> str | None:
@@ -124,18 +124,18 @@ def _why_empty(node: Node, function: Function) -> str | None:
 # ---------------------------------------------------------------------- the frontend's answer
 
 REMEMBERED = 8192
-"""Nodes whose answers are kept."""
+"""Number of cached answers."""
 SMALL = 64
-"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
+"""Constants up to this many elements are axes, shapes or scales, not weights."""
 
 _IMMATERIAL = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
-"""Operators whose further inputs say something that is known without their values."""
+"""Operators with inputs whose values do not matter, only their types or shapes."""
 
 
 def check_conversion(node: Node, function: Function) -> str | None:
-    """Return why the frontend does not convert the node as a Function of its own, or converts another; None when it does.
+    """Explain why the frontend cannot convert the node in isolation or converts it wrongly; None if it can.
 
-    Costs about a millisecond for the first node of a kind. The types of inputs must be known.
+    Takes about a millisecond for the first node of a kind. The types of inputs must be known.
     """
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     version = since_version(node, function) or function.opsets[""]
@@ -143,7 +143,7 @@ def check_conversion(node: Node, function: Function) -> str | None:
 
 
 def _find_constant(name: str, function: Function) -> Constant | None:
-    """Return a small constant; None for other values."""
+    """A small constant; None for other values."""
     constant = function.constants.get(name)
     return constant if constant is not None and constant.array.size <= SMALL else None
 
@@ -159,7 +159,7 @@ def _answer(question: NodeQuery) -> str | None:
 
 
 def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
-    """Return that the frontend dropped an input, so that whatever it says does not matter; None where it must not."""
+    """Explain that the frontend dropped an input that matters; None if it did not."""
     kept = len(model.get_parameters())
     holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
     if kept >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:

@@ -1,7 +1,7 @@
-"""The tables of OpenVINO: what is exported, and what it gets wrong on ordinary values.
+"""Tables of OpenVINO: supported operators with their element types, and known issues on ordinary values.
 
-Each row of ISSUES and OPEN_ISSUES names a set of nodes to decline, with the reason and the evidence. Where a size decides and is
-not known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+Each row of ISSUES and OPEN_ISSUES declines a set of nodes with a reason and evidence. If a condition depends on an unknown size,
+the row applies: a node declined without need runs on another engine, while one accepted by mistake gives wrong results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-4
-"""Largest error by rounding, as a share of the largest element of a result."""
+"""Maximum rounding error relative to the largest element of a result."""
 
 # ---------------------------------------------------------------------- exported operators
 
@@ -35,7 +35,7 @@ BOOL = frozenset({DType.BOOL})
 BYTES = frozenset({DType.INT8, DType.UINT8})
 SHORTS = frozenset({DType.INT16, DType.UINT16})
 WORDS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
-"""Computed in int32; what does not fit is a deviation."""
+"""Computed in int32; overflow is a declared deviation."""
 INTEGERS = BYTES | SHORTS | WORDS
 ANY = FLOATS | BOOL | INTEGERS
 
@@ -103,15 +103,15 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
     ]
 )
-"""The operators that are handed to OpenVINO 2026.4: the element types that were tried and agreed with the reference on ordinary
-values, and the input that is of them.
+"""Supported operators of OpenVINO 2026.4: the element types tested to match the reference on ordinary values, and the input they
+apply to.
 
-The plugin computes in float32, int32, int8, uint8 and bool whatever the model says, and its own answer is not used: sums of int8
-and uint8 stop at the ends of the type, so that these are not among the types of Add."""
+The plugin computes in float32, int32, int8, uint8 and bool regardless of the model, so its own answer is not used. Sums of int8
+and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
-    """Explain which element type OpenVINO does not compute the node in; None if it computes all of them."""
+    """Explain which element type is not supported for the node; None if all are."""
     if node.op_type not in EXPORTED:
         return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
     dtypes = EXPORTED[node.op_type][0]
@@ -128,7 +128,7 @@ def why_not_computed(node: Node, function: Function) -> str | None:
 
 
 def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
-    """List the values that a node computes with, by its schema those of its main input's type; not places and sizes."""
+    """The values with the type of the main input by the schema, without indices and sizes."""
     schema = find_schema(node.op_type, since_version(node, function) or 1)
     if node.op_type not in EXPORTED or schema is None or not schema.inputs:
         return frozenset(node.uses)
@@ -143,7 +143,7 @@ def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
 
 
 def _has(node: Node, index: int) -> bool:
-    """Whether the node is given that input."""
+    """Whether this input is present."""
     return index < len(node.inputs) and bool(node.inputs[index])
 
 
@@ -170,7 +170,7 @@ def _has_window(node: Node, function: Function) -> bool:
 
 
 def _flattens(node: Node, function: Function) -> bool:
-    """Whether more than one axis is flattened, or may be."""
+    """Whether Softmax before opset 13 flattens more than one axis, or may."""
     shape = _shape(node, 0, function)
     if (since_version(node, function) or 0) >= 13:
         return False
@@ -188,7 +188,7 @@ def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
 
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
-    """Whether corners are aligned in a size that is given by scales and is not whole, or may not be."""
+    """Whether a Resize with aligned corners may have a fractional output size."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
     scales, shape = _constant(node, 2, function), _shape(node, 0, function)
@@ -201,12 +201,12 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 
 def _is_whole(extent: Dim, scale: float) -> bool:
-    """Whether the extent times its scale is whole. Of an extent that is not known, a whole scale makes a whole one."""
+    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
 def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
-    """Return whether the size of a pooling is rounded up so that its last window reaches too far, or may."""
+    """A predicate: ``ceil_mode`` adds a last window that reaches too far, or may."""
 
     def applies(node: Node, function: Function) -> bool:
         if not node.attr("ceil_mode", 0):
@@ -224,7 +224,7 @@ def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
 
 
 class _Axis(NamedTuple):
-    """An axis of a pooling that rounds its size up."""
+    """A pooled axis with ``ceil_mode``."""
 
     extent: int
     kernel: int
@@ -235,17 +235,17 @@ class _Axis(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Extent with padding."""
+        """The padded extent."""
         return self.extent + self.before + self.behind
 
     @property
     def reach(self) -> int:
-        """Of a window, from its first element to its last."""
+        """Distance from the first element of a window to its last."""
         return self.dilation * (self.kernel - 1)
 
     @property
     def last(self) -> int:
-        """Where the last window begins."""
+        """Start of the last window."""
         return -(-(self.size - self.reach - 1) // self.stride) * self.stride
 
 
@@ -263,7 +263,7 @@ def _counts_what_is_not_there(node: Node, function: Function) -> bool:
 
 
 def _splits_an_open_extent(node: Node, function: Function) -> bool:
-    """Whether a Split by a number of parts, as opset 18 has it, cuts an extent that only the run shows."""
+    """Whether a Split with ``num_outputs`` (opset 18) divides an extent that is unknown before the run."""
     if not node.attr("num_outputs"):
         return False
     shape, axis = _shape(node, 0, function), node.attr("axis", 0)
@@ -271,7 +271,7 @@ def _splits_an_open_extent(node: Node, function: Function) -> bool:
 
 
 def _gathers_from_another_shape(node: Node, function: Function) -> bool:
-    """Whether a GatherElements has fewer indices than elements along another axis than its own, or may have."""
+    """Whether indices may be smaller than data along another axis than the gathered one."""
     data, indices = _shape(node, 0, function), _shape(node, 1, function)
     if data is None or indices is None or len(data) != len(indices):
         return True
@@ -280,7 +280,7 @@ def _gathers_from_another_shape(node: Node, function: Function) -> bool:
 
 
 def _has_slopes_of_channels(node: Node, function: Function) -> bool:
-    """Whether there are as many slopes, along one axis, as channels, and these are not the last axis."""
+    """Whether slopes along the last axis could be mistaken for slopes per channel."""
     shape, slopes = _shape(node, 0, function), _shape(node, 1, function)
     if shape is None or slopes is None:
         return True
@@ -290,7 +290,7 @@ def _has_slopes_of_channels(node: Node, function: Function) -> bool:
 
 
 def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
-    """Whether a shape, or axes, or pads, that are known only at run time have no elements, or may have none."""
+    """Whether a computed shape, axes or pads may be empty."""
     if not _varies(1)(node, function):
         return False
     shape = _shape(node, 1, function)
@@ -298,7 +298,7 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
 
 
 def _is_inexact_transform(node: Node, function: Function) -> bool:
-    """Whether a transform is off by more than the tolerance: its angles are computed in float32."""
+    """Whether float32 angles make the error of the transform exceed the tolerance."""
     opset = function.opsets.get("", 0)
     shape, constant = (lambda place: _shape(node, place, function)), (lambda place: _constant(node, place, function))
     return Transform(node, opset, shape, constant).error() > TOLERANCE
@@ -310,7 +310,7 @@ def _divides_constant_integers(node: Node, function: Function) -> bool:
 
 
 def _is_folded(node: Node, function: Function) -> bool:
-    """Whether the library computes the node before it compiles: nothing that it depends on is an input or has a body."""
+    """Whether the library folds the node at compile time: it depends on no input and no node with bodies."""
     seen, left = {""}, list(node.inputs)
     while left:
         name = left.pop()
@@ -325,7 +325,7 @@ def _is_folded(node: Node, function: Function) -> bool:
 
 
 def _leads_away(node: Node, function: Function) -> bool:
-    """Whether the steps of a Range of constants lead away from its limit."""
+    """Whether a Range of constants steps away from its limit."""
     values = [_constant(node, place, function) for place in range(3)]
     if None in values:
         return False
@@ -334,7 +334,7 @@ def _leads_away(node: Node, function: Function) -> bool:
 
 
 def _transforms_another_axis(node: Node, function: Function) -> bool:
-    """Whether the axis is counted from the end, or is an input, and not the one that the attribute has by default."""
+    """Whether the axis is negative or an input, and not the default one."""
     if (since_version(node, function) or 0) < AXIS_IS_INPUT:
         return bool(node.attr("axis", 1) < 0)
     rank, axis = len(_shape(node, 0, function) or ()), _constant(node, 2, function)
@@ -344,7 +344,7 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
 
 
 def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
-    """Whether a pad may be negative, and cut off more elements than its axis has."""
+    """Whether a negative pad may crop more elements than the axis has."""
     given = [*node.inputs, *[""] * (4 - len(node.inputs))]
     found, chosen = (function.constants.get(given[index]) for index in (1, 3))
     if found is None and given[1]:
@@ -362,7 +362,7 @@ def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
 
 
 def _is_least_zero(name: str, function: Function) -> bool:
-    """Whether a value is the largest of something and of a constant without a negative number."""
+    """Whether a value is a Max with a non-negative constant."""
     producer = function.producer(name)
     if producer is None or producer.op != "Max":
         return False
@@ -371,14 +371,14 @@ def _is_least_zero(name: str, function: Function) -> bool:
 
 
 def _wraps_in_a_region(node: Node, function: Function) -> bool:
-    """Whether a cast to 16 bits may cut off bits of a number that another node reads."""
+    """Whether a cast to 16 bits may truncate a number that another node reads."""
     kinds = {type_.dtype for name in node.inputs[:1] if isinstance(type_ := function.get_type(name), TensorType)}
     made = {type_.dtype for name in node.outputs if isinstance(type_ := function.get_type(name), TensorType)}
     return bool(made & SHORTS) and not kinds & (BYTES | BOOL | made) and any(function.users(name) for name in node.outputs)
 
 
 def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:
-    """Whether a Loop that may run no turn stacks rows whose extents its body does not declare as numbers."""
+    """Whether a Loop that may run no iteration stacks rows with undeclared or symbolic dims."""
     turns, goes_on = (_constant(node, index, function) for index in (0, 1))
     if turns is not None and turns.array.item() > 0 and (not _has(node, 1) or (goes_on is not None and goes_on.array.item())):
         return False
@@ -590,7 +590,7 @@ def _is_of_integers(node: Node, function: Function) -> bool:
 
 
 def _may_resize_channels(node: Node, function: Function) -> bool:
-    """Whether sizes are given, and the number of images or of channels is not known."""
+    """Whether sizes are given while the batch or channel dim is unknown."""
     type_ = function.get_type(node.inputs[0])
     shape = (type_.shape or (None,)) if isinstance(type_, TensorType) else (None,)
     return len(node.inputs) > 3 and bool(node.inputs[3]) and not all(isinstance(extent, int) for extent in shape[:2])
@@ -601,7 +601,7 @@ def _scatters_extremes(node: Node, function: Function) -> bool:
 
 
 def _has_many_scales(node: Node, function: Function) -> bool:
-    """Whether there is a scale for each part of an axis, or may be."""
+    """Whether there may be more than one scale."""
     type_ = function.get_type(node.inputs[1])
     return not (isinstance(type_, TensorType) and type_.shape == ())
 
@@ -644,11 +644,11 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
         ("test_dequantizelinear_axis", "test_quantizelinear_axis"),
     ),
 )
-"""Further issues of nodes with extents that are known only at run time."""
+"""Known issues with dynamic shapes only."""
 
 
 def find_issue(node: Node, function: Function) -> str | None:
-    """Find the first issue that applies to the node, and give its reason."""
+    """The reason of the first matching issue."""
     if (reason := match_known_issue(OPEN_ISSUES, node, function)) and has_symbolic_dims(node, function):
         return f"{LIBRARY} {reason}, where extents are known only at run time"
     reason = match_known_issue(ISSUES, node, function)
