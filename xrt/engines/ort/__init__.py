@@ -1,7 +1,7 @@
-"""The `ort` engine: ONNX Runtime; and `tensorrt`, its TensorRT provider.
+"""The engines `ort` (ONNX Runtime) and `tensorrt` (its TensorRT provider).
 
-A Function goes in, an ONNX Runtime session over it comes out. What the library can take is asked of the library itself;
-what it is known to get wrong is a table (`tables`). It never hands a model with opsets newer than the library knows.
+A Function is exported as an ONNX model that the installed library can read and opened as a session. Support is determined by
+querying the library and by a table of known defects (`tables`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TENSORRT = EngineDeclaration(
     aliases=("trt",),
 )
 
-# The library reports to its makers unless this is set before it is imported; `disable_telemetry_events()` comes too late.
+# Telemetry is on unless this is set before the import; `disable_telemetry_events()` is too late.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULES = {

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a device: sessions bound to arrays of the device, on the stream of the caller.
+"""ONNX Runtime on a device: sessions bound to device arrays, in stream order with the caller.
 
-A session has one stream for its lifetime. It waits for the earlier work of the caller's stream, and the caller's stream then
-waits for it. So a call on any stream is in order, and no thread waits.
+A session has one stream for its lifetime. It waits for earlier work on the caller's stream, and the caller's stream then waits
+for it: calls on any stream are ordered, and no thread blocks.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 
 CUDA = "CUDAExecutionProvider"
 RECORDED = "session.record_ep_graph_assignment_info"
-"""The entry of a session's configuration by which it tells which provider has which node."""
+"""Session entry that records which provider each node is assigned to."""
 UNSYNCHRONIZED = "disable_synchronize_execution_providers"
-"""The entry of a run's by which it does not wait for the device."""
+"""Run entry that skips waiting for the device."""
 
 
 def why_not_present(provider: str) -> str | None:
-    """Return why the installed library has no such provider; None where it has."""
+    """Explain why the installed library lacks the provider; None if it has it."""
     if provider in onnxruntime.get_available_providers():
         return None
     return (
@@ -56,7 +56,7 @@ def why_not_present(provider: str) -> str | None:
 
 
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
-    """Return why no session on a device supports the node, in addition to the CPU's reasons. Touches no device."""
+    """Explain why no session on a device supports the node, in addition to the CPU's reasons. Does not access a device."""
     if reason := why_not_present(provider):
         return reason
     if node.bodies:
@@ -75,14 +75,14 @@ def _is_bindable(type_: Type) -> bool:
 
 
 def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
-    """Return the options of the CUDA provider, and of those built upon it: which device, and which stream."""
+    """Options of the CUDA provider and those built on it: device and stream."""
     return {"device_id": accelerator.name.partition(":")[2] or "0", "user_compute_stream": str(accelerator.address(stream))}
 
 
 def check_assigned(session: InferenceSession, function: Function) -> None:
-    """Raise CompileRefused, naming them, where nodes that compute numbers went to the CPU: their values would cross unseen.
+    """Raise CompileRefused with the nodes that compute floats on the CPU: each would copy values between host and device.
 
-    What is computed of shapes belongs there, and stays.
+    Nodes that compute shapes belong on the CPU.
     """
     on_cpu = {
         node.name
@@ -103,14 +103,14 @@ def _is_float(function: Function, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBuffer:
-    """The device of arrays, as the library expects it."""
+    """The device of arrays in the library's terms."""
 
     kind: str = "cuda"
     index: int = 0
 
 
 class OrtOnDevice(Executable):
-    """Runs one session over arrays of a device. Runs of several threads take turns: their work is on one stream anyway."""
+    """Runs a session on device arrays. Runs are serialized by a lock: they share one stream anyway."""
 
     outputs_are_fresh: ClassVar[bool] = True
 
@@ -123,7 +123,7 @@ class OrtOnDevice(Executable):
         place: DeviceBuffer,
         held: object = None,
     ) -> None:
-        """`session` computes `list_computed_outputs` on the stream. `held` must live as long as it."""
+        """``session`` computes `list_computed_outputs` on the stream. ``held`` is kept alive with it."""
         self.function = function
         self._session: InferenceSession | None = session
         self._accelerator = accelerator
@@ -138,7 +138,7 @@ class OrtOnDevice(Executable):
             self._options.add_run_config_entry(UNSYNCHRONIZED, "1")
 
     def prepare(self) -> None:
-        """Bring constants that are outputs to the device."""
+        """Upload constants that are outputs."""
         accelerator = self._accelerator
         with accelerator.activate(self._stream):
             for value in self.function.outputs:
@@ -164,7 +164,7 @@ class OrtOnDevice(Executable):
         return self._in_order(given, computed)
 
     def _computed(self, session: InferenceSession, given: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-        """Put the session's work on its stream, and return what it computes."""
+        """Enqueue the session's work on its stream and return its outputs."""
         binding, place = session.io_binding(), self._place
         for name, array in given.items():
             binding.bind_input(name, place.kind, place.index, _element(array.dtype), list(array.shape), self._address(array))
@@ -184,23 +184,23 @@ class OrtOnDevice(Executable):
         return array if array.flags.c_contiguous else self._accelerator.xp.ascontiguousarray(array)
 
     def _empty(self, value: Value) -> Any:
-        """Return an array for an output of known size; None where only the run tells."""
+        """Allocate an output of static shape; None if the shape is dynamic."""
         if not isinstance(value.type, TensorType) or not is_static(value.type):
             return None
         return self._accelerator.xp.empty(value.type.shape, value.type.dtype.numpy)
 
     def _address(self, array: Any) -> int:
-        """Return the address of an array; one without elements has none, and any will do."""
+        """The address of an array. Empty arrays have none; any non-zero value works."""
         return self._accelerator.address(array) or 1
 
     def _taken(self, result: Any) -> Any:
-        """Return a copy of an array that the library has allocated, made on its stream, where its work is."""
+        """Copy an array that the library allocated, on its stream."""
         type_ = DType.from_onnx(result.element_type())
         with self._accelerator.activate(self._stream) if self._place.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
     def _in_order(self, given: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
-        """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        """One value per output of the Function; copies inputs, constants and repeated outputs."""
         fresh, sources = dict(computed), {**self._constants, **given, **computed}
         return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]
 
@@ -213,5 +213,5 @@ class OrtOnDevice(Executable):
 
 
 def _element(dtype: np.dtype[Any]) -> Any:
-    """Return an element type as the library's bindings take it: by NumPy's, or by ONNX's number where that has no word."""
+    """The element type for a binding: NumPy's, or ONNX's number if NumPy lacks it."""
     return DType.BFLOAT16.onnx if dtype == DType.BFLOAT16.numpy else dtype.type

@@ -1,4 +1,4 @@
-"""`Ort`: ONNX Runtime as an engine."""
+"""The engine classes `Ort` and `TensorRT`: options, compile, save and load."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.
 
 
 WORTH_SAVING = 24
-"""Nodes from which a session is saved: a smaller model is optimized in the time that a file of the cache takes to read."""
+"""Sessions of smaller models are not saved: optimizing them takes no longer than reading a file of the cache."""
 WORTH_LAYING_OUT = 1 << 20
-"""Bytes of a constant whose new layout is worth saving, however few the nodes."""
+"""A constant of this many bytes makes a session worth saving regardless of its nodes: its packed layout takes time."""
 
 
 @dataclass(frozen=True)
 class Ort(GraphCompiler):
-    """Compiles a Function into a session of ONNX Runtime.
+    """Compiles Functions to ONNX Runtime sessions.
 
     >>> Ort(config={"session.intra_op.allow_spinning": False}).config["session.intra_op.allow_spinning"]
     '0'
@@ -98,25 +98,25 @@ class Ort(GraphCompiler):
     )
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     on_device: ClassVar[str] = CUDA
-    """The provider that computes on a device."""
+    """The execution provider for devices."""
     supports_dynamic_shapes: ClassVar[bool] = True
 
     providers: tuple[str, ...] = option(("CPUExecutionProvider",), names_files=False)
-    """Execution providers as ONNX Runtime calls them, the preferred first; its CPU provider takes what they leave."""
+    """ONNX Runtime's names of execution providers, in order of preference; the CPU provider runs the remaining nodes."""
     provider_options: Mapping[str, str] = option(FrozenDict(), names_files=True)
     """Options of the providers, each under ``<provider>.<option>``."""
     optimization: Literal["none", "basic", "extended", "layout", "all"] = "all"
-    """How far the library rewrites the graph."""
+    """Level of graph optimization."""
     execution_mode: Literal["sequential", "parallel"] = "sequential"
-    """Whether independent nodes may run at once, on `inter_op_threads`."""
+    """``parallel`` runs independent nodes at once, on `inter_op_threads`."""
     inter_op_threads: int | None = None
-    """Threads over nodes with ``execution_mode="parallel"``; None is the thread budget."""
+    """Threads across nodes with ``execution_mode="parallel"``; None for the thread budget."""
     memory_arena: bool = True
-    """Whether the library keeps freed CPU memory for the next call."""
+    """Whether to keep freed CPU memory for the next call."""
     memory_pattern: bool = True
-    """Whether it plans one block of memory for calls of shapes that it has seen."""
+    """Whether to plan one block of memory for shapes that were seen before."""
     deterministic: bool = False
-    """Whether kernels must give the same bits on every run."""
+    """Whether kernels must be bitwise reproducible."""
     config: Mapping[str, str] = option(FrozenDict(), names_files=True)
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
@@ -154,11 +154,10 @@ class Ort(GraphCompiler):
         return list_scattered_inputs(node)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Return a session over the Function; its large constants stay where they are and are not copied.
+        """Open a session for the Function; large constants are not copied.
 
-        On a device the session is bound to its arrays, and to a stream of its own.
-
-        Raises CompileRefused for what the library declines; its other errors pass as they are.
+        On a device the session is bound to device arrays and has its own stream. Raises CompileRefused if the library rejects the
+        model; its other errors pass through.
         """
         computed = list_computed_outputs(function)
         if not computed and context.device == "cpu":
@@ -176,9 +175,9 @@ class Ort(GraphCompiler):
         return self._opened(function, handed, options)
 
     def _optimized(self, function: Function, handed: ExportedModel, threads: int) -> OrtExecutable | None:
-        """Return a session over the optimized model, which `save` then has: the library optimizes once instead of twice.
+        """Open a session on the optimized model and keep that for `save`, so that the library optimizes once, not twice.
 
-        None where the library makes no such model; the session over the model itself then tells why, if it fails too.
+        None if that fails; if the plain session fails too, its error is reported.
         """
         try:
             with in_memory() as file:
@@ -191,7 +190,7 @@ class Ort(GraphCompiler):
     def _on_device(
         self, function: Function, handed: ExportedModel, options: SessionOptions, context: CompileContext
     ) -> OrtOnDevice:
-        """Return a session on the device; raises CompileRefused, naming them, for nodes that it would leave to the CPU."""
+        """Open a session on the device; raises CompileRefused with the nodes that would run on the CPU."""
         accelerator = context.accelerator
         if accelerator is None or not accelerator.has_addresses:
             raise CompileRefused(f"ONNX Runtime needs memory of {context.device} at addresses, and is given none")
@@ -206,13 +205,13 @@ class Ort(GraphCompiler):
         return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), handed.files)
 
     def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
-        """Return the providers of a session on a device; ``own`` names the device and the stream."""
+        """The providers of a session on a device; ``own`` has the options for device and stream."""
         return [(CUDA, {**self._options_of(CUDA), **own}), *_CPU]
 
     def _opened(
         self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
     ) -> OrtExecutable:
-        """Return an executable for the function over a session of what is handed over."""
+        """Open a session on the exported model."""
         use_own_pool()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
@@ -223,7 +222,7 @@ class Ort(GraphCompiler):
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return the session's optimised model; the library optimises the Function a second time for it."""
+        """Serialize the optimized model; optimizes the Function again unless `compile` kept it."""
         if not isinstance(executable, OrtExecutable) or not list_computed_outputs(executable.function):
             raise CompileRefused("there is no session to save")
         if self.providers != ("CPUExecutionProvider",):
@@ -240,7 +239,7 @@ class Ort(GraphCompiler):
         return self._packed(data, SavedSession.read(data).export(function).files, context)
 
     def _packed(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
-        """Return a saved session with the weights that the library packs, where several processes will load it."""
+        """Add packed weights to a saved session that several processes will load."""
         saved = SavedSession.read(data)
         if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_UNPACKED, "0") == "1":
             return data
@@ -251,15 +250,15 @@ class Ort(GraphCompiler):
             return data
 
     def is_worth_saving(self, function: Function) -> bool:
-        """Whether optimizing takes the library longer than it takes to find, check and map a file of the cache."""
+        """Whether optimizing takes longer than finding, checking and mapping a file of the cache."""
         return len(function.nodes) >= WORTH_SAVING or any(c.nbytes >= WORTH_LAYING_OUT for c in function.constants.values())
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
-        """Return a session over the optimised model, which the library takes as it is."""
+        """Open a session on the optimized model without optimizing it again."""
         return self._restored(data, function, context.threads)
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Whatever the budget: a session gets its threads when it is opened, and the optimizer does not look at them."""
+        """Always: a session gets its threads when it is opened, and the optimizer does not depend on them."""
         return True
 
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
@@ -272,11 +271,11 @@ class Ort(GraphCompiler):
         return executable
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return itself for int8: a quantized Function runs on its integer kernels of the CPU."""
+        """The engine itself for int8: the CPU provider has integer kernels for quantized Functions."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
     def _mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
-        """Return a session whose packed weights are mapped; None where that cannot be, and the session packs its own."""
+        """Open a session with memory-mapped packed weights; None if that is not possible."""
         placed = saved.place(function)
         if placed is None:
             return None
@@ -288,19 +287,19 @@ class Ort(GraphCompiler):
         return executable if placed.release() else None
 
     def _load_options(self, threads: int) -> SessionOptions:
-        """Return the options for an optimized model, which is taken as it is: its nodes are not looked at."""
+        """Options for a model that is already optimized."""
         options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
 
     def version(self) -> str:
-        """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
+        """Versions, build info, and the size of a shared thread pool."""
         shared = f", one pool of {shared_pool_size()} threads" if shared_pool_size() else ""
         return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()}){shared}"
 
     @classmethod
     def share_pool(cls, threads: int) -> None:
-        """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
+        """Run all sessions of the process in one thread pool; sessions with separate pools are impossible afterwards."""
         share_pool(threads)
 
     def available_devices(self) -> tuple[str, ...]:
@@ -316,7 +315,7 @@ class Ort(GraphCompiler):
         )
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
+        """Decline options that are not implemented. Strict types are: it always computes in the types of the model."""
         if shared_pool_size() not in (None, context.threads):
             return (
                 f"engine 'ort' runs on one pool of {shared_pool_size()} threads that all sessions of the process share, as "
@@ -364,20 +363,20 @@ class Ort(GraphCompiler):
 _UNPACKED = "session.disable_prepacking"
 _DISABLED = "optimization.disable_specified_optimizers"
 _CONFIG = {
-    # Threads that spin after a run slow down whatever runs next, another engine's region or another session, up to eight times.
+    # Threads that keep spinning after a run slow down the next region or session up to eight times.
     "session.force_spinning_stop": "1",
-    # On x86 without VNNI, sums of uint8 by int8 products saturate at 16 bits without it: 17 % off for a MobileNet v2 where 4.8 %
-    # is due. No effect on other processors.
+    # On x86 without VNNI, sums of uint8 times int8 products otherwise saturate at 16 bits: 17 % error for a MobileNet v2, where
+    # 4.8 % is expected. No effect on other processors.
     "session.x64quantprecision": "1",
-    # Products with weights of 4 bits in float32; by default the library rounds the other operand to bytes.
+    # Multiply 4-bit weights in float32; by default the library rounds the other operand to 8 bits.
     "session.qdq_matmulnbits_accuracy_level": "1",
-    # It quantizes the float weights of a Conv or Gemm between quantized activations.
+    # This optimizer would quantize the float weights of a Conv or Gemm between quantized activations.
     _DISABLED: "WeightBiasQuantization",
 }
 
 _CPU_CONFIG = {**_CONFIG, _DISABLED: f"{_CONFIG[_DISABLED]};SkipLayerNormFusion"}
-"""The CPU provider's kernel of the fused SkipLayerNormalization is slower than the Add and the LayerNormalization that it
-replaces: 1.3 times on [24, 32], 6 times on [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
+"""On the CPU the fused SkipLayerNormalization is slower than the Add and LayerNormalization that it replaces: 1.3 times for [24,
+32], 6 times for [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
 
 
 def _export(function: Function) -> ExportedModel:
@@ -387,7 +386,7 @@ def _export(function: Function) -> ExportedModel:
 
 
 def _check_border(function: Function) -> None:
-    """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
+    """Raise CompileRefused if an input or output has an unknown or unsupported type."""
     from xrt.engines.ort.executable import why_not_given
 
     for value in function.inputs:
@@ -409,10 +408,10 @@ PROVIDER = "TensorrtExecutionProvider"
 
 @dataclass(frozen=True)
 class TensorRT(Ort):
-    """Compiles a Function with TensorRT where it can, and leaves to the CUDA provider what TensorRT does not take.
+    """Compiles with TensorRT; the CUDA provider runs nodes that TensorRT does not support.
 
-    It honours ``precision="fp16"`` and ``max_workspace_size``. Building takes seconds to minutes for a region; with
-    `engine_cache` what was built is kept.
+    Supports ``precision="fp16"`` and ``max_workspace_size``. Building an engine takes seconds to minutes per region;
+    `engine_cache` keeps built engines.
     """
 
     name: ClassVar[str] = "tensorrt"
@@ -420,12 +419,12 @@ class TensorRT(Ort):
     on_device: ClassVar[str] = PROVIDER
 
     engine_cache: str = option("", names_files=True)
-    """A directory in which TensorRT keeps built engines for later processes; empty keeps none."""
+    """Directory where TensorRT keeps built engines for later processes; empty for none."""
     min_subgraph_size: int = 1
-    """A part of fewer nodes is left to the CUDA provider."""
+    """Smaller subgraphs run on the CUDA provider."""
 
     def __post_init__(self) -> None:
-        """Check the fields; raises EngineUnavailable where the library was built without TensorRT."""
+        """Check the fields; raises EngineUnavailable if the library was built without TensorRT."""
         super().__post_init__()
         least = self.min_subgraph_size
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
@@ -434,7 +433,7 @@ class TensorRT(Ort):
             raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Return which option is not honoured: fp16 and a limit of the workspace are."""
+        """Decline options other than fp16 and a workspace limit."""
         asked = context.options.unusual()
         if context.options.precision not in ("fp32", "fp16") or "calibration_table" in asked:
             return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"

@@ -1,7 +1,7 @@
-"""A session as an Executable.
+"""The executable: calls of a session, I/O binding, and conversion of arrays to values of the library.
 
-The session computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that is listed
-twice in the Function, is a copy made here: the library would need an Identity for it, and has none for some types.
+The session computes each output that a node produces once. An output that is an input or a constant, or is listed twice, is
+copied here: the library would need an Identity, which it lacks for some types.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ __all__ = [
 Array: TypeAlias = np.ndarray[Any, Any]
 
 Uses: TypeAlias = Callable[[], Sequence[MemoryUse]]
-"""Tells what an executable holds and takes of memory."""
+"""Reports the memory of an executable."""
 
 BIND_FROM = 512 * 1024
-"""Bytes from which a caller's buffer is bound to the session; a smaller one is filled by a copy, which is quicker."""
+"""Caller's buffers from this many bytes are bound to the session; below, a copy is faster."""
 
 COPY_TO = 4 * 1024
-"""Bytes to which copying a value to or from a prebound buffer (0.2 to 0.3 us) is quicker than passing it to a call (0.6 us)."""
+"""Values up to this many bytes are copied to or from a bound buffer (0.2 to 0.3 us); passing one to a call takes 0.6 us."""
 
 
 def list_computed_outputs(function: Function) -> tuple[Value, ...]:
-    """Return the outputs that a node produces, each once: what a session is asked for."""
+    """The outputs that a node produces, without duplicates: the outputs of the session."""
     produced = (value for value in function.outputs if function.computes(value.name))
     return tuple({value.name: value for value in produced}.values())
 
 
 def session_function(function: Function) -> Function:
-    """Keep just the outputs that the session computes, and write some convolutions and sums as products."""
+    """The Function to export: computed outputs only, and some convolutions and sums rewritten as products."""
     from xrt.engines.ort.export import give_bytes_one_reader, write_sums_as_products
     from xrt.engines.toolkit.node_writer import write_convolutions_as_products
 
@@ -72,7 +72,7 @@ def session_function(function: Function) -> Function:
 
 
 class OrtExecutable(Executable):
-    """Runs one session; threads may share it, for a session is safe and nothing else is kept of a call."""
+    """Runs one session. Threads can share it: it holds no state of a call."""
 
     outputs_are_fresh: ClassVar[bool] = True
     updates_inputs: ClassVar[bool] = False
@@ -85,9 +85,9 @@ class OrtExecutable(Executable):
         uses: Uses = tuple,
         inplace: Mapping[int, int] | None = None,
     ) -> None:
-        """`session` computes `list_computed_outputs`; None where there are none. `files` must live as long as it.
+        """``session`` computes `list_computed_outputs`; None if there are none. ``files`` is kept alive with it.
 
-        `inplace` has, by place of an input, the output that the session may write over it; None to find it in the Function.
+        ``inplace`` maps inputs to outputs that may overwrite them, by position; None to derive it from the Function.
         """
         self._uses = uses
         if inplace is None:
@@ -98,9 +98,9 @@ class OrtExecutable(Executable):
         computed = list_computed_outputs(function)
         self.function = function
         self.saved: memoryview | None = None
-        """What it was loaded from, where it was not compiled."""
+        """The data that it was loaded from, if it was not compiled."""
         self.files = files
-        """The memory of its weights, by the names of files in its model, which must live as long as the session."""
+        """Memory of the weights by file name in the model; the session reads it in place."""
         self._inputs = [value.name for value in function.inputs]
         self._only = self._inputs[0] if len(self._inputs) == 1 else None
         self._names = [value.name for value in computed]
@@ -189,7 +189,7 @@ class OrtExecutable(Executable):
         return run
 
     def _bound(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return the library's own bound call; only if `binds`."""
+        """A call over these arrays; requires `supports_io_binding`."""
         if self._calls is None:
             raise RuntimeError("the executable is closed")
         return self._calls.bind_arrays(dict(zip(self._inputs, inputs, strict=True)), dict(zip(self._names, outputs, strict=True)))
@@ -219,7 +219,7 @@ class OrtExecutable(Executable):
         return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
 
     def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
-        """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        """One value per output of the Function; copies inputs, constants and repeated outputs."""
         if self._gives_all:
             return list(results.values())
         fresh = dict(results)
@@ -230,9 +230,9 @@ class OrtExecutable(Executable):
         return tuple(self.inplace.items()) if self._calls is not None else ()
 
     def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """Return the buffers that the session itself shall write: large ones, and inputs that it may write over.
+        """The buffers that the session writes directly: large ones, and inputs that it may overwrite.
 
-        None may share memory with another input.
+        None shares memory with another input.
         """
         over = {output: self._inputs[place] for place, output in self.inplace.items()}
         chosen: dict[str, Array] = {}
@@ -247,7 +247,7 @@ class OrtExecutable(Executable):
 
 
 class ParallelOrtExecutable(OrtExecutable):
-    """A session that runs nodes on a pool of its own, for which a run waits: in a forked child for ever."""
+    """A session with a separate pool for nodes. A run in a forked child would wait for its missing threads forever."""
 
     survives_fork = False
 
@@ -268,7 +268,7 @@ class ParallelOrtExecutable(OrtExecutable):
 
 
 def _is_small(value: Value) -> bool:
-    """Whether copying it in or out costs less than handing it over."""
+    """Whether copying the value is faster than passing it."""
     nbytes = value.type.nbytes if isinstance(value.type, TensorType) else None
     return nbytes is not None and 0 < nbytes <= COPY_TO
 
@@ -292,7 +292,7 @@ def _closed(*_: Any) -> dict[str, Any]:
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy that shares no array with the value."""
+    """Copy a value and all arrays in it."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     if isinstance(value, list):
@@ -301,7 +301,7 @@ def _copy(value: Any) -> Any:
 
 
 def _filled(buffer: Array, result: Array) -> Array:
-    """Return the buffer, holding the result; raises InputError when it is of another type or shape."""
+    """Copy the result into the buffer; raises InputError if type or shape differ."""
     if buffer is result:
         return buffer
     if buffer.dtype != result.dtype or buffer.shape != result.shape:
@@ -317,7 +317,7 @@ Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
 
 
 def why_not_given(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | None:
-    """Return why a session with those inputs and outputs could not be called; None when it can."""
+    """Explain why a session with these inputs and outputs could not be called; None if it can."""
     if _gives_directly(outputs) or all(_numeric(value.type) for value in (*inputs, *outputs)):
         return None
     boxed = next(value for value in outputs if choose_transport(value.type) is not ValueTransport.DIRECT)
@@ -329,7 +329,7 @@ def why_not_given(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | No
 
 
 class SessionCalls:
-    """A session with what is known of its inputs and outputs; keeps nothing of a call, so threads may share it."""
+    """A session with the types of its inputs and outputs. Threads can share it: it holds no state of a call."""
 
     def __init__(self, session: InferenceSession, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         known = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
@@ -341,21 +341,21 @@ class SessionCalls:
         self._gives_directly = _gives_directly(outputs)
         self._binds = all(_numeric(value.type) for value in (*inputs, *outputs))
         self.direct: Call = _quickest(session)
-        """Takes output names and a feed of values that cross directly; returns fresh values."""
+        """Called with output names and a feed of values that need no conversion; returns new values."""
         self.is_direct = self._gives_directly and _gives_directly(inputs)
-        """Whether `direct` serves for every input and output."""
+        """Whether no input or output needs a conversion."""
 
     def can_fill(self, name: str) -> bool:
-        """Whether the session can write that output into a caller's buffer."""
+        """Whether the session can write this output to a caller's buffer."""
         return self._binds and name in self._outputs and choose_transport(self._outputs[name]) is not ValueTransport.PACKED
 
     def can_fix(self) -> bool:
-        """Whether a binding can fix every input and output where they lie: numbers, none packed several to a byte."""
+        """Whether all inputs and outputs can be bound to fixed arrays: numeric tensors without sub-byte packing."""
         types = (*self._inputs.values(), *self._outputs.values())
         return self._binds and all(choose_transport(type_) is not ValueTransport.PACKED for type_ in types)
 
     def bind_arrays(self, feed: Mapping[str, Array], buffers: Mapping[str, Array]) -> Callable[[], None]:
-        """Return a call over exactly those arrays, one for each input and output, C-contiguous; only if `can_fix`."""
+        """A call over these C-contiguous arrays, one per input and output; requires `can_fix`."""
         binding = self._session.io_binding()
         for name, array in feed.items():
             binding.bind_ortvalue_input(name, by_reference(array, _dtype(self._inputs[name])))
@@ -364,10 +364,9 @@ class SessionCalls:
         return _bound_call(self._session, binding)
 
     def bind_buffers(self, names: Sequence[str], buffers: Mapping[str, Array]) -> Callable[..., None]:
-        """Return a call that takes the inputs of those names and writes to exactly those buffers; only if `can_fix`.
+        """A call with the inputs as arguments that writes to these buffers; requires `can_fix`.
 
-        The inner binding takes an input without the values and lists that the public one makes of it: 2.9 us for a small
-        call, where a plain one costs 3.6.
+        Uses the inner binding, which skips the wrappers of the public one: 2.9 us for a small call instead of 3.6.
         """
         binding = self._session.io_binding()
         for name, array in buffers.items():
@@ -383,7 +382,7 @@ class SessionCalls:
         return call
 
     def __call__(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the outputs by name; those in `buffers` (only such as `can_fill`) are written there."""
+        """Compute all outputs by name; those in ``buffers`` (which must satisfy `can_fill`) are written there."""
         if self._gives_directly and not buffers:
             boxed = {name: _boxed(value, self._inputs[name]) for name, value in feed.items()}
             return dict(zip(self._names, self.direct(self._names, boxed, None), strict=True))
@@ -409,7 +408,7 @@ def _gives_directly(values: Sequence[Value]) -> bool:
 
 
 def _quickest(session: InferenceSession) -> Call:
-    """Return the session's inner call, at 0.8 of the public one's time; where a version has none, the public one."""
+    """The session's inner call, which takes 0.8 of the public one's time; the public one if a version has none."""
     inner = getattr(session, "_sess", None)
     call: Call = getattr(inner, "run", session.run)
     return call
@@ -417,7 +416,7 @@ def _quickest(session: InferenceSession) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class BoundSession:
-    """A bound call with its arrays."""
+    """A bound call and its arrays."""
 
     call: Callable[[], None]
     inputs: tuple[Array, ...]
@@ -425,7 +424,7 @@ class BoundSession:
 
 
 def through_frames(make: Callable[[], BoundSession], failed: Callable[[Exception], Exception]) -> Callable[..., list[Array]]:
-    """Return a call that copies its inputs to bound arrays, and copies of the outputs out; each thread in it has its own."""
+    """A call that copies inputs to bound arrays and outputs from them; concurrent calls use separate frames."""
     first = make()
     if len(first.inputs) == len(first.outputs) == 1:
         return _through_pairs(first, make, failed)
@@ -452,7 +451,7 @@ def through_frames(make: Callable[[], BoundSession], failed: Callable[[Exception
 def _through_pairs(
     first: BoundSession, make: Callable[[], BoundSession], failed: Callable[[Exception], Exception]
 ) -> Callable[..., list[Array]]:
-    """Spell the same out for one input and one output: the common case, and half a microsecond quicker."""
+    """The same for one input and one output, the common case: half a microsecond faster."""
 
     def parts(fixed: BoundSession) -> tuple[Callable[[], None], Array, Array]:
         return fixed.call, fixed.inputs[0], fixed.outputs[0]
@@ -478,7 +477,7 @@ def _through_pairs(
 
 
 def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
-    """Return the run of a binding: the session's inner call, at 0.85 of the public one's time, where a version has it."""
+    """Run a binding by the session's inner call (0.85 of the public one's time) if the version has it."""
     run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(binding, "_iobinding", None)
     if run is None or inner is None:
@@ -491,7 +490,7 @@ def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], N
 
 
 def _giving(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
-    """Return how to give a binding an array in C order: by its inner method, where a version has one and NumPy the types."""
+    """How to bind a C-contiguous input: by the inner method if the version has it and NumPy has all the types."""
     inner = getattr(getattr(binding, "_iobinding", None), "bind_input", None)
     if inner is not None and all(choose_transport(type_) is ValueTransport.DIRECT for type_ in inputs.values()):
         return inner  # type: ignore[no-any-return]  # the library has no types
@@ -515,7 +514,7 @@ def _numeric(type_: Type | None) -> bool:
 
 
 def _dtype(type_: Type | None) -> DType:
-    """Return the element type of a tensor that is bound: `_numeric` has let nothing else through."""
+    """The element type of a value that satisfies `_numeric`."""
     if not isinstance(type_, TensorType):
         raise TypeError(f"a value of type {type_} cannot be bound")
     return type_.dtype
@@ -525,7 +524,7 @@ def _dtype(type_: Type | None) -> DType:
 
 
 class ValueTransport(enum.Enum):
-    """How a value of some type crosses the border."""
+    """How values of a type are passed to and from the library."""
 
     DIRECT = "the library takes and gives the Python object itself"
     BITS = "as one of the library's values over the same bytes"
@@ -551,7 +550,7 @@ _WAYS = (
 
 
 def choose_transport(type_: Type | None) -> ValueTransport:
-    """Return how values of the type cross; a type that is not known is taken to cross directly."""
+    """How values of this type are passed; DIRECT if the type is unknown."""
     if isinstance(type_, TensorType):
         return _WAYS.get(type_.dtype, ValueTransport.DIRECT)
     if type_ is None:
@@ -562,16 +561,16 @@ def choose_transport(type_: Type | None) -> ValueTransport:
 
 
 def why_not_carried(name: str, type_: Type | None) -> str | None:
-    """Return why a value of the type cannot enter or leave ONNX Runtime; None when it can."""
+    """Explain why a value of this type cannot be an input or output of ONNX Runtime; None if it can."""
     if choose_transport(type_) is not ValueTransport.NONE:
         return None
     return f"{LIBRARY} cannot pass {name!r} in or out: its Python interface has no values of type {type_}"
 
 
 def to_ort(array: Array, dtype: DType) -> OrtValue:
-    """Return the array as one of the library's values: over the same memory where it can be, else over a copy.
+    """Convert an array to a value of the library, sharing its memory if possible.
 
-    Raises TypeError for an array of another type, whose bits the library would otherwise take for that type's.
+    Raises TypeError for an array of another type, whose bits the library would reinterpret.
     """
     if array.dtype != dtype.numpy:
         raise TypeError(f"an array of {array.dtype} was given for {dtype}")
@@ -581,7 +580,7 @@ def to_ort(array: Array, dtype: DType) -> OrtValue:
 
 
 def by_reference(array: Array, dtype: DType) -> OrtValue:
-    """Return a value over the array's own memory, which it keeps alive; an array that does not lie in order is copied."""
+    """A value that shares the array's memory and keeps it alive; an array that is not C-contiguous is copied."""
     array = np.require(array, requirements=["C", "A"])
     bits = _BITS.get(dtype)
     if bits is None:
@@ -590,7 +589,7 @@ def by_reference(array: Array, dtype: DType) -> OrtValue:
 
 
 def from_ort(value: OrtValue, dtype: DType) -> Array:
-    """Return a tensor of the library's as a fresh array."""
+    """Copy a tensor of the library to a new array."""
     shape = tuple(value.shape())
     size = value.tensor_size_in_bytes()
     raw: Array = np.empty(size, np.uint8)

@@ -1,9 +1,8 @@
-"""A Function as ONNX Runtime takes it: a small model, and the large constants by reference.
+"""Export a Function for ONNX Runtime: a small model, with large constants passed by reference, and rewrites for speed.
 
-In the model, the bytes of each large constant are in an external file, and the library gets the file's content: the constant's
-own memory. With the option to use such content directly, it copies none of it, reads it where it folds constants (which
-``add_initializer`` does not allow: the optimiser then looks for the file), and writes no file. Weights are thus in memory once,
-except for what the library packs for its products, and protobuf's limit of 2 GB does not apply.
+Each large constant is an external file of the model whose content is the constant's own memory. With direct use of such buffers
+enabled, the library neither copies nor writes them, and it can read them while folding constants (``add_initializer`` does not
+allow that). Weights are in memory once, except packed copies, and protobuf's 2 GB limit does not apply.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["export_model", "get_tensor_bytes", "give_bytes_one_reader", "write_sums_as_products"]
 
 _OPSET_OF_CASTS = 13
-"""Where the library casts float16 to float32 and back, its Casts are of this form; it refuses them in a model below opset 6."""
+"""The opset of the Casts that the library inserts for float16; it rejects them in a model below opset 6."""
 
 
 def export_model(function: Function) -> ExportedModel:
-    """Return the Function at the lowest opset and IR version at which it means the same.
+    """Export at the lowest opset and IR version with the same semantics.
 
-    Raises ModelError when that is newer than the library knows, and cannot be converted.
+    Raises ModelError if that is newer than the library and cannot be downgraded.
     """
     function = externalize_weights(function)  # the library checks bodies by themselves, and then looks for a file
     model = lowest_model(function, newest_opset(), newest_ir(), weights="external", least_opset=_OPSET_OF_CASTS)
     rounded = {node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)}
     for value in model.graph.value_info:
         if value.type.HasField("tensor_type") and value.name not in rounded:
-            # The library infers shapes itself, but for pools that round up, of which its inference may count a window too many.
-            # Where it is given a shape it compares it with each result of each call: 40 ns a node.
+            # The library infers shapes itself, except that its inference may count a window too many for pools with ceil_mode.
+            # A given shape is compared with the result of every call, which takes 40 ns per node.
             value.type.tensor_type.ClearField("shape")
     arrays = external_weights(function)
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
@@ -53,7 +52,7 @@ def export_model(function: Function) -> ExportedModel:
 
 
 def _name_file(tensor: Any, file: str) -> None:
-    """Give an external tensor a file of its own: constants lie in memory each for itself."""
+    """Give an external tensor a file of its own: constants are separate in memory."""
     for entry in tensor.external_data:
         if entry.key == "location":
             entry.value = file
@@ -62,11 +61,11 @@ def _name_file(tensor: Any, file: str) -> None:
 # ---------------------------------------------------------------------- forms that are exported instead
 
 LEAST, MOST = 16, 1 << 16
-"""Rows from which the product is quicker, and up to which a row of ones is made for it."""
+"""Minimum number of rows for which the product is faster, and maximum for which a constant row of ones is added."""
 
 
 def write_sums_as_products(function: Function) -> Function:
-    """Return the Function with each ReduceSum over leading axes, known and of known extents, as a product; itself without one."""
+    """Rewrite each ReduceSum over constant leading axes of static extents as a product; same Function if none."""
     return write_nodes(function, _write_sum)
 
 
@@ -78,7 +77,7 @@ def _write_sum(writer: NodeWriter) -> bool:
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] | None:
-    """Return the shape of what is summed, and over how many axes from the first on; None for other nodes."""
+    """Shape of the input and number of leading axes summed; None for other nodes."""
     axes = function.constants.get(node.inputs[1]) if node.op == "ReduceSum" and len(node.inputs) == 2 else None
     type_ = None if axes is None else function.get_type(node.inputs[0])
     if axes is None or not isinstance(type_, TensorType) or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
@@ -112,10 +111,10 @@ def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> No
 
 
 def give_bytes_one_reader(function: Function) -> Function:
-    """Give each node int8 constants of its own, and each reader of a dequantized constant its own DequantizeLinear.
+    """Duplicate shared int8 constants and DequantizeLinear nodes, so that each has one reader.
 
-    With `session.x64quantprecision` ONNX Runtime 1.31 rewrites the int8 weights and zero points of one node after the other, and
-    fails to open a model in which two nodes share one. The copies share memory.
+    With `session.x64quantprecision` ONNX Runtime 1.31 rewrites int8 weights and zero points node by node and cannot open a model
+    in which two nodes share one. The copies share memory.
     """
     if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
         return function

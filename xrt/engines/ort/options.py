@@ -1,8 +1,7 @@
-"""What the fields of an `Ort` may be.
+"""Validation of the options of `Ort`.
 
-ONNX Runtime accepts any session configuration entry and ignores one that it does not know, so a misspelt one would be
-accepted and do nothing. Its keys are listed here to catch that; it does not tell them itself (they are constants in its
-C header ``onnxruntime_session_options_config_keys.h``).
+ONNX Runtime silently ignores unknown session configuration entries, so a misspelled key would have no effect. The known keys are
+listed here because the library cannot list them: they are constants in ``onnxruntime_session_options_config_keys.h``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ENGINE_KEYS: Mapping[str, str] = {
     "session.use_ort_model_bytes_directly": "the engine hands the model over itself, in ONNX's format",
     "session.use_ort_model_bytes_for_initializers": "the engine hands the model over itself, in ONNX's format",
 }
-"""Keys that belong to the engine, with the reason."""
+"""Keys that the engine sets itself, with the reason."""
 
 KNOWN_KEYS = frozenset(
     {
@@ -82,11 +81,11 @@ KNOWN_KEYS = frozenset(
         "session.x64quantprecision",
     }
 )
-"""Every key of ONNX Runtime 1.31 that changes how a session computes; an execution provider's own (``ep.``) come on top."""
+"""All session keys of ONNX Runtime 1.31 that affect computation; keys of execution providers (``ep.``) are also accepted."""
 
 
 def check_config(config: Mapping[str, str]) -> None:
-    """Raise OptionError for a key that ONNX Runtime would ignore, or that is the engine's own."""
+    """Raise OptionError for a key that is unknown or reserved."""
     for key in config:
         if key in ENGINE_KEYS:
             raise OptionError(f"engine 'ort' sets config entry {key!r} itself: {ENGINE_KEYS[key]}; leave it out")
@@ -98,7 +97,7 @@ def check_config(config: Mapping[str, str]) -> None:
 
 
 def as_names(field: str, value: Any) -> tuple[str, ...]:
-    """Return the field's value as a tuple of names; a single name becomes a tuple of one."""
+    """Convert the value of a field to a tuple of names; a single name is allowed."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
@@ -107,7 +106,7 @@ def as_names(field: str, value: Any) -> tuple[str, ...]:
 
 
 def as_texts(field: str, value: Any) -> FrozenDict[str, str]:
-    """Return the field's value as text by text, sorted by key; numbers and truth values are spelled as the library reads them."""
+    """Convert the value of a field to a mapping of text, sorted by key; booleans become 0 and 1."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{field} of engine 'ort' must map names to values; got {value!r}")
     return FrozenDict({str(key): _text(value[key]) for key in sorted(value, key=str)})
@@ -118,7 +117,7 @@ def _text(value: Any) -> str:
 
 
 def check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> None:
-    """Raise OptionError for a provider that is unknown, unavailable or listed twice, or an option of one that is not listed."""
+    """Raise OptionError for an unknown, unavailable or repeated provider, or for options of an unlisted one."""
     available = onnxruntime.get_available_providers()
     for name in providers:
         if name not in available:
@@ -140,7 +139,7 @@ def check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> N
 
 
 def check_choice(field: str, value: Any, choices: Collection[str]) -> None:
-    """Raise OptionError for a value that is not one of the words."""
+    """Raise OptionError if the value is not one of the choices."""
     if value not in choices:
         raise OptionError(
             f"{field} of engine 'ort' must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}"
@@ -148,13 +147,13 @@ def check_choice(field: str, value: Any, choices: Collection[str]) -> None:
 
 
 def check_flag(field: str, value: Any) -> None:
-    """Raise OptionError for a value that is neither True nor False."""
+    """Raise OptionError if the value is not a bool."""
     if not isinstance(value, bool):
         raise OptionError(f"{field} of engine 'ort' must be true or false; got {value!r}")
 
 
 def check_inter_op_threads(value: Any, mode: str) -> None:
-    """Raise OptionError for what is no number of threads, or would not be used."""
+    """Raise OptionError for an invalid number of threads, or one that would have no effect."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

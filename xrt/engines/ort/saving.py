@@ -1,13 +1,13 @@
-"""A session as bytes: the optimised model, and those weights that the library has laid out differently.
+"""Save and load sessions: the optimized model, and the weights whose layout the library changed.
 
-Most of the time to open a session is spent on graph optimisation: fusing, folding, and laying weights out for the processor's
-kernels. The result is a model again. Unchanged weights are named by their place among the Function's constants and not stored.
-The others come first in the file, aligned, and are used in place.
+Opening a session spends most of its time on graph optimization: fusion, constant folding, and weight layouts for the processor's
+kernels. The result is an ONNX model again. Unchanged weights refer to the Function's constants by position; the others come first
+in the file, aligned, and are used in place.
 
-    weights    each at a multiple of 64 bytes; then, for a file that several processes load, the weights that the library packs
-    model      ONNX; its external data is in "weights", or in "constant_<n>"
-    mapped     with packed weights: the model again, for the library to map them and the others from the file itself
-    header     JSON: names of inputs and outputs, the constants that are used, lengths of weights and models, places in "mapped"
+    weights    each at a multiple of 64 bytes; in a file for several processes also the packed weights
+    model      ONNX; its external data is in "weights" or in "constant_<n>"
+    mapped     with packed weights: the model again, with references into this file, for the library to map
+    header     JSON: names of inputs and outputs, used constants, sizes of weights and models, positions of marks in "mapped"
     8 bytes    length of the header
 """
 
@@ -36,29 +36,29 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
 SMALL = 1024
-"""Bytes under which a weight stays in the model."""
+"""Weights below this many bytes stay in the model."""
 
 _OWN = "weights"
 _STRING = 8
-"""ONNX's number for tensors of strings."""
+"""ONNX's element type of strings."""
 
 
 @dataclass(frozen=True)
 class SavedSession:
-    """What a session was saved as, read."""
+    """A parsed saved session."""
 
     data: memoryview
-    """All of it."""
+    """The whole file."""
     header: Mapping[str, Any]
 
     @classmethod
     def read(cls, data: memoryview) -> SavedSession:
-        """Read what `optimised` wrote, whose checksum has been checked."""
+        """Parse the output of `optimize_model`, whose checksum has been checked."""
         length = int.from_bytes(data[-8:], "little")
         return cls(data, json.loads(bytes(data[-8 - length : -8])))
 
     def export(self, function: Function) -> ExportedModel:
-        """Return what a session is made from, with the weights of an equal Function."""
+        """The model to open, with the weights of an equal Function."""
         return self._hand_over(dict(self._constants(function)))
 
     def _hand_over(self, constants: Mapping[str, Bytes]) -> ExportedModel:
@@ -70,13 +70,13 @@ class SavedSession:
 
     @property
     def has_packed(self) -> bool:
-        """Whether it has weights as the library packs them."""
+        """Whether it contains packed weights."""
         return "marks" in self.header
 
     def place(self, function: Function) -> PlacedModel | None:
-        """Return what a session is made from whose weights, packed ones too, the library maps from the file of this.
+        """The model to open whose weights, packed ones included, the library maps from this file.
 
-        None where there are no packed ones, or the weights of the Function are not in the same file.
+        None without packed weights, or if the Function's weights are not in the same file.
         """
         if not self.has_packed:
             return None
@@ -91,9 +91,9 @@ class SavedSession:
         return place_model(marked, files, size)
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
-        """Return this with the weights that the library packs, mapped from a file in the folder; itself where it packs none.
+        """Append packed weights by way of a file in ``folder``; the data unchanged if the library packs none.
 
-        ``constants`` are the files of the session, ``options`` those of a load. What the library raises passes.
+        ``constants`` are the files of the session, ``options`` those of a load. Errors of the library pass through.
         """
         size, model_size = self.header["weights"], self.header["model"]
         handed = self._hand_over({name: content for name, content in constants.items() if name != _OWN})
@@ -109,7 +109,7 @@ class SavedSession:
             return _finish(file, {**self.header, **changes})
 
     def _constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
-        """Yield the constants that the model refers to; the nodes are looked at only for one that no digest finds."""
+        """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
         weights: list[tuple[str, Array]] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
             found = function.find_weight_bytes(bytes.fromhex(digest))
@@ -119,9 +119,9 @@ class SavedSession:
             yield _name(index), found
 
     def border(self, function: Function) -> Function:
-        """Return a Function with the inputs and outputs of an equal one under the session's names.
+        """A Function with the session's names of inputs and outputs.
 
-        One node represents all that the session computes; an output that is an input or a constant stays one.
+        One node stands for the whole session; an output that is an input or a constant stays one.
         """
         sides = (function.inputs, self.header["inputs"]), (function.outputs, self.header["outputs"])
         named = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
@@ -135,7 +135,7 @@ class SavedSession:
 
 
 def _weights(function: Function) -> list[tuple[str, Array]]:
-    """Return the large constants, bodies' too, in the order of their first use, which is the same for equal Functions."""
+    """The large constants, those of bodies included, in order of first use, which is the same for equal Functions."""
     from xrt.formats.onnx import external_weights, externalize_weights
 
     function = externalize_weights(function)
@@ -149,17 +149,17 @@ def _name(index: int) -> str:
 
 
 def in_memory() -> BinaryIO:
-    """Open a file without a name, in memory alone; raises OSError if the system has none."""
+    """Open an anonymous file in memory; raises OSError if the system has none."""
     if not hasattr(os, "memfd_create"):
         raise OSError("the system has no files in memory")
     return os.fdopen(os.memfd_create("xrt-session", os.MFD_CLOEXEC), "w+b")
 
 
 def optimize_model(function: Function, handed: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
-    """Return the model of a session optimised, as `BundledModel` reads it: mapped from the file, which is new.
+    """Write the optimized model to the new file, as `SavedSession` reads it, and map the file.
 
-    ``handed`` is what the Function was handed over as, and ``options`` those of its session, which are changed: nothing
-    runs here, and threads of the library spin for 30 ms when they start. Whatever the library raises passes.
+    ``options`` are modified: nothing runs here, so one thread suffices, and more would spin for 30 ms when they start. Errors of
+    the library pass through.
     """
     from xrt.engines.toolkit.scatters import find_inplace_outputs
 
@@ -184,7 +184,7 @@ def optimize_model(function: Function, handed: ExportedModel, options: SessionOp
 
 
 def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
-    """Write the header, and return the file mapped."""
+    """Write the header and map the file."""
     text = json.dumps(header).encode()
     file.write(text + len(text).to_bytes(8, "little"))
     file.flush()
@@ -192,7 +192,7 @@ def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
 
 
 class _Places:
-    """Gives the place of each weight of an optimised model, and writes those that have none yet."""
+    """Chooses where each weight of an optimized model is stored, and writes new ones to the file."""
 
     def __init__(self, function: Function, file: BinaryIO) -> None:
         weights = _weights(function)
@@ -201,15 +201,15 @@ class _Places:
         self._constants = {_locate(one.array): one for one in function.constants.values() if one.nbytes >= SMALL}
         self._file = file
         self.used: set[int] = set()
-        """Which of the Function's constants the model refers to."""
+        """Positions of the Function's constants that the model refers to."""
 
     def find_digest(self, index: int) -> str:
-        """Return the digest of a constant of the Function; empty for one that is an attribute there."""
+        """Digest of a constant of the Function; empty for one that is an attribute of a node."""
         constant = self._constants.get(self._places[index])
         return "" if constant is None else constant.digest.hex()
 
     def place(self, name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
-        """Return the place of a weight: in the model (None), in a constant of the Function, or in the file."""
+        """The location of a weight: in the model (None), in a constant of the Function, or in the file."""
         size = value.tensor_size_in_bytes()
         if size < SMALL or value.element_type() == _STRING:
             return None
@@ -225,14 +225,14 @@ class _Places:
 
 
 def _locate(array: Array) -> tuple[int, int]:
-    """Return address and length, which tell arrays apart that are in memory at once."""
+    """Address and size, which identify an array in memory."""
     return array.ctypes.data, array.nbytes
 
 
 def _is_same(memory: Any, array: Array) -> bool:
-    """Whether the library has left a weight unchanged; pages of a mapped file are released after the comparison.
+    """Whether the library left a weight unchanged. Most are still at their address; others are compared.
 
-    What it has left where it is, as it does with most, needs no comparison.
+    Releases the pages of a mapped file after the comparison.
     """
     same = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
         np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
@@ -243,17 +243,16 @@ def _is_same(memory: Any, array: Array) -> bool:
 
 # ---------------------------------------------------------------------- packed weights
 
-# Weights as the library packs them for its products and convolutions: written once, mapped by every process that loads them. ONNX
-# Runtime reads packed weights only from the file of the plain ones, at offsets that the model names. Both are in one container
-# then: a bundle. Its model is written with marks of a fixed width in place of the file's name and of each offset; a load replaces
-# the marks by the places that the sections have in the file. The library packs the plain weights anyway, one at a time, and takes
-# the packed ones of the file where the two agree, so that those of another processor are not used.
+# Packed weights are written once and mapped by every process that loads the file, a bundle. ONNX Runtime reads packed weights
+# only from the file of the plain ones, at offsets in the model. The model is therefore written with marks of fixed width in
+# place of the file name and of each offset, and a load replaces the marks by the actual positions. The library still packs the
+# plain weights, one at a time, and uses the stored ones if both agree, so that those of another processor are not used.
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 _NAME_WIDTH = 258
-"""Bytes of a file's name with ``./`` before it; a name has at most 255."""
+"""Bytes of a file name after ``./``; a name has at most 255."""
 _NUMBER_WIDTH = 20
 _NAME = "\x01" * _NAME_WIDTH
 _MARKS = re.compile(rb"\x01{258}|\x02\d{19}")
@@ -262,22 +261,22 @@ _FILE = "packed"
 
 @dataclass(frozen=True, slots=True)
 class MarkedModel:
-    """A model whose external data have no place yet."""
+    """A model with marks in place of the locations of external data."""
 
     model: bytes | memoryview
     names: Sequence[int]
-    """Where in the model the name of the file belongs."""
+    """Positions in the model of the file name."""
     offsets: Sequence[tuple[int, str, int]]
-    """Where in the model an offset belongs, the file of the saved model that it is counted from, and the number there."""
+    """Per offset: its position in the model, the file of the saved model it is relative to, and its value."""
 
 
 def pack_weights(
     handed: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO, own_name: str
 ) -> MarkedModel | None:
-    """Append the packed weights of an optimized model to a file that begins with its own weights; return the model for both.
+    """Append packed weights to a file that begins with the plain ones; return a model with marks for both.
 
-    ``options`` are those under which it will be opened; the folder is written to. ``own_name`` is the file in the model. None
-    where the library packs nothing. What it raises passes.
+    ``options`` are those of a later load; ``folder`` is written to; ``own_name`` is the name of the file in the model. None if
+    the library packs nothing. Its errors pass through.
     """
     from xrt.formats.onnx.tensors import read_entries, write_entries
 
@@ -300,7 +299,7 @@ def pack_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Copier:
-    """Copies packed weights from the library's file, and marks the places where they and the plain ones come to lie."""
+    """Copies packed weights from the library's file and marks the locations of packed and plain ones."""
 
     source: BinaryIO
     file: BinaryIO
@@ -308,7 +307,7 @@ class _Copier:
     marks: list[tuple[str, int]]
 
     def mark(self, own: Mapping[str, str], forms: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield the entries of one initializer."""
+        """Yield the external-data entries of one initializer."""
         yield "location", _NAME
         yield "offset", self._number(own["location"], int(own.get("offset", "0")))
         yield "length", own["length"]
@@ -317,7 +316,7 @@ class _Copier:
             yield f"prepacked_{count}", "|".join([key, *map(self._copy, blobs)])
 
     def _copy(self, blob: str) -> str:
-        """Copy one of the buffers that a packed weight consists of."""
+        """Copy one buffer of a packed weight."""
         offset, length, checksum = blob.split(";")
         self.file.write(bytes(-self.file.tell() % ALIGNMENT))
         mark = self._number(self.own_name, self.file.tell())
@@ -331,7 +330,7 @@ class _Copier:
 
 
 def _find_marks(model: bytes, marks: Sequence[tuple[str, int]], count: int) -> MarkedModel | None:
-    """Return the model with the places of its marks; None where something else in it looks like one."""
+    """Locate the marks in the model; None if other bytes look like a mark."""
     names: list[int] = []
     offsets: dict[int, tuple[int, str, int]] = {}
     for found in _MARKS.finditer(model):
@@ -357,17 +356,17 @@ class PlacedModel:
     """The parts of the file."""
 
     def release(self) -> bool:
-        """Release the pages that XRT has read to check them; False where the library may have mapped another file."""
+        """Release the pages that XRT read to check them; False if the file at the path may have been replaced."""
         for content in self.files:
             release(content)
         return self.mapping.is_at_path()
 
 
 def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> PlacedModel | None:
-    """Return the model with the places of its weights in the file that all ``files`` are parts of.
+    """Replace the marks by locations in the file that contains all ``files``.
 
-    ``size`` is that of the weights which the library has laid out or packed. None where the files are not parts of one, or that
-    is no longer at its path: another may have replaced it.
+    ``size`` is the size of laid-out and packed weights. None if the files are not parts of one file or if that is no longer at
+    its path, as another may have replaced it.
     """
     places = {name: find_file_offset(content) for name, content in files.items()}
     mappings = {id(place[0]): place[0] for place in places.values() if place is not None}
@@ -387,6 +386,6 @@ def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> P
 
 
 def _pad(name: bytes) -> bytes:
-    """Return a relative path of a fixed length that means the file of that name."""
+    """Pad a file name to a fixed width as an equivalent relative path."""
     left = _NAME_WIDTH - len(name)
     return b"./" * (left // 2) + b"/" * (left % 2) + name

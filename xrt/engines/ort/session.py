@@ -1,6 +1,6 @@
-"""ONNX Runtime itself: sessions, what the library knows, its names and errors, and the pool of threads.
+"""Open ONNX Runtime sessions; query its kernels, schemas and versions; its type names, errors, memory and shared thread pool.
 
-This is the one place that opens sessions. Kernels and schemas are read from the library once, when first asked for.
+All sessions are opened here. Kernels and schemas are listed once, on first use.
 """
 
 from __future__ import annotations
@@ -56,51 +56,50 @@ __all__ = [
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
-"""An execution provider, with options where it has any."""
+"""An execution provider, optionally with options."""
 
 _CPU = "CPUExecutionProvider"
 _FATAL = 4
-"""The least severity that the library prints: what else it has to say comes as an exception."""
+"""The lowest severity that the library prints: everything else is raised as an exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What a session is made from."""
+    """A model ready to be opened as a session."""
 
     model: bytes
     files: Mapping[str, Bytes] = FrozenDict()
-    """The content of each external file that the model names. It must live as long as the session, which reads it there."""
+    """Contents of the external files that the model names; the session reads them in place, so keep them alive."""
     copied: int = 0
-    """How many bytes of the files are copies of constants, as the library does not take these where they lie."""
+    """Bytes of constants that were copied because the library cannot read them in place."""
     mapped: int = 0
-    """How many bytes are weights as the library lays them out and packs them, in a file that processes share."""
+    """Bytes of laid-out and packed weights in a file that processes share."""
     folder: str = ""
-    """The folder of the file that the library maps itself; empty where it maps none."""
+    """Folder of the file that the library maps itself; empty if none."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the model and its files."""
+        """Size of the model and its files."""
         return len(self.model) + sum(content.nbytes for content in self.files.values())
 
 
 def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
-    """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
+    """The array's memory; copies an array that is not C-contiguous or not aligned."""
     return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)
 
 
 def quiet_options() -> SessionOptions:
-    """Return session options under which the library prints nothing."""
+    """Session options that suppress all printing."""
     options = SessionOptions()
     options.log_severity_level = _FATAL
     return options
 
 
 def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    """Return a session over the model; ``handed.files`` must live as long as it does.
+    """Open a session; ``handed.files`` must live as long as it does.
 
-    Where the process has one pool of threads for all sessions (``onnxruntime.set_global_thread_pool_sizes``), the library
-    allows no other, and the session runs on that. Raises CompileRefused where the library says that the model is not
-    implemented or invalid; the library's other errors pass.
+    If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the library allows no other and the
+    session uses it. Raises CompileRefused if the model is invalid or not implemented; other errors of the library pass through.
     """
     give_files(handed, options)
     try:
@@ -120,21 +119,21 @@ def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequ
 
 
 def _end_spinning(session: native.InferenceSession) -> None:
-    """Let the threads of a new session block until its first run: they would spin for 30 ms, at the cost of a core.
+    """Make the threads of a new session block until its first run; they would spin for 30 ms on a full core.
 
-    ``session.force_spinning_stop`` ends spinning after each run, so one that is refused does.
+    ``session.force_spinning_stop`` ends spinning after each run, even a rejected one.
     """
     with suppress(Exception):  # the refusal: for want of outputs, or because the session is not initialized yet
         session.run([], {}, None)
 
 
 class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library has no types
-    """A session of the CPU whose threads block while it is initialized, as well: that is half of the time of small models."""
+    """A CPU session whose threads also block during initialization, which halves the time to open small models."""
 
     _sess_options: SessionOptions
 
     def _create_inference_session(self, providers: Any, provider_options: Any, disabled_optimizers: Any = None) -> None:
-        """Do for one provider what the library's own method does, or call that where the library has changed."""
+        """Override for one provider; falls back to the library's method if its internals have changed."""
         try:
             self._open_blocked(providers, set(disabled_optimizers or ()))
         except (AttributeError, TypeError):
@@ -155,7 +154,7 @@ class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library ha
 
 
 def give_files(handed: ExportedModel, options: SessionOptions) -> None:
-    """Let a session with these options find the model's external files in memory, and use them there, or map the one on disk."""
+    """Register the model's external files in memory or on disk, to be read in place."""
     if handed.folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", handed.folder)
     if handed.files:
@@ -172,7 +171,7 @@ def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]
 
 
 def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str | None:
-    """Return why the library opens no session over the model, which is closed again at once; None when it does."""
+    """Explain why the library cannot open a session on the model; None if it can. The session is closed at once."""
     options = quiet_options()
     options.intra_op_num_threads = 1  # the session is closed at once, and threads take longer to start than the rest of it
     try:
@@ -192,17 +191,17 @@ _TRIVIAL_OPSET = 14
 
 @dataclass(frozen=True, slots=True)
 class OrtKernelDef:
-    """One implementation of an operator by an execution provider."""
+    """An execution provider's kernel for an operator."""
 
     provider: str
     since: int
     until: int | None
-    """The last version of the operator that it serves; None: it serves `since` alone, until the operator changes again."""
+    """The last supported version; None: only `since`, until the operator changes."""
     types: Mapping[str, frozenset[str]]
-    """Allowed types by the name of a type constraint, or of an input."""
+    """Allowed types by the name of a type constraint or of an input."""
 
     def serves(self, version: int) -> bool:
-        """Whether it serves the operator as of the version at which it took its meaning (the library's own rule)."""
+        """Whether it supports the operator as defined in this version, by the library's own rule."""
         return self.since == version or (self.until is not None and self.since <= version <= self.until)
 
 
@@ -212,12 +211,12 @@ class OrtParameter:
 
     name: str
     constraint: str
-    """The name of its type constraint, or a type."""
+    """The name of a type constraint, or a type."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrtSchema:
-    """An operator as ONNX Runtime knows it."""
+    """The library's schema of an operator."""
 
     since: int
     deprecated: bool
@@ -227,14 +226,14 @@ class OrtSchema:
 
 
 _LISTED = frozenset({"CPUExecutionProvider", "AzureExecutionProvider"})
-"""Providers of builds whose kernels can be listed."""
+"""Only builds without other providers can list their kernels safely."""
 
 
 @lru_cache(maxsize=1)
 def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
-    """Return all kernels; none in a build with providers in libraries of their own, where sessions are tried instead.
+    """All kernels by operator; empty in a build with providers in shared libraries, where sessions are tried instead.
 
-    There the library ends the process when it is asked and one of those does not load (onnxruntime-gpu 1.31 without cuBLAS).
+    Listing there crashes the process if one of the libraries does not load (onnxruntime-gpu 1.31 without cuBLAS).
     """
     if set(get_available_providers()) - _LISTED:
         return {}
@@ -262,18 +261,18 @@ def _formals(parameters: Iterable[Any]) -> tuple[OrtParameter, ...]:
 
 
 def kernels(domain: str, op_type: str) -> tuple[OrtKernelDef, ...]:
-    """Return every kernel for the operator, of whichever provider and version."""
+    """All kernels of an operator, for any provider and version."""
     return _all_kernels().get((domain, op_type), ())
 
 
 def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
-    """Return the operator's schema in force at an opset version; None where the library does not know the operator."""
+    """The operator's schema at an opset version; None if the library does not have the operator."""
     return next((s for s in _all_schemas().get((domain, op_type), ()) if s.since <= version), None)
 
 
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
-    """Return the newest version of ai.onnx that a model may declare, found by trying."""
+    """The newest version of ai.onnx that the library reads, found by trial."""
     from xrt.graph import latest_opset  # a start from the cache does not import onnx
 
     return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
@@ -281,7 +280,7 @@ def newest_opset() -> int:
 
 @lru_cache(maxsize=1)
 def newest_ir() -> int:
-    """Return the newest IR version that a model may declare, found by trying."""
+    """The newest IR version that the library reads, found by trial."""
     ir = _trivial_model().ir_version
     return max(version for version in range(ir, ir + 32) if version == ir or _reads(ir=version))
 
@@ -306,7 +305,7 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
 # ---------------------------------------------------------------------- names and errors
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
-"""The library as reasons and errors call it."""
+"""Name and version for reasons and errors."""
 
 _C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 _PLAIN = {"float": "float32", "double": "float64"}
@@ -314,7 +313,7 @@ _TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
 
 
 def type_name(type_: Type) -> str:
-    """Return the type as ONNX Runtime spells it, without its shape.
+    """ONNX Runtime's name of a type, without its shape.
 
     >>> type_name(SequenceType(TensorType(DType.FLOAT32, (2, 3))))
     'seq(tensor(float))'
@@ -330,7 +329,7 @@ def type_name(type_: Type) -> str:
 
 
 def make_tensor_type(name: str) -> TensorType | None:
-    """Return the type that ONNX Runtime spells so, without its shape; None where it is not a tensor.
+    """Parse ONNX Runtime's name of a tensor type, without shape; None for other types.
 
     >>> make_tensor_type("tensor(float)")
     TensorType(dtype=DType.FLOAT32, shape=None)
@@ -340,7 +339,7 @@ def make_tensor_type(name: str) -> TensorType | None:
 
 
 def plain_type(name: str) -> str:
-    """Return ONNX Runtime's spelling of a type as XRT spells it.
+    """Convert ONNX Runtime's name of a type to XRT's.
 
     >>> plain_type("seq(tensor(float))")
     'seq(float32)'
@@ -363,7 +362,7 @@ _NOISE = (
 
 
 def summarize_error(error: BaseException, limit: int = 300) -> str:
-    """Return the sense of one of ONNX Runtime's errors: on one line, without codes, source files, signatures and stack traces.
+    """Shorten an ONNX Runtime error to one line without codes, source locations, signatures and stack traces.
 
     >>> summarize_error(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
     'Could not find an implementation'
@@ -375,7 +374,7 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
 
 
 def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
-    """Return what an executable holds and takes: constants in other forms, and what its session has grown the process by."""
+    """The memory of an executable: converted constants, and the growth of the process while the session opened."""
     held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     held += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
     return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
@@ -391,31 +390,31 @@ _WORKSPACE = "inner values and scratch, in an arena that grows to the largest ca
 
 
 class _State:
-    """What this process has decided."""
+    """The thread pools of this process."""
 
     lock = renew_after_fork(threading.Lock())
     shared: int | None = None
-    """Threads of the shared pool; None while each session has its own."""
+    """Size of the shared pool; None if each session has its own."""
     used = False
-    """Whether a session of ours has a pool of its own."""
+    """Whether XRT has opened a session with its own pool."""
 
 
 def shared_pool_size() -> int | None:
-    """Return how many threads the shared pool has; None where each session has its own."""
+    """Number of threads in the shared pool; None if each session has its own."""
     return _State.shared
 
 
 def use_own_pool() -> None:
-    """Tell that a session is about to be opened."""
+    """Record that a session is about to be opened."""
     with _State.lock:
         _State.used = _State.used or _State.shared is None
 
 
 def share_pool(threads: int) -> None:
-    """Make the pool; once it is there, asking for the same again does nothing.
+    """Create the shared pool; does nothing if it exists with this size.
 
-    Raises OptionError where it has another size, or a session with a pool of its own exists: the library would leave that
-    one as it is, and refuse every further one of its kind.
+    Raises OptionError if it has another size or if a session with its own pool exists: the library would keep that session and
+    reject all further ones of its kind.
     """
     with _State.lock:
         if _State.shared == threads:

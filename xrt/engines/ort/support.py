@@ -1,9 +1,8 @@
-"""Why ONNX Runtime cannot take a node.
+"""Whether ONNX Runtime supports a node.
 
-Asked in this order: is it known to go wrong (`gaps`); can its values cross the border; can it be written for an opset
-that the library reads; does the library know the operator and its attributes as of that version; has it a kernel for
-these types. Where it has no kernel it may still run the node, by expanding an operator that is defined as a function, or
-by casting to a type that has one: then a session over the one node tells.
+Checks, in order: known issues (`tables`), types of inputs and outputs, opset, the library's schema and attributes, and kernels
+for the types. Without a kernel the library may still expand a function or cast to a type that has one; then a session of the node
+alone decides.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ Bound: TypeAlias = Mapping[str, frozenset[str]]
 
 _CPU = "CPUExecutionProvider"
 _WITHOUT_KERNEL = frozenset({"Constant"})
-"""Operators that the library turns into something else as it reads a model, so that they need no kernel."""
+"""Operators that the library replaces while it reads a model."""
 _CHECKED_AT_OPENING = frozenset({"StringNormalizer"})
-"""Operators whose kernels compare their attributes with the system (its locales) when a session opens."""
+"""Operators whose kernels check attributes against the system (its locales) when a session opens."""
 
 
 def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
@@ -56,7 +55,7 @@ def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str |
 
 
 def _why_not_inside(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
-    """Return why not for the node and then for those in its bodies; inside, outer values have their outer types."""
+    """Explain for the node, then for the nodes in its bodies, which see the types of outer values."""
     reason = _why_not_itself(node, function, type_of, providers)
     if reason or not node.bodies:
         return reason
@@ -98,7 +97,7 @@ def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: 
 
 
 def _why_not_crossing(node: Node, function: Function, type_of: TypeOf) -> str | None:
-    """Return why a value of the node cannot enter or leave, as they must where the node is a region of its own."""
+    """Explain why a value of the node cannot be an input or output, as required if the node forms a region alone."""
     for name in (*node.uses, *node.defines):
         reason = None if name in function.constants else why_not_carried(name, type_of(name))
         if reason:
@@ -107,7 +106,7 @@ def _why_not_crossing(node: Node, function: Function, type_of: TypeOf) -> str | 
 
 
 def _since(node: Node, function: Function) -> int:
-    """Return the version at which the operator took its present meaning, by onnx or, in other domains, by the library."""
+    """The version that introduced the operator's current definition, by onnx or, in other domains, by the library."""
     since = since_version(node, function)
     if since is not None:
         return since
@@ -126,7 +125,7 @@ def _has_unknown(node: Node, inputs: Types) -> bool:
 
 
 def _joined(reason: str | None, refusal: str, node: Node) -> str:
-    """Return the reason that the list of kernels gives, with what else a session over the node has reported."""
+    """Combine the reason from the list of kernels with the error of the trial session."""
     if reason is None:
         return refusal
     missing = re.search(r"implementation for (\w+)\(\d+\)", refusal)
@@ -142,7 +141,7 @@ def _joined(reason: str | None, refusal: str, node: Node) -> str:
 def _why_no_kernel(
     domain: str, op_type: str, since: int, inputs: Types, outputs: Types, attributes: tuple[str, ...], providers: tuple[str, ...]
 ) -> str | None:
-    """Return why no kernel of the providers serves the operator on those types; a type that is not known counts as served."""
+    """Explain why no kernel of the providers supports the operator with these types; unknown types count as supported."""
     op = f"{domain}.{op_type}" if domain else op_type
     if op in _WITHOUT_KERNEL:
         return None
@@ -162,7 +161,7 @@ def _why_no_kernel(
 
 
 def _bound(known: OrtSchema, inputs: Types, outputs: Types) -> Bound:
-    """Return the types that stand for each type constraint and each formal parameter: kernels refer to either."""
+    """Types by constraint and by parameter name: kernels refer to either."""
     found: dict[str, set[str]] = {}
     for formal, type_ in (*_paired(known.inputs, inputs), *_paired(known.outputs, outputs)):
         if type_ is not None:
@@ -172,7 +171,7 @@ def _bound(known: OrtSchema, inputs: Types, outputs: Types) -> Bound:
 
 
 def _paired(formals: Sequence[OrtParameter], types: Types) -> Iterator[tuple[OrtParameter, str | None]]:
-    """Yield each type with its formal parameter; the last one takes all that are left, being variadic."""
+    """Pair each type with its formal parameter; the last one is variadic."""
     for index, type_ in enumerate(types):
         if formals:
             yield formals[min(index, len(formals) - 1)], type_
@@ -183,7 +182,7 @@ def _accepts(kernel: OrtKernelDef, bound: Bound) -> bool:
 
 
 def _for_which_types(known: OrtSchema, served: Sequence[OrtKernelDef], bound: Bound) -> str:
-    """Return which types the kernels take and which are here, for the first constraint that none of them meets."""
+    """The supported and the actual types of the first constraint that no kernel satisfies."""
     for name, types in bound.items():
         offered: frozenset[str] = frozenset().union(*(kernel.types[name] for kernel in served if name in kernel.types))
         if offered and not types <= offered:
@@ -193,7 +192,7 @@ def _for_which_types(known: OrtSchema, served: Sequence[OrtKernelDef], bound: Bo
 
 
 def _parameter(known: OrtSchema, constraint: str) -> str:
-    """Return the name of the first parameter that a constraint binds."""
+    """The first parameter with this constraint."""
     return next(f.name for f in (*known.inputs, *known.outputs) if constraint in (f.constraint, f.name))
 
 
@@ -204,13 +203,13 @@ def _listed(types: frozenset[str]) -> str:
 # ---------------------------------------------------------------------- a session over the node alone
 
 REMEMBERED = 4096
-"""Nodes that differ in more than their shapes, whose answers are kept."""
+"""Cached answers, for nodes that differ in more than their shapes."""
 SMALL = 64
-"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
+"""Constants up to this many elements are axes, shapes or scales, not weights."""
 
 
 class SessionQuery:
-    """A one-node Function, equal to another that computes the same: the key under which an answer is kept."""
+    """A one-node Function as a cache key, compared by fingerprint."""
 
     __slots__ = ("function",)
 
@@ -227,9 +226,9 @@ class SessionQuery:
 def check_conversion(
     node: Node, function: Function, type_of: Callable[[str], Type | None], providers: tuple[str, ...]
 ) -> str | None:
-    """Return why the library refuses the node as a Function of its own; None when it opens a session over it.
+    """Explain why the library rejects the node in isolation; None if it opens a session.
 
-    Costs the opening of a session, a millisecond or so, for the first node of a kind.
+    Takes about a millisecond, to open the session, for the first node of a kind.
     """
     read = dict.fromkeys(node.uses)
     constants = {name: function.constants[name] for name in read if _is_small(function.constants.get(name))}
@@ -240,7 +239,7 @@ def check_conversion(
 
 
 def _is_small(constant: Constant | None) -> bool:
-    """Whether a constant may decide the answer; the bytes of a large one would only make every node a kind of its own."""
+    """Whether support may depend on the constant. Large ones would only make each node a separate cache entry."""
     return constant is not None and constant.array.size <= SMALL
 
 
@@ -258,7 +257,7 @@ def _known_any_size(type_: Type | None) -> Type | None:
 
 
 def _any_size(type_: Type) -> Type:
-    """Return the type with its extents left open, so that nodes which differ in them alone are one kind."""
+    """The type with unknown extents, so that nodes of different sizes share a cache entry."""
     if isinstance(type_, TensorType):
         return type_ if type_.shape is None else type_.with_shape((None,) * len(type_.shape))
     if isinstance(type_, SequenceType):

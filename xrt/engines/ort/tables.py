@@ -1,8 +1,8 @@
-"""What ONNX Runtime gets wrong on ordinary values, and which quantized operands it fuses.
+"""Known issues of ONNX Runtime on ordinary values, and the quantized operands that it fuses.
 
-Each row of ISSUES names a set of nodes to decline, with the reason and the evidence: node tests of the onnx package, entries of
-XRT's corpus, upstream issues. A row goes when its tests pass without it. Where a size decides and is not known, the row applies:
-a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+Each row of ISSUES declines a set of nodes with a reason and evidence: node tests of onnx, entries of XRT's corpus, upstream
+issues. Delete a row when its tests pass without it. If a condition depends on an unknown size, the row applies: a node declined
+without need runs on another engine, while one accepted by mistake gives wrong results.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, T
 __all__ = ["ISSUES", "OrtKnownIssue", "find_known_issue", "has_vector_products", "is_fused"]
 
 TOLERANCE = 1e-4
-"""Largest error by rounding, as a share of the largest element of a result."""
+"""Maximum rounding error relative to the largest element of a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a predicate may read in addition to the node."""
+    """Types and constants that a predicate can read in addition to the node."""
 
     function: Function
     type_of: Callable[[str], Type | None]
 
     def shape(self, node: Node, index: int) -> Shape | None:
-        """Return the shape of the node's input; None where it is left out, not a tensor, or its rank is not known."""
+        """The shape of an input; None if absent, not a tensor, or of unknown rank."""
         type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
         return type_.shape if isinstance(type_, TensorType) else None
 
     def dtype(self, node: Node, index: int) -> DType | None:
-        """Return the element type of the node's input; None where it is left out, not a tensor, or not known."""
+        """The element type of an input; None if absent, not a tensor, or unknown."""
         type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
         return type_.dtype if isinstance(type_, TensorType) else None
 
     def constant(self, node: Node, index: int) -> Constant | None:
-        """Return the constant that the node reads there; None where it is not one."""
+        """The constant at an input; None if it is computed or absent."""
         return self.function.constants.get(node.inputs[index]) if has_input(node, index) else None
 
 
@@ -48,42 +48,41 @@ Condition: TypeAlias = Callable[[Node, Scope], bool]
 
 
 def has_input(node: Node, index: int) -> bool:
-    """Whether the node is given that input."""
+    """Whether this input is present."""
     return index < len(node.inputs) and bool(node.inputs[index])
 
 
 def has_output(node: Node, index: int) -> bool:
-    """Whether anybody asks for that output of the node."""
+    """Whether this output is present."""
     return index < len(node.outputs) and bool(node.outputs[index])
 
 
 def is_single(node: Node, scope: Scope) -> bool:
-    """Whether the first input is float32."""
     return scope.dtype(node, 0) is DType.FLOAT32
 
 
 def is_wider_than_single(node: Node, scope: Scope) -> bool:
-    """Whether the first input has numbers that float32 does not hold."""
+    """Whether the first input has values that float32 cannot represent."""
     return scope.dtype(node, 0) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
 
 
 def is_batch_major(node: Node, scope: Scope) -> bool:
-    """Whether the batches of a recurrent operator come first."""
+    """Whether a recurrent operator has the batch dim first."""
     return bool(node.attr("layout", 0))
 
 
 def is_over_the_greatest(node: Node, scope: Scope) -> bool:
-    """Whether a Normalizer divides by the greatest element, which it does by default."""
+    """Whether a Normalizer divides by the maximum, the default."""
     return node.attr("norm", "MAX") in ("MAX", b"MAX")
 
 
 def has_output_shape(node: Node, scope: Scope) -> bool:
-    """Whether a MaxUnpool is given its output shape."""
+    """Whether MaxUnpool has an output shape."""
     return has_input(node, 2)
 
 
 def may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
-    """Whether truth values are reduced that may be none."""
+    """Whether a reduction of booleans may be empty."""
     if scope.dtype(node, 0) is not DType.BOOL:
         return False
     shape = scope.shape(node, 0)
@@ -91,7 +90,7 @@ def may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
 
 
 def reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
-    """Whether an extent is zero, or may be (a symbolic one counts as a size), and an axis is counted from the end, or may be."""
+    """Whether a dim is or may be 0 (symbolic dims count as sizes) and an axis is or may be negative."""
     shape = scope.shape(node, 0)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
         return False
@@ -100,13 +99,13 @@ def reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
 
 
 def wraps_nothing(node: Node, scope: Scope) -> bool:
-    """Whether the edges of a Pad continue at the other end of a tensor that has no elements, or may have none."""
+    """Whether a Pad with mode wrap may read a tensor without elements."""
     shape = scope.shape(node, 0)
     return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, scope))
 
 
 def is_fused_with_relu(node: Node, scope: Scope) -> bool:
-    """Whether what is clipped comes from a Relu and is of a type that their fusion has not."""
+    """Whether a Clip follows a Relu with a type that their fusion lacks."""
     maker = scope.function.producer(node.inputs[0])
     return maker is not None and maker.op_type == "Relu" and scope.dtype(node, 0) not in (DType.FLOAT32, DType.FLOAT16)
 
@@ -115,13 +114,13 @@ _SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
 def _is_sized_by_data(node: Node, index: int, scope: Scope) -> bool:
-    """Whether the input comes from an operator that decides by what it reads how much it gives, which may be nothing."""
+    """Whether the input comes from an operator whose output size depends on data and may be 0."""
     maker = scope.function.producer(node.inputs[index])
     return maker is not None and maker.op_type in _SIZED_BY_DATA
 
 
 def broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
-    """Whether an extent is zero, or may be because the data decide it, and an operand is a vector or the stacks differ."""
+    """Whether a dim is or may be 0 and an operand is a vector or the batch dims differ."""
     left, right = (scope.shape(node, index) or () for index in (0, 1))
     sized_by_data = any(_is_sized_by_data(node, index, scope) for index in (0, 1))
     if min(len(left), len(right)) == 1:
@@ -130,28 +129,28 @@ def broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
 
 
 def sums_no_products(node: Node, scope: Scope) -> bool:
-    """Whether the first input has no elements along its last axis."""
+    """Whether the last axis of the first input is empty."""
     return (scope.shape(node, 0) or (None,))[-1] == 0
 
 
 def scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
-    """Whether no products are summed, so that a scaled bias is all there is."""
+    """Whether a Gemm with an empty inner dim scales its bias."""
     inner = (scope.shape(node, 0) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
 
 
 def dequantises_signed_without_zero_point(node: Node, scope: Scope) -> bool:
-    """Whether int8 numbers are dequantized without a zero point."""
+    """Whether int8 is dequantized without a zero point."""
     return not has_input(node, 2) and scope.dtype(node, 0) is DType.INT8
 
 
 def may_have_many_zero_points(node: Node, scope: Scope) -> bool:
-    """Whether the weights of a ConvInteger may have a zero point for each channel."""
+    """Whether a ConvInteger may have a zero point per channel of the weights."""
     return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
 
 
 def may_round_resized(node: Node, scope: Scope) -> bool:
-    """Whether the coordinates depend on sizes that are given by scales and may not be whole."""
+    """Whether coordinates depend on output sizes that may be fractional."""
     mode = node.attr("coordinate_transformation_mode")
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
@@ -159,17 +158,17 @@ def may_round_resized(node: Node, scope: Scope) -> bool:
     if mode == "align_corners":
         return scaled is None or not all(_is_whole(*pair) for pair in scaled)
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
-    return any(1 < size < 2 for size in sizes)  # where it asks whether the size is more than 1
+    return any(1 < size < 2 for size in sizes)  # pytorch_half_pixel branches on size > 1
 
 
 def is_resized_to_unknown_rank(node: Node, scope: Scope) -> bool:
-    """Whether the number of the scales or sizes of a Resize is not known."""
+    """Whether the number of scales or sizes of a Resize is unknown."""
     shapes = [scope.shape(node, index) for index in (2, 3) if has_input(node, index)]
     return any(not shape or not isinstance(shape[0], int) for shape in shapes)
 
 
 def _scaled_extents(node: Node, scope: Scope) -> list[tuple[Dim, float]] | None:
-    """Return each extent of a Resize by scales that is scaled, with its scale; None where they are not known."""
+    """Pairs of extent and scale of a Resize; None if unknown."""
     scales, shape = scope.constant(node, 2), scope.shape(node, 0)
     if scales is None or shape is None:
         return None
@@ -178,12 +177,12 @@ def _scaled_extents(node: Node, scope: Scope) -> list[tuple[Dim, float]] | None:
 
 
 def _is_whole(extent: Dim, scale: float) -> bool:
-    """Whether the extent times its scale is whole. Of an extent that is not known, a whole scale makes a whole one."""
+    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
 def is_inexact_transform(node: Node, scope: Scope) -> bool:
-    """Whether a transform in float32 is off by more than the tolerance, as a share of its largest element."""
+    """Whether a float32 transform exceeds the tolerance."""
     opset = scope.function.opsets.get("", 0)
     transform = Transform(node, opset, lambda place: scope.shape(node, place), lambda place: scope.constant(node, place))
     return is_single(node, scope) and transform.error() > TOLERANCE
@@ -194,18 +193,18 @@ def _pads_to_same(node: Node) -> bool:
 
 
 def pads_dilated_to_same(node: Node, scope: Scope) -> bool:
-    """Whether dilated windows are padded so that the size stays."""
+    """Whether dilated windows use SAME padding."""
     return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
 
 
 def pads_less_than_nothing(node: Node, scope: Scope) -> bool:
-    """Whether windows lie apart, so that the size may want less padding than none; only SAME asks for that."""
+    """Whether SAME padding may be negative because a stride is longer than the kernel."""
     kernel = node.attr("kernel_shape", ())
     return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
 
 
 def transposes_to_gaps(node: Node, scope: Scope) -> bool:
-    """Whether a ConvTranspose to the SAME size leaves gaps between windows."""
+    """Whether a SAME ConvTranspose leaves gaps between windows."""
     weights = scope.shape(node, 1)
     kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
     count = len(kernel)
@@ -215,22 +214,21 @@ def transposes_to_gaps(node: Node, scope: Scope) -> bool:
 
 
 def rounds_valid_up(node: Node, scope: Scope) -> bool:
-    """Whether the size of a pooling without padding is rounded up."""
+    """Whether a pool combines VALID padding with ceil_mode."""
     return bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0))
 
 
 def has_even_size(node: Node, scope: Scope) -> bool:
-    """Whether LRN is over an even number of channels."""
     return bool(node.attr("size", 1) % 2 == 0)
 
 
 def gives_capped_scores(node: Node, scope: Scope) -> bool:
-    """Whether an Attention gives its scores with the cap."""
+    """Whether an Attention returns raw scores and has a softcap."""
     return has_output(node, 3) and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
 def has_odd_mask(node: Node, scope: Scope) -> bool:
-    """Whether the mask's last two extents are not those of the scores (queries by keys, past ones included), where known."""
+    """Whether the last two dims of the mask differ from those of the scores (queries by keys, past included), if known."""
     mask, queries, keys = (scope.shape(node, index) for index in (3, 0, 1))
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
@@ -239,7 +237,7 @@ def has_odd_mask(node: Node, scope: Scope) -> bool:
 
 
 def _differ(one: Dim, other: Dim) -> bool:
-    """Whether two extents are not the same: two numbers, or two names, of which nothing says that they are equal."""
+    """Whether two dims differ: two numbers, or two names without a known relation."""
     return type(one) is type(other) and one is not None and one != other
 
 
@@ -250,19 +248,19 @@ def _sum(one: Dim, other: Dim) -> Dim:
 
 
 def list_labels(node: Node) -> Sequence[object]:
-    """Return the class labels of a classifier."""
+    """The class labels of a classifier."""
     names = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
     return next((labels for name in names if (labels := node.attr(name, ()))), ())
 
 
 def is_transformed_decision(node: Node, scope: Scope) -> bool:
-    """Whether the one decision of an SVMClassifier of two classes is to be transformed."""
+    """Whether a two-class SVMClassifier without probabilities transforms its decision value."""
     has_one_decision = len(node.attr("vectors_per_class", ())) == 2 and not node.attr("prob_a", ())
     return node.attr("post_transform", "NONE") in ("SOFTMAX", "SOFTMAX_ZERO", "PROBIT") and has_one_decision
 
 
 def has_positive_weights_to_transform(node: Node, scope: Scope) -> bool:
-    """Whether a TreeEnsembleClassifier of two classes transforms scores of positive weights."""
+    """Whether a two-class TreeEnsembleClassifier transforms scores of positive weights."""
     are_positive = all(weight >= 0 for weight in node.attr("class_weights", ()))
     return len(list_labels(node)) == 2 and node.attr("post_transform", "NONE") not in ("NONE", "PROBIT") and are_positive
 
@@ -272,12 +270,12 @@ def has_positive_weights_to_transform(node: Node, scope: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OrtKnownIssue:
-    """A set of nodes to decline: those of the operators for which the predicate holds."""
+    """A set of nodes to decline: those of the operators for which ``applies`` holds."""
 
     op_types: tuple[str, ...]
     applies: Condition
     reason: str
-    """What the library does or fails to do, for a person; it follows on the library's name."""
+    """The defect, in words that follow the name of the library."""
     evidence: tuple[str, ...]
     domain: str = ""
 
@@ -504,14 +502,14 @@ _BY_OP: Mapping[tuple[str, str], tuple[OrtKnownIssue, ...]] = {
 
 
 def find_known_issue(node: Node, function: Function, type_of: Callable[[str], Type | None]) -> str | None:
-    """Find the first issue that applies to the node, and give its reason."""
+    """The reason of the first matching issue."""
     scope = Scope(function, type_of)
     issues = _BY_OP.get((node.domain, node.op_type), ())
     return next((f"{LIBRARY} {issue.reason}" for issue in issues if _applies(issue, node, scope)), None)
 
 
 def _applies(issue: OrtKnownIssue, node: Node, scope: Scope) -> bool:
-    """Whether an issue applies to the node; none applies to an invalid node, which the library refuses itself."""
+    """Whether the issue matches. A malformed node matches none: the library rejects it."""
     try:
         return issue.applies(node, scope)
     except (LookupError, TypeError, ValueError):
@@ -521,17 +519,17 @@ def _applies(issue: OrtKnownIssue, node: Node, scope: Scope) -> bool:
 # ---------------------------------------------------------------------- quantized operands
 
 QUANTIZING = frozenset({"Add", "Conv", "Mul"})
-"""Operators that the library computes in integers only if their results are quantized: QLinearAdd, QLinearConv, QLinearMul."""
+"""Computed in integers only if the result is quantized too: QLinearAdd, QLinearConv, QLinearMul."""
 NIBBLES = frozenset({DType.INT4, DType.UINT4})
 SMALLEST_BLOCK = 16
-"""Smallest block of the library's product with weights of 4 bits; larger ones are powers of two."""
+"""Smallest block of the library's product with 4-bit weights; larger ones are powers of two."""
 
 
 def is_fused(node: Node, function: Function) -> bool:
-    """Whether the library fuses a DequantizeLinear of constants with each operator that reads it.
+    """Whether the library fuses a DequantizeLinear of constants with all its readers.
 
-    It does so with weights of bytes, and with biases, where the other operand is quantized too, and with weights of 4 bits
-    in blocks, in a product. An operand of Add or Mul is fused where the result is quantized again.
+    It does for 8-bit weights and biases if the other operand is quantized too, for operands of Add and Mul if the result is
+    quantized again, and for 4-bit block-quantized weights of a MatMul.
     """
     if not node.attr("block_size", 0):
         return has_quantized_readers(node, function, quantizing=QUANTIZING)
@@ -541,7 +539,7 @@ def is_fused(node: Node, function: Function) -> bool:
 
 
 def _has_blocks(node: Node, function: Function) -> bool:
-    """Whether it dequantizes a matrix of 4 bits whose columns have blocks of a size that the library supports."""
+    """Whether it dequantizes a 4-bit matrix with a supported block size along columns."""
     type_, block = function.get_type(node.inputs[0]), node.attr("block_size", 0)
     if not isinstance(type_, TensorType) or type_.dtype not in NIBBLES or type_.shape is None:
         return False
@@ -550,9 +548,9 @@ def _has_blocks(node: Node, function: Function) -> bool:
 
 
 def has_vector_products(function: Function) -> bool:
-    """Whether a computed tensor is multiplied with a vector, in bodies too.
+    """Whether a computed tensor is multiplied by a vector, bodies included.
 
-    MatmulTransposeFusion of ONNX Runtime 1.31 takes a transposed tensor for one that is not, where the other operand is a vector.
+    MatmulTransposeFusion of ONNX Runtime 1.31 ignores a transpose if the other operand is a vector.
     """
     ranks = (
         [type_.rank if isinstance(type_ := holder.get_type(name), TensorType) else None for name in node.inputs]
