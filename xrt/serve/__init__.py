@@ -1,7 +1,7 @@
-"""Serving: modules or bundles by name go in, and an ASGI application of the Open Inference Protocol comes out.
+"""Serve modules or bundles by name with the Open Inference Protocol.
 
-The application answers HTTP, `start_grpc` the same over gRPC, and `run_server` listens with both. Calls run in a bounded pool
-next to the event loop, and join into batches. No request runs code or loads a file that the operator did not name.
+`app` is the ASGI application for HTTP, `start_grpc` the gRPC service, and `run_server` runs both. Calls run in a bounded thread
+pool next to the event loop and are batched. Requests cannot run code or load files that the operator did not name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP, as an ASGI application.
 
-It is ASGI without a toolkit: the protocol has ten paths, and the router of a toolkit costs a tenth of what a request may take.
+No web framework is used: the protocol has ten paths, and a framework's router takes a tenth of the time budget of a request.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 Answer: TypeAlias = tuple[int, Headers, list[Any]]
-"""Status, headers, and the parts of the body."""
+"""Status, headers and the parts of the body."""
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
 EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics")
-"""Extensions of the protocol, by the names that Triton gives them."""
+"""Supported protocol extensions, by Triton's names."""
 _JSON = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
 LARGE = 1 << 18
-"""Bytes from which on a request is read, and its response is written, on a thread next to the event loop."""
+"""Requests and responses from this many bytes are converted in a thread, so that the event loop stays responsive."""
 
 _log = logging.getLogger(__name__)
 
 
 CONTROL_BYTES = 1 << 20
-"""Bytes of a request that loads or unloads a model."""
+"""Maximum body of a request that loads or unloads a model."""
 
 
 def app(
@@ -70,18 +70,18 @@ def app(
     session_header: str = SESSION_HEADER,
     **options: Any,
 ) -> Application:
-    """Return an ASGI application that serves models by the Open Inference Protocol v2.
+    """An ASGI application that serves models with the Open Inference Protocol v2.
 
-    ``models`` is an XRTModule, the path of a bundle or an ONNX file, a list of paths, or a mapping from names to these, or to
-    mappings from versions to these. Paths are opened now, with ``engine`` and ``threads`` as `xrt.load` and XRTModule take them.
-    ``options`` are those of `ServingOptions`. What the module's own serving configuration says is the default.
+    ``models`` is an XRTModule, the path of a bundle or an ONNX file, a list of paths, or a mapping from names to these or to
+    mappings from versions to these. Paths are opened immediately, with ``engine`` and ``threads`` as in `xrt.load` and XRTModule.
+    ``options`` are those of `ServingOptions`; defaults come from the module's serving configuration.
 
-    Models are compiled and tested when the server starts (ASGI's lifespan, else the first request), and are ready after that.
+    Models are compiled and tested when the server starts (ASGI's lifespan, else the first request) and are ready afterwards.
 
-    A request names a session by the parameter ``session_id`` or the header ``session_header``, so that a proxy can route all
-    calls of a session to one replica; ``replica`` is a name that each response then carries in the header ``xrt-replica``.
+    A request names a session with the parameter ``session_id`` or the header ``session_header``, so that a proxy can route all
+    calls of a session to one replica. With ``replica``, each response has that name in the header ``xrt-replica``.
 
-    Raises OptionError for an unknown option or an impossible value, and what opening a model raises.
+    Raises OptionError for an unknown option or an invalid value, and errors from opening a model.
     """
     opening = {"engine": engine, "threads": threads}
     return Application(
@@ -94,7 +94,7 @@ def app(
 
 
 class Application:
-    """An ASGI application over a repository of models. `app` makes it."""
+    """An ASGI application over a repository of models, created by `app`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Application:
     # ------------------------------------------------------------------ life
 
     def start(self) -> asyncio.Task[Any]:
-        """Begin to prepare the models, once; the task ends when each is in service, or out of it with a reason."""
+        """Start preparing the models, once; the task is done when each is in service or has a reason why not."""
         if self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare())
         return self._preparing
@@ -131,7 +131,7 @@ class Application:
             await model.prepare()
 
     async def load(self, name: str) -> None:
-        """Serve what a model's files hold now; raises RequestRefusal."""
+        """Serve the current contents of a model's files; raises RequestRefusal."""
         await asyncio.shield(self.start())
         await self.models.load(name)
 
@@ -141,22 +141,22 @@ class Application:
         await self.models.unload(name)
 
     async def reload(self) -> None:
-        """Serve what the files of all models hold now, as far as that works."""
+        """Reload the files of all models; those that fail to load keep their old version."""
         await asyncio.shield(self.start())
         await self.models.reload()
 
     def explain_not_ready(self) -> str:
-        """Return why the server is not ready; empty when it is."""
+        """Explain why the server is not ready; empty if it is."""
         if self._is_draining:
             return "the server is ending"
         return "; ".join(f"model {one.name!r}: {one.why_not_ready}" for one in self.models if one.why_not_ready)
 
     def begin_drain(self) -> None:
-        """Report not ready from now on, so that no more requests are routed here; those that come are still served."""
+        """Report not ready from now on, so that load balancers stop routing here; requests that arrive are still served."""
         self._is_draining = True
 
     async def close(self) -> None:
-        """Finish the accepted requests, then close what was opened."""
+        """Finish accepted requests, then close all models that were opened here."""
         self.begin_drain()
         if self._preparing is not None:
             await self._preparing
@@ -167,9 +167,9 @@ class Application:
         self._converter.shutdown(wait=False)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Run a call next to the event loop if it is about that many bytes.
+        """Run a conversion in a thread if it handles this many bytes or more than `LARGE`.
 
-        One at a time, so that requests compete with one thread for the interpreter, and the memory of one conversion is used.
+        A single thread runs them, so that conversions compete for the GIL with one thread only and use the memory of one.
         """
         if size < LARGE:
             return call(*args)
@@ -178,7 +178,7 @@ class Application:
     # ------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or begin and end with the server."""
+        """The ASGI entry point."""
         if scope["type"] == "http":
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -270,13 +270,13 @@ class Application:
         raise RequestRefusal(f"there is no path {'/'.join(['v2', 'models', name, *path])[:200]!r}", UNKNOWN)
 
     def list_statistics(self, name: str, version: str) -> dict[str, Any]:
-        """What models have done, as Triton has it: one version, all of a model, or all models."""
+        """Statistics in Triton's form, of one version, all versions of a model, or all models."""
         versions = [version] if version else self.models.list_versions(self.models.find(name, None).name) if name else []
         models = [self.models.find(name, one) for one in versions] if name else self.models
         return {"model_stats": [model.metrics.statistics.describe() for model in models]}
 
     async def _control(self, path: list[str], scope: Scope, receive: Receive) -> Answer:
-        """Answer Triton's extension of model repositories. No request names a file: the operator has."""
+        """Handle Triton's model repository extension. Requests cannot name files."""
         if path != ["index"] and not (len(path) == 3 and path[0] == "models" and path[2] in ("load", "unload")):
             raise RequestRefusal(f"there is no path {'/'.join(['v2', 'repository', *path])[:200]!r}", UNKNOWN)
         if scope["method"] != "POST":
@@ -329,7 +329,7 @@ class Application:
     async def _read_body(
         self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None], *, limit: int | None = None
     ) -> bytes:
-        """Return the body; raises RequestRefusal for one that is late."""
+        """Read the body; raises RequestRefusal if it takes too long."""
         seconds = self.options.body_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -339,7 +339,7 @@ class Application:
 
 
 async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
-    """Return the body; raises RequestRefusal for one that is too large, as early as that is known."""
+    """Read the body; raises RequestRefusal as soon as it is known to be too large."""
     if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
         raise RequestRefusal(
             f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is", MALFORMED
@@ -365,7 +365,7 @@ def _write(document: Any, status: int = 200) -> Answer:
 
 
 def _write_ready(reason: str, facts: dict[str, Any]) -> Answer:
-    """Answer whether something is ready: by the protocol with a status of 4xx where it is not."""
+    """The readiness response: status 4xx if not ready, as the protocol requires."""
     if reason:
         return _write({**facts, "ready": False, "error": reason}, MALFORMED)
     return _write({**facts, "ready": True})

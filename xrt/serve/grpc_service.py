@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: the service of `open_inference.proto` on the models of an application."""
+"""The Open Inference Protocol over gRPC: the service in `open_inference.proto`, for the models of an application."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field that has the elements of a datatype; FP16 and BF16 have none."""
+"""The contents field of each datatype; FP16 and BF16 have none."""
 
 
 async def start_grpc(application: Application, host: str = "127.0.0.1", port: int = 0) -> tuple[Server, int]:
-    """Return a started server of gRPC, and its port, which the system chooses for 0.
+    """Start a gRPC server; return it with its port, which the system chooses if 0.
 
-    ``await server.stop(seconds)`` ends it. Raises OptionError where grpcio is missing or the address cannot be used.
+    Stop it with ``await server.stop(seconds)``. Raises OptionError if grpcio is missing or the address cannot be used.
     """
     try:
         import grpc
@@ -82,7 +82,7 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
 
 
 class _Service:
-    """The calls of the service."""
+    """The methods of the service."""
 
     def __init__(self, application: Application, codes: Any) -> None:
         self._application, self._codes = application, codes
@@ -102,8 +102,8 @@ class _Service:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
-        # A handler that reads the message itself, so that it refuses one too many before the message is in memory. On the wire
-        # a stream of one message is a message.
+        # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
+        # wire a stream of one message equals a single message.
         return {
             name: grpc.stream_unary_rpc_method_handler(
                 self._guard(getattr(messages, f"{name}Request"), answer),
@@ -113,7 +113,7 @@ class _Service:
         }
 
     def _guard(self, kind: Any, answer: Callable[..., Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Return the handler of a call: it reads the bytes of the request, which gRPC would report with a traceback."""
+        """The handler of a method: parses the request, which gRPC would answer with a traceback if malformed."""
         name = kind.__name__.removesuffix("Request")
 
         async def answer_or_abort(stream: Any, context: Any) -> Any:
@@ -142,8 +142,8 @@ class _Service:
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
-        """Count a call from before its message is read, so that the messages in memory are bounded; raises RequestRefusal."""
-        # With no model in service one call is admitted, so that its client gets the reason.
+        """Count a call before its message is read, which bounds the messages in memory; raises RequestRefusal."""
+        # Admit one call even if no model is in service, so that its client gets the reason.
         if self._reading >= max(1, sum(model.most_requests for model in self._application.models)):
             raise RequestRefusal(f"{self._reading} calls are under way, and no more are read; try again", BUSY, retry_after=1)
         self._reading += 1
@@ -153,7 +153,7 @@ class _Service:
             self._reading -= 1
 
     async def _read(self, kind: Any, context: Any) -> tuple[Any, int]:
-        """Read the request, and its number of bytes."""
+        """Read the request and its size in bytes."""
         limit = self._application.options.body_timeout
         try:
             async with asyncio.timeout(limit):
@@ -237,7 +237,7 @@ def _parse(kind: Any, data: bytes) -> Any:
 
 
 def read_message(request: Any, limit: int) -> InferRequest:
-    """Return the request of a ModelInferRequest; raises RequestRefusal."""
+    """Convert a ModelInferRequest; raises RequestRefusal."""
     raw: Sequence[bytes] = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise RequestRefusal(
@@ -288,7 +288,7 @@ def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_message(request: InferRequest, response: InferResponse) -> Any:
-    """Return the ModelInferResponse: raw contents where the request has them, and for datatypes that have no others."""
+    """Build the ModelInferResponse, with raw contents if the request has them or a datatype requires them."""
     answer = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
     for name, value in response.parameters.items():
         answer.parameters[name].string_param = value

@@ -1,4 +1,4 @@
-"""Metrics of an application for Prometheus, and its log of requests."""
+"""Prometheus metrics, Triton statistics, and the request log of an application."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["ACCESS", "CONTENT_TYPE", "Metrics", "ModelMetrics", "RequestLog", "S
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ACCESS = "xrt.serve.access"
-"""The logger that has a line for each request, at level info."""
+"""The logger that logs each request at level INFO."""
 BUSY_INTERVAL = 1.0
-"""Seconds between two lines about requests that are refused under load."""
+"""Minimum seconds between log lines about requests rejected under load."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -54,30 +54,29 @@ class Metrics:
         self.fallbacks = gauge("xrt_fallback_nodes", "Nodes on another engine than the first choice", _LABELS, registry=registry)
 
     def write(self) -> bytes:
-        """Return all metrics in Prometheus' text form."""
+        """All metrics in Prometheus' text format."""
         return self._prometheus.generate_latest(self._registry)
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often something was done, and for how long."""
+    """A count and a total time."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Note that it was done once more."""
         self.count += 1
         self.seconds += seconds
 
     def describe(self) -> dict[str, int]:
-        """The duration as Triton has it."""
+        """The duration in Triton's form."""
         return {"count": self.count, "ns": round(1e9 * self.seconds)}
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What a model has done, for the statistics extension of the protocol."""
+    """Counters of a model for the statistics extension of the protocol."""
 
     name: str
     version: str
@@ -87,10 +86,10 @@ class Statistics:
     waits: Duration = field(default_factory=Duration)
     calls: Duration = field(default_factory=Duration)
     batches: dict[int, Duration] = field(default_factory=dict)
-    """The calls by their number of rows."""
+    """Calls by number of rows."""
 
     def describe(self) -> dict[str, Any]:
-        """The statistics as Triton has them; reading and writing tensors is not timed."""
+        """The statistics in Triton's form; reading and writing tensors is not timed."""
         nothing = Duration().describe()
         times = {"compute_input": nothing, "compute_output": nothing}
         return {
@@ -113,7 +112,7 @@ class Statistics:
 
 
 class ModelMetrics:
-    """The metrics of one model: what its scheduler reports to."""
+    """The metrics of one model; the observer of its scheduler."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         labels = (model, version)
@@ -128,7 +127,6 @@ class ModelMetrics:
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """Note a call that ended."""
         self._call(seconds)
         self._joined(requests)
         self._rows(rows)
@@ -136,17 +134,15 @@ class ModelMetrics:
         self.statistics.batches.setdefault(rows, Duration()).add(seconds)
 
     def note_wait(self, seconds: float) -> None:
-        """Note how long a request was queued."""
         self._wait(seconds)
         self.statistics.waits.add(seconds)
 
     def note_queue(self, queued: int, running: int) -> None:
-        """Note the requests that wait and the calls that run."""
         self._queued(queued)
         self._running(running)
 
     def note_request(self, protocol: str, status: int, seconds: float) -> None:
-        """Note a request that was answered, with HTTP's status."""
+        """Count an answered request with its HTTP status."""
         self._count(protocol, status)()
         self._seconds(seconds)
         (self.statistics.answered if status == OK else self.statistics.failed).add(seconds)
@@ -154,14 +150,14 @@ class ModelMetrics:
 
 
 class RequestLog:
-    """Logs requests that ended in a failure of the server, with the reason, and each request where `ACCESS` is at level info."""
+    """Logs server errors with their reason, and every request if `ACCESS` is enabled for INFO."""
 
     def __init__(self) -> None:
         self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
         self._busy_since, self._busy = 0.0, 0
 
     def note_request(self, client: str, what: str, status: int, seconds: float, reason: Exception | None) -> None:
-        """Log a request that was answered with that status of HTTP."""
+        """Log an answered request with its HTTP status."""
         if self._access.isEnabledFor(logging.INFO):
             self._access.info("%s %r %d %.1f ms", client, what, status, 1e3 * seconds)
         if reason is None or status < FAILED:

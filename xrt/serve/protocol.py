@@ -1,4 +1,4 @@
-"""Requests, responses, tensors and refusals of the Open Inference Protocol: JSON, and the binary tensor extension."""
+"""Requests, responses, tensors and errors of the Open Inference Protocol: JSON, and the binary tensor extension."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
 CANCELLED = 499
-"""nginx's status for a client that closed the request."""
+"""nginx's status for a client that closed the connection."""
 FAILED, BUSY = 500, 503
 _GRPC = {
     MALFORMED: "INVALID_ARGUMENT",
@@ -65,37 +65,37 @@ _GRPC = {
     BUSY: "UNAVAILABLE",
 }
 _LONGEST = 2000
-"""Characters of a message: a client's names are repeated in it."""
+"""Maximum length of a message, which may repeat names that the client sent."""
 
 
 class RequestRefusal(Exception):
-    """Why a request gets no result, as its client reads it."""
+    """An error response to the client."""
 
     def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None) -> None:
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
         self.status = status
-        """The status of HTTP."""
+        """HTTP status."""
         self.retry_after = retry_after
-        """Seconds after which the client may try again."""
+        """Seconds until the client may retry."""
 
     @property
     def code(self) -> str:
-        """The name of gRPC's status."""
+        """The name of the gRPC status."""
         return _GRPC[self.status]
 
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MAX_RANK = 32
-"""Axes of a tensor; the least that a library of XRT admits is more than any model has."""
+"""Maximum rank of a tensor. Every library that XRT uses supports at least this rank, and no model needs more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a datatype of the protocol is."""
+    """The element type of a protocol datatype."""
 
     dtype: DType
     kinds: str
-    """The kinds of NumPy arrays that JSON data may have."""
+    """NumPy kinds that JSON data may have."""
     has_json: bool = True
 
 
@@ -117,11 +117,11 @@ DATATYPES = {
 }
 """The datatypes of the protocol."""
 NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
-"""The datatype of each element type that has one."""
+"""The protocol's datatype of each element type that has one."""
 
 
 def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """Return the shape; raises RequestRefusal for negative extents, and for more than ``limit`` even without the zeros."""
+    """Check a shape; raises RequestRefusal for negative extents or more than ``limit`` elements, counting extents of 0 as 1."""
     if len(shape) > MAX_RANK:
         raise RequestRefusal(f"input {name!r} has {len(shape)} axes; at most {MAX_RANK} are served")
     if any(extent < 0 for extent in shape):
@@ -134,19 +134,19 @@ def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
 # ---------------------------------------------------------------------- JSON
 
 PIECE = 1 << 16
-"""Bytes of JSON, or elements, that are converted at once: the interpreter is held for about a millisecond."""
+"""Bytes of JSON, or elements, converted at once: holds the GIL for about a millisecond."""
 _NUMBERS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
-"""The bytes of numbers, truth values, null, NaN and infinities, and white space."""
+"""Characters of numbers, booleans, null, NaN and infinities, and whitespace."""
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 
 
 def decode_json(
     name: str, datatype: str, shape: tuple[int, ...], text: bytes, parse: Callable[[bytes], Any] = msgspec.json.decode
 ) -> Array:
-    """Convert the JSON of a tensor's elements, flat or nested as its shape is; raises RequestRefusal.
+    """Decode a tensor's JSON data, flat or nested like its shape; raises RequestRefusal.
 
-    The number of elements and their nesting are compared with the shape before anything is converted, and numbers are converted
-    in pieces, so that a large request costs little more memory than its body and lets other threads run.
+    The number of elements and the nesting are checked before any conversion, and numbers are converted in pieces: a large request
+    needs little more memory than its body and does not block other threads.
     """
     kind = DATATYPES[datatype]
     if not kind.has_json:
@@ -175,7 +175,7 @@ def decode_json(
 
 
 def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
-    """Whether brackets and commas are those of a flat list of the shape's elements, or of lists nested as the shape is."""
+    """Whether the brackets and commas are those of a flat list, or of lists nested like the shape."""
     count = math.prod(shape)
     if skeleton == b"[" + b"," * (count - 1) + b"]" if len(skeleton) == max(count - 1, 0) + 2 else count == 1 and not skeleton:
         return True
@@ -198,7 +198,7 @@ def _count_elements(text: bytes, skeleton: bytes) -> int:
 
 
 def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes], Any]) -> Array:
-    """Convert numbers with commas between them."""
+    """Parse comma-separated numbers."""
     try:
         data = parse(b"[%b]" % text)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -221,7 +221,7 @@ def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes],
 
 
 def _read_integers(data: Any, array: Array) -> Array:
-    """Return the data as unsigned integers where they are such, else the array."""
+    """The data as uint64 if all are in its range, else the array."""
     exact = np.array(data, dtype=object)
     if all(type(item) is int and 0 <= item < 1 << 64 for item in exact.flat):
         return exact.astype(np.uint64)
@@ -257,7 +257,7 @@ def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: b
 
 
 def encode_json(array: Array) -> Any:
-    """Return the elements in row-major order, as what msgspec writes; NaN and infinities as Python's json spells them."""
+    """The elements in row-major order for msgspec; NaN and infinities as in Python's json."""
     flat = array.reshape(-1)
     if flat.size <= PIECE and not (flat.dtype.kind == "f" and not np.isfinite(flat).all()):
         return flat.tolist()
@@ -275,7 +275,7 @@ def _encode_piece(flat: Array) -> bytes:
 
 
 def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """Return the array of a binary tensor, in place where its bytes are aligned; raises RequestRefusal."""
+    """The array of a binary tensor, without a copy if aligned; raises RequestRefusal."""
     if datatype == "BYTES":
         return _decode_texts(name, shape, data)
     dtype = DATATYPES[datatype].dtype.numpy
@@ -313,7 +313,7 @@ def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
 
 
 def encode_binary(array: Array) -> bytes | memoryview:
-    """Return the bytes of an array: those that it has, where they are in order."""
+    """The bytes of an array, without a copy if it is C-contiguous."""
     if array.dtype == object:
         texts = [str(item).encode() for item in array.flat]
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
@@ -323,23 +323,23 @@ def encode_binary(array: Array) -> bytes | memoryview:
 
 
 BINARY = b"inference-header-content-length"
-"""The header that gives the bytes of the JSON before the binary tensors."""
+"""The header with the size of the JSON before the binary tensors."""
 _MAX_SHOWN = 200
 
 
 class _Input(msgspec.Struct):
-    """A tensor of a request, as JSON has it."""
+    """A tensor in a JSON request."""
 
     name: str
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = {}
     data: msgspec.Raw = msgspec.Raw()
-    """Empty where there are none."""
+    """Empty if absent."""
 
 
 class _Output(msgspec.Struct):
-    """An output that a request names."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -357,25 +357,25 @@ class _Request(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Request)
 _ENCODER = msgspec.json.Encoder()
 encode_document = _ENCODER.encode
-"""Write JSON."""
+"""Encode JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What both transports make of a request."""
+    """An inference request, independent of the transport."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, bool] = field(default_factory=dict)
-    """The outputs by name, and whether each is sent in binary form; all outputs where it is empty."""
+    """Requested outputs, and whether each is sent as a binary tensor; empty for all outputs."""
     is_binary: bool = False
-    """The form of outputs that the request does not name."""
+    """Whether outputs that the request does not name are sent as binary tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """What both transports send."""
+    """An inference response, independent of the transport."""
 
     model: str
     version: str
@@ -385,7 +385,7 @@ class InferResponse:
 
     @property
     def bytes(self) -> int:
-        """Of the outputs."""
+        """Total size of the outputs."""
         return sum(array.nbytes for array in self.outputs.values())
 
 
@@ -393,7 +393,7 @@ class InferResponse:
 
 
 def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequest:
-    """Return the request in a body; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
+    """Parse the body of a request; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
     whole = memoryview(body)
     document, parse = _decode(whole[:length])
@@ -416,7 +416,7 @@ def _read_length(text: bytes, most: int) -> int:
 
 
 def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
-    """Decode the JSON but for the elements of tensors; also return what decodes those."""
+    """Decode the JSON except the tensor data; also return the parser for those."""
     try:
         try:
             return _DECODER.decode(text), msgspec.json.decode
@@ -432,7 +432,8 @@ def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
 
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")')
 _SPECIAL = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
-"""NaN and infinities, and the numbers that stand for them while the rest is read as JSON; as numbers these would be refused."""
+"""NaN and infinities, with placeholder numbers for the JSON parser. The placeholders overflow, so that as real numbers they would
+be rejected."""
 
 
 def _replace_special(text: bytes) -> bytes:
@@ -456,7 +457,7 @@ def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -
 
 
 class _Tail:
-    """The bytes after the JSON, which the binary tensors take in their order."""
+    """The binary tensors after the JSON, in order."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -491,14 +492,14 @@ def _read_input(tensor: _Input, rest: _Tail, limit: int, parse: Callable[[bytes]
 
 
 class ControlRequest(msgspec.Struct):
-    """A request of the extension of model repositories."""
+    """A request of the model repository extension."""
 
     ready: bool = False
     parameters: dict[str, Any] = {}
 
 
 def decode_control(body: bytes) -> ControlRequest:
-    """Decode a request of the extension of model repositories, which may be empty; raises RequestRefusal."""
+    """Decode a request of the model repository extension, which may be empty; raises RequestRefusal."""
     try:
         return msgspec.json.decode(body or b"{}", type=ControlRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -506,7 +507,7 @@ def decode_control(body: bytes) -> ControlRequest:
 
 
 def check_no_files(parameters: Mapping[str, Any]) -> None:
-    """Raise RequestRefusal where a request to load a model brings files or a configuration."""
+    """Raise RequestRefusal if a load request contains files or a configuration."""
     if name := next(iter(parameters), None):
         raise RequestRefusal(
             f"parameter {name[:_MAX_SHOWN]!r}: a model is loaded from the files that the operator named, as it was"
@@ -517,7 +518,7 @@ def check_no_files(parameters: Mapping[str, Any]) -> None:
 
 
 def write_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
-    """Return the parts of a response's body, and the bytes of the JSON where binary tensors follow it."""
+    """The parts of the response body, and the size of the JSON if binary tensors follow it."""
     outputs, tails = [], []
     for name, array in response.outputs.items():
         described = {"name": name, "datatype": response.datatypes[name], "shape": array.shape}

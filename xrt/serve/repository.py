@@ -1,4 +1,4 @@
-"""The models of a server by name and version, made from what the operator gives: modules, bundles, ONNX files."""
+"""The served models by name and version, opened from modules, bundles or ONNX files, and reloaded on request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
 
 def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRTModule:
-    """Return the module of a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or of XRTModule.
+    """Open a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or XRTModule.
 
-    ``engine`` is for ONNX files. A bundle has its engines; one that may name files or code must be in ``engine`` too.
-    Raises BundleError or ModelError where the file is missing or damaged.
+    ``engine`` applies to ONNX files. A bundle names its engines; those with options that may name files or code must also be in
+    ``engine``. Raises BundleError or ModelError if the file is missing or damaged.
     """
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
@@ -47,7 +47,7 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
 
 @dataclass(slots=True)
 class _Entry:
-    """A version of a model that the operator named, in service or not."""
+    """One version of a model that the operator named, in service or not."""
 
     source: Any
     """A module, or the path of a bundle or an ONNX file."""
@@ -57,22 +57,22 @@ class _Entry:
 
     @property
     def why_not_ready(self) -> str:
-        """Empty when it is in service."""
+        """Empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
     def describe(self, name: str, version: str) -> dict[str, str]:
-        """The entry in the index of the repository, as Triton has it."""
+        """The entry for Triton's repository index."""
         why = self.why_not_ready
         state = "LOADING" if why == STARTING else "UNAVAILABLE" if why else "READY"
         return {"name": name, "version": version, "state": state, "reason": why}
 
 
 class Repository:
-    """The models that are served. Each has a name and one or more versions; the highest is the default.
+    """The served models, each with one or more versions; the highest version is the default.
 
-    ``models`` is a module, a path, or a list of paths, which are named by their files; or a mapping from names to a module, a
-    path, or a mapping from versions to such. A model that cannot be served is logged with the reason, and the others are served.
-    Raises OptionError for a name that cannot be one, and what the first model raises where none can be served.
+    ``models`` is a module, a path, or a list of paths, named after their files; or a mapping from names to a module, a path, or a
+    mapping from versions to these. A model that cannot be served is logged, and the others are served. Raises OptionError for an
+    invalid name, and the first model's error if none can be served.
     """
 
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, opening: Mapping[str, Any]) -> None:
@@ -129,14 +129,14 @@ class Repository:
                 yield entry.served
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """Return the model; the highest version that is served where none is named. Raises RequestRefusal."""
+        """The model, by default in its highest version in service. Raises RequestRefusal."""
         entry = self._find_entry(name, version)
         if entry.served is None:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
         return entry.served
 
     def explain_not_ready(self, name: str, version: str | None) -> str:
-        """Explain why a model is not in service; empty if it is. Raises RequestRefusal for one that the operator did not name."""
+        """Explain why a model is not in service; empty if it is. Raises RequestRefusal for an unknown model."""
         return self._find_entry(name, version).why_not_ready
 
     def _find_entry(self, name: str, version: str | None) -> _Entry:
@@ -153,39 +153,39 @@ class Repository:
         return self._entries[name]
 
     def list_versions(self, name: str) -> tuple[str, ...]:
-        """List the versions of a model that are served: numbers in their order, other texts before them."""
+        """The served versions of a model: numbers in numeric order, after other texts."""
         versions = [version for version, entry in self._entries[name].items() if entry.served is not None]
         return tuple(sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text)))
 
     def list_names(self) -> dict[str, tuple[str, ...]]:
-        """List the versions of each model that is served."""
+        """The served versions of each model."""
         return {name: versions for name in self._entries if (versions := self.list_versions(name))}
 
     # ------------------------------------------------------------------ model control
 
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """The index of the repository, as Triton has it; with ``ready`` only what is in service."""
+        """Triton's index of the repository; with ``ready`` only models in service."""
         entries = [entry.describe(name, version) for name, version, entry in self._list_entries()]
         return [one for one in entries if not ready or one["state"] == "READY"]
 
     async def load(self, name: str) -> None:
-        """Open a model's files again and serve what they hold now; raises RequestRefusal where they cannot be served.
+        """Reload a model's files and serve them; raises RequestRefusal if that fails.
 
-        The old model is in service until the new one has passed its self-test, and stays if that fails. A module that was handed
-        in as an object is put back into service.
+        The old model stays in service until the new one passes its self-test, or for good if it fails. A model that was passed as
+        an object is put back into service.
         """
         self._check_control(name)
         await self._complete(self._load(name))
 
     async def _complete(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change to its end, also if the client that requested it goes away: each model is in service or closed."""
+        """Run a change to completion even if the client disconnects, so that each model ends up in service or closed."""
         task = asyncio.ensure_future(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         await asyncio.shield(task)
 
     async def wait_for_changes(self) -> None:
-        """Wait until the loads and unloads that have begun are complete."""
+        """Wait for loads and unloads in progress."""
         await asyncio.gather(*self._changes, return_exceptions=True)
 
     async def _load(self, name: str) -> None:
@@ -220,7 +220,7 @@ class Repository:
         return model
 
     async def unload(self, name: str) -> None:
-        """Take a model out of service, and close it after its requests; raises RequestRefusal for an unknown one."""
+        """Take a model out of service and close it after its requests; raises RequestRefusal if unknown."""
         self._check_control(name)
         await self._complete(self._unload(name))
 
@@ -239,7 +239,7 @@ class Repository:
             raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
 
     async def reload(self) -> None:
-        """Load all models again; a failure is logged, and the old model stays in service."""
+        """Reload all models; failures are logged, and the old model stays in service."""
         await self._complete(self._reload())
 
     async def _reload(self) -> None:
@@ -253,7 +253,7 @@ class Repository:
                 _log.exception("model %s cannot be loaded again", name)
 
     def close(self) -> None:
-        """Take all models out of service, and close the modules that were opened here."""
+        """Take all models out of service and close the modules that were opened here."""
         for model in self:
             model.close()
 

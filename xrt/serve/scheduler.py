@@ -1,6 +1,6 @@
-"""The queue of a model: calls run in a bounded pool next to the event loop, and those that fit together become one.
+"""The request queue of a model: compatible requests are joined into batches, and calls run in a bounded thread pool.
 
-All of it is used on the thread of the event loop, so that nothing is locked; only the calls themselves run elsewhere.
+Everything except the calls runs on the event loop, so no locks are needed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 Values = tuple[Array, ...]
-"""The inputs or the outputs of a call, in order."""
+"""Inputs or outputs of a call, in order."""
 _EXTENTS = (8, 3, 64, 224, 1)
-"""Extents of the other open axes in a trial. Extent 1 hides mixed rows: transposing one column changes nothing."""
+"""Trial sizes of the other dynamic axes. Size 1 comes last: it hides mixed rows, as transposing one column changes nothing."""
 
 
 def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
-    """Return why requests cannot be joined along the first axis, by the declared shapes; empty where they can."""
+    """Explain why the declared shapes do not allow batching along the first axis; empty if they do."""
     if not inputs or not outputs:
         return "it has no inputs, or no outputs"
     leading = {}
@@ -59,19 +59,19 @@ def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value
 
 
 def count_joinable_rows(values: Values) -> int:
-    """The rows of a request whose inputs all have as many; 0 where they differ, so that the request runs alone.
+    """Number of rows of a request if all inputs agree; 0 if they differ, so that it runs alone.
 
-    A model may broadcast an input of one row over another input's rows: joined with other requests, it would meet their rows.
+    A model may broadcast a one-row input over another input: in a batch it would meet rows of other requests.
     """
     rows = {array.shape[0] if array.ndim else 0 for array in values}
     return rows.pop() if len(rows) == 1 else 0
 
 
 def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], sizes: Sequence[int], *, rounds_up: bool) -> str:
-    """Explain why the rows of a batch are not independent, from a trial with random requests; empty where they are.
+    """Explain why rows of a batch influence each other, by a trial with random requests; empty if they do not.
 
-    The two requests have different numbers of rows; in a second round the other one is full of NaN. Models with further open
-    axes are tried at two extents, if two work. The trial also compiles: for each size of a list.
+    Two requests with different numbers of rows are compared alone and joined, then again with the second full of NaN. Models with
+    other dynamic axes are tried at two sizes, if two work. The trial also compiles, for each size of a list.
     """
     shapes = [value.type.shape or () for value in inputs if isinstance(value.type, TensorType)]
     has_open_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
@@ -129,10 +129,10 @@ def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Value
 def run_batch(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values | BaseException]:
-    """Return what the call gives for each request, or what it raised for it alone.
+    """Compute each request's results, or its error.
 
-    Several requests become one call along the first axis, with the last row repeated up to the next of ``sizes``. Where that
-    fails each request has a call of its own, so that one request cannot fail another.
+    Several requests are joined into one call along the first axis, padded to the next of ``sizes`` by repeating the last row. If
+    that fails, each request is run alone, so that none fails because of another.
     """
     if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
         with suppress(Exception):  # each is tried alone, and its own error is its answer
@@ -150,7 +150,7 @@ def _try(call: Callable[..., Values], values: Values) -> Values | BaseException:
 def join_and_split(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values]:
-    """Return what one call gives for all requests, cut at their rows; raises ValueError where the outputs have other rows."""
+    """Run all requests as one call and split the results; raises ValueError if the outputs have other row counts."""
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
     joined = tuple(_join([values[place] for values in requests], padding) for place in range(len(requests[0])))
@@ -167,33 +167,33 @@ def _join(arrays: Sequence[Array], padding: int) -> Array:
 
 
 class CallObserver(Protocol):
-    """What a scheduler reports to."""
+    """Receives the events of a scheduler."""
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """Note a call that ended."""
+        """A call has finished."""
 
     def note_wait(self, seconds: float) -> None:
-        """Note how long a request was queued."""
+        """A request has left the queue after this time."""
 
     def note_queue(self, queued: int, running: int) -> None:
-        """Note the requests that wait and the calls that run."""
+        """The number of queued requests or running calls has changed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request in the queue."""
+    """A queued request."""
 
     call: Callable[..., Values]
     values: Values
     key: Any
-    """What requests of one batch have in common; None for one that runs alone."""
+    """Requests with equal keys can be batched; None for one that runs alone."""
     rows: int
     future: asyncio.Future[Values]
     since: float = field(default_factory=time.perf_counter)
 
 
 class Scheduler:
-    """A queue in front of a number of instances."""
+    """A queue for a fixed number of instances."""
 
     def __init__(
         self, instances: int, max_queue: int, observer: CallObserver, *, sizes: Sequence[int] = (), rounds_up: bool = False,
@@ -212,18 +212,18 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
+        """Number of queued requests."""
         return len(self._queue)
 
     def check_room(self) -> None:
-        """Raise RequestRefusal where the queue is full."""
+        """Raise RequestRefusal if the queue is full."""
         if len(self._queue) >= self._max_queue:
             raise RequestRefusal(
                 f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1
             )
 
     def submit(self, call: Callable[..., Values], values: Values, key: Any = None, rows: int = 1) -> asyncio.Future[Values]:
-        """Queue a call; requests with equal keys, which are not None, may become one. Raises RequestRefusal for a full queue."""
+        """Queue a call. Requests with equal keys other than None may be batched. Raises RequestRefusal if the queue is full."""
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         joins = key is not None and 0 < rows <= self._most
@@ -232,14 +232,14 @@ class Scheduler:
         return future
 
     async def drain(self) -> None:
-        """Wait until nothing is queued and nothing runs."""
+        """Wait until nothing is queued or running."""
         while self._queue or self._running:
             self._idle = self._idle or asyncio.Event()
             self._idle.clear()
             await self._idle.wait()
 
     def close(self) -> None:
-        """End the threads; a call in progress ends normally."""
+        """Stop the threads; running calls finish normally."""
         self._pool.shutdown(wait=False)
 
     # ------------------------------------------------------------------ on the thread of the event loop
@@ -259,7 +259,7 @@ class Scheduler:
         self._start_calls()
 
     def _find_delay(self) -> float:
-        """Return how long the first request waits for others: until its batch is full, at most the time that is admitted."""
+        """How long the first request still waits for others: until its batch is full, at most ``max_wait``."""
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
@@ -268,7 +268,7 @@ class Scheduler:
         return self._max_wait - (time.perf_counter() - first.since)
 
     def _take_batch(self) -> list[_Waiting]:
-        """Remove the first request from the queue, and those after it that fit; without those whose client is gone."""
+        """Remove the first request and all that fit into its batch; drops those whose client disconnected."""
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]

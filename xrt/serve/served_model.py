@@ -1,4 +1,4 @@
-"""One version of a model in service: what it takes and gives, whether it is ready, and how a request becomes a call."""
+"""One served version of a model: its tensors, readiness, options, and the path from a request to a call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STARTING = "it is being prepared"
 
 
 class ServedModel:
-    """A model under a name and a version: one module for each instance, or one that all share where its calls compute at once.
+    """A named version of a model: one module per instance, or a shared one if its runs are concurrent.
 
-    It is used on the thread of one event loop; its calls run in threads of its own. ``is_wanted`` says whether the operator
-    asked for the batch of the options; ``open_again`` opens a module for another instance, and the modules are closed with the
-    model. Raises OptionError for a module that the protocol cannot describe, and for a batch that its shapes do not admit.
+    Used from the event loop only; calls run in separate threads. ``is_wanted`` says whether the operator set the batch option;
+    ``open_again`` opens the module of another instance, and all modules are then closed with the model. Raises OptionError for a
+    module that the protocol cannot describe, or a batch that its shapes do not allow.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ServedModel:
         self.options = self._settle_batches(options)
         self._free = self._list_instances()
         self.why_not_ready = STARTING
-        """Why the model gets no requests; empty when it is in service."""
+        """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
         self._scheduler = self._make_scheduler()
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
@@ -71,13 +71,13 @@ class ServedModel:
         self.show_metrics()
 
     def show_metrics(self) -> None:
-        """Let the gauges show this model."""
+        """Make the gauges report this model."""
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
 
     def _settle_batches(self, options: ServingOptions) -> ServingOptions:
-        """Return the options without a batch that the shapes do not admit; raises OptionError where it was asked for."""
+        """Drop the batch option if the shapes do not allow it; raises OptionError if the operator set it."""
         reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
         if not options.sizes or not reason:
             return options
@@ -100,7 +100,7 @@ class ServedModel:
     # ------------------------------------------------------------------ before requests
 
     async def prepare(self) -> None:
-        """Compile, and put the model in service if its self-test passes; `why_not_ready` says what is the matter otherwise."""
+        """Compile, run the self-test and put the model in service; `why_not_ready` has the reason if that fails."""
         try:
             reason = await asyncio.to_thread(self._test)
         except Exception as error:  # noqa: BLE001  # the other models are served
@@ -111,7 +111,7 @@ class ServedModel:
             _log.error("model %s, version %s, is not in service: %s", self.name, self.version, reason)
 
     def _test(self) -> str:
-        """Return why the model must not be in service; empty where nothing speaks against it."""
+        """Explain why the model must not be in service; empty if all tests pass."""
         if reason := self._test_module(self.module):
             return reason
         if self._open_again is not None and not self._stateful:
@@ -143,7 +143,7 @@ class ServedModel:
         return ""
 
     def _list_instances(self) -> SimpleQueue[XRTModule]:
-        """Return the module of each instance."""
+        """A queue with one module per instance."""
         free: SimpleQueue[XRTModule] = SimpleQueue()
         for place in range(self.options.instances or 1):
             free.put(self._modules[place % len(self._modules)])
@@ -153,29 +153,29 @@ class ServedModel:
         return 0.0 if self.why_not_ready else float(len(self.module.plan.reasons))
 
     def describe(self, versions: tuple[str, ...]) -> dict[str, Any]:
-        """Return the protocol's metadata of the model."""
+        """The protocol's metadata of the model."""
         described = {"name": self.name, "versions": versions, "platform": "xrt"}
         return {**described, "inputs": self.list_tensors(self.inputs), "outputs": self.list_tensors(self.outputs)}
 
     def list_tensors(self, values: tuple[Value, ...]) -> list[dict[str, Any]]:
-        """Return the protocol's description of inputs or outputs; -1 is an extent that a request decides."""
+        """The protocol's description of inputs or outputs; dynamic extents are -1."""
         return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": list(_list_extents(v))} for v in values]
 
     # ------------------------------------------------------------------ requests
 
     @property
     def most_requests(self) -> int:
-        """How many requests may be in memory: those that wait, and those that run."""
+        """Maximum number of requests in memory: queued and running."""
         return self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
 
     def check_admission(self) -> None:
-        """Raise RequestRefusal where no more requests are read."""
+        """Raise RequestRefusal if no more requests are accepted."""
         if self._admitted >= self.most_requests:
             raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request whose body has arrived; raises RequestRefusal for one too many."""
+        """Count a request whose body has arrived; raises RequestRefusal if there are too many."""
         self.check_admission()
         self._admitted += 1
         try:
@@ -185,9 +185,9 @@ class ServedModel:
 
     @contextmanager
     def receive(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of a body while it arrives, so that slow clients take memory from each other and not the queue.
+        """Count the bytes of a body as they arrive, so that slow clients cannot occupy the queue.
 
-        The function that it gives is called with the bytes that came; it raises RequestRefusal for more than may be in memory.
+        Call the yielded function with the number of bytes received; it raises RequestRefusal if too many are in memory.
         """
         held = 0
 
@@ -205,7 +205,7 @@ class ServedModel:
             self._arriving -= held
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Return the response to a request; raises RequestRefusal."""
+        """Compute the response to a request; raises RequestRefusal."""
         if self.why_not_ready:
             raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
         self._check_outputs(request)
@@ -238,7 +238,7 @@ class ServedModel:
                 )
 
     def _bind(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Return the values of a call in order; raises RequestRefusal where they do not fit, so that no batch holds such."""
+        """Order and check the inputs; raises RequestRefusal, so that a batch contains only valid requests."""
         try:
             values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
@@ -270,7 +270,7 @@ class ServedModel:
             self._free.put(module)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
-        """Make a step of a session; without one, the first step of a new state that is dropped."""
+        """Run a step of a session; without one, the first step of a temporary state."""
         results = (self.module.new_session() if session is None else session)(*values)
         return () if results is None else results if isinstance(results, tuple) else (results,)
 
@@ -285,11 +285,11 @@ class ServedModel:
     # ------------------------------------------------------------------ after requests
 
     async def drain(self) -> None:
-        """Wait for the requests that were accepted."""
+        """Wait for accepted requests."""
         await self._scheduler.drain()
 
     def close(self) -> None:
-        """End the threads, forget the sessions, and close the modules that were opened for this model."""
+        """Stop the threads, drop the sessions, and close modules that were opened for this model."""
         self.why_not_ready = "it is closed"
         self.sessions.close()
         self._scheduler.close()
@@ -304,7 +304,7 @@ def _call_module(module: XRTModule, *values: Array) -> tuple[Array, ...]:
 
 
 def _find_state(module: XRTModule) -> Any:
-    """Return what is known of the module's state; None for one without."""
+    """The module's declared state; None if it has none."""
     try:
         return module._find_declared()
     except InputError:
@@ -320,7 +320,7 @@ def _check_names(model: str, outputs: tuple[Value, ...]) -> None:
 
 
 def _name_datatype(model: str, value: Value) -> str:
-    """Return the protocol's datatype of an input or output; raises OptionError where there is none."""
+    """The protocol's datatype of a value; raises OptionError if there is none."""
     datatype = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
     if datatype is None:
         if value.type is None:
@@ -346,33 +346,33 @@ _LEAST = {"instances": 1, "max_queue": 1, "max_request_bytes": 1, "max_sessions"
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of one served model; None where the module's own serving configuration decides, if it has one."""
+    """Options of one served model; None means the module's serving configuration, if any, decides."""
 
     batch: int | Sequence[int] | None = None
-    """Rows that requests are joined to, at most. A list gives the sizes that are run: as many requests as make one of them; a
-    request of another size is run with its rows repeated up to the next."""
+    """Maximum number of rows per batch. A list restricts batches to these sizes: requests are joined up to the largest size that
+    they fill, and a single request of another size is padded to the next one by repeating its last row."""
     max_wait: float | None = None
-    """Seconds that a request waits for others to fill its batch. 0: it is joined with what is queued when an instance is free."""
+    """Seconds that a request waits for others to fill its batch. 0: join only requests that are queued already."""
     instances: int | None = None
-    """Calls that run at once. Those of a model that is a path have modules of their own where its budget is more than one
-    thread. Default: 1."""
+    """Number of concurrent calls. If the model is a path and its thread budget exceeds one, each instance has its own module.
+    Default: 1."""
     max_queue: int = 128
-    """Requests that wait; one more is refused with status 503."""
+    """Maximum number of queued requests; further ones get status 503."""
     max_request_bytes: int = 64 << 20
-    """Bytes of a request's body, and elements of one of its tensors."""
+    """Maximum size of a request body in bytes, and maximum number of elements of a tensor."""
     body_timeout: float = 30.0
-    """Seconds in which a request's body must arrive; a later one is refused with status 408. `xrt.serve.run_server` waits as long
-    for the headers, and for a client to read its answer."""
+    """Seconds in which a request's body must arrive; otherwise status 408. `xrt.serve.run_server` applies it to headers and to
+    clients that are slow to read the response, too."""
     max_sessions: int = 256
-    """Sessions that a model keeps at once."""
+    """Maximum number of sessions of a model."""
     session_idle: float = 300.0
-    """Seconds after which an unused session is forgotten."""
+    """Seconds after which an unused session expires."""
     explicit_sessions: bool = False
-    """Whether a session begins with ``session_start`` alone; a request of another one is refused with status 404. It is for
-    several replicas, where a request may come to one that does not have its session."""
+    """Whether only ``session_start`` creates a session; other requests with an unknown session get status 404. For several
+    replicas, where a request may reach one that does not have its session."""
 
     model_control: bool = True
-    """Whether requests may load models again and unload them, as clients of Triton do."""
+    """Whether requests may load and unload models, as Triton's clients do."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -389,6 +389,7 @@ class ServingOptions:
             if not _is_number(value) or not value > 0:
                 raise OptionError(f"{name} is a number of seconds above 0; got {value!r}")
         sizes = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
+        """Allowed batch sizes, sorted; empty if requests are not batched."""
         if self.batch is not None and (not sizes or any(type(size) is not int or size < 1 for size in sizes)):
             raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")
 
@@ -400,11 +401,11 @@ class ServingOptions:
 
     @property
     def rounds_up(self) -> bool:
-        """Whether a batch has one of the sizes, not any number of rows below the largest."""
+        """Whether batches have exactly one of the sizes, not any number of rows up to the largest."""
         return isinstance(self.batch, Sequence)
 
     def complete(self, tuned: Any) -> ServingOptions:
-        """Return these options with those of a module's serving configuration where they are None."""
+        """Fill in options that are None from a module's serving configuration."""
         if tuned is None:
             return self
         sizes = tuple(getattr(tuned, "sizes", ()) or ())
@@ -417,12 +418,12 @@ class ServingOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of the options."""
+        """The names of the options."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> ServingOptions:
-        """Return the options of that mapping; raises OptionError for an unknown name."""
+        """Create the options from keywords; raises OptionError for an unknown name."""
         if unknown := [name for name in options if name not in cls.names()]:
             raise OptionError(f"xrt.serve has no option {unknown[0]!r}; it has: {', '.join(cls.names())}")
         return cls(**options)

@@ -1,4 +1,4 @@
-"""A server: uvicorn and gRPC over one application, on one event loop, that ends with its requests answered."""
+"""Run uvicorn and gRPC for one application on one event loop, with signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Addresses", "run_server"]
 
 KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than a proxy keeps its own."""
+"""Seconds that an idle connection stays open; longer than typical proxies keep theirs, so that the proxy closes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Addresses:
 
     host: str
     http: int
-    """The port of HTTP."""
+    """HTTP port."""
     grpc: int | None = None
-    """The port of gRPC; None where it is not served."""
+    """gRPC port; None if not served."""
 
 
 def run_server(
@@ -42,11 +42,11 @@ def run_server(
     on_start: Callable[[Addresses], None] = lambda addresses: None,
     on_ready: Callable[[str], None] = lambda reason: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was accepted, for at most ``drain`` seconds. SIGHUP loads the models again.
+    """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds. SIGHUP reloads the models.
 
-    Port 0 is a free port. ``on_start`` gets the addresses, and ``on_ready``, once the models are prepared, the reason why the
-    server is not ready, which is empty as a rule. A second signal ends at once. Raises OptionError where uvicorn is missing or a
-    port cannot be used.
+    Port 0 chooses a free port. ``on_start`` is called with the addresses; ``on_ready``, once the models are prepared, with the
+    reason why the server is not ready, usually empty. A second signal exits at once. Raises OptionError if uvicorn is missing or
+    a port cannot be used.
     """
     try:
         import uvicorn
@@ -88,7 +88,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server:
-    """The two transports and what ends them."""
+    """Both transports and their shutdown."""
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ class _Server:
             await answering
 
     def _reload(self) -> None:
-        """Load all models again, one after another; what fails is logged."""
+        """Reload all models one after another; failures are logged."""
         task = asyncio.ensure_future(self._application.reload())
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
 
     def _end(self) -> None:
-        """End with all answers sent; when called again, without."""
+        """Shut down gracefully; the second call shuts down at once."""
         self._application.begin_drain()
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True

@@ -1,4 +1,4 @@
-"""Sessions by the names that requests give them: bounded in number and in idle time, one call at a time."""
+"""Sessions by name: limited in number and idle time, with one call at a time."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["SessionRequest", "SessionTable", "read_session"]
 
 _MAX_NAME = 256
 _REMEMBERED = 100_000
-"""Forgotten sessions whose clients still get 410; each costs about 100 bytes. Beyond them a name begins a new state."""
+"""Number of expired sessions that are remembered to answer 410, at about 100 bytes each. Older names start a new state."""
 _LONGEST_REASON = 200
-"""Characters."""
+"""In characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What a request says about its session."""
+    """The session parameters of a request."""
 
     name: str
     start: bool | None = None
-    """True: a new state. False: the session must exist. None: it is made where there is none, unless sessions are explicit."""
+    """True: start a new state. False: the session must exist. None: create it if missing, unless sessions are explicit."""
     end: bool = False
-    """Forget the session after this call."""
+    """Drop the session after this call."""
 
 
 def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequest | None:
-    """Return the session that a request names by its parameters or a header; None for a request without one.
+    """Read the session of a request from its parameters or a header; None if it names none.
 
-    ``session_id``, ``session_start`` and ``session_end`` are XRT's; ``sequence_id``, ``sequence_start`` and ``sequence_end`` are
-    those that clients of Triton send. Raises RequestRefusal.
+    ``session_id``, ``session_start`` and ``session_end`` are XRT's names; ``sequence_id``, ``sequence_start`` and
+    ``sequence_end`` are Triton's. Raises RequestRefusal.
     """
     kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
     name = parameters.get(f"{kind}_id", header or None)
@@ -59,7 +59,7 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A session with its use."""
+    """A session and its usage."""
 
     session: Any
     used: float
@@ -68,18 +68,18 @@ class _Entry:
 
 @dataclass
 class SessionTable:
-    """The sessions of a model. Used on the thread of the event loop alone."""
+    """The sessions of a model. Used from the event loop only."""
 
     make: Callable[[], Any]
     most: int
     idle: float
     explicit: bool = False
-    """Whether no session is made but by ``session_start``."""
+    """Whether only ``session_start`` creates a session."""
     clock: Callable[[], float] = time.monotonic
     _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
-    """The one that is longest unused first."""
+    """Least recently used first."""
     _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
-    """Hashes of names, each with why there is no session of it any more."""
+    """Hash of the name to the reason why the session is gone."""
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class SessionTable:
 
     @contextmanager
     def enter(self, request: SessionRequest) -> Iterator[Any]:
-        """Give the session for one call; raises RequestRefusal where it is in use, gone, or one too many."""
+        """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many."""
         entry = self._find(request)
         entry.is_busy = True
         try:
@@ -128,7 +128,7 @@ class SessionTable:
             )
 
     def sweep(self) -> None:
-        """Forget the sessions that have been unused for too long."""
+        """Expire sessions that have been idle for too long."""
         limit = self.clock() - self.idle
         for name, entry in list(self._entries.items()):
             if entry.used > limit and not entry.is_busy:
@@ -137,14 +137,14 @@ class SessionTable:
                 self.forget(name, self._expired)
 
     def forget(self, name: str, why: str) -> None:
-        """Remove a session; later requests for it are refused with the reason."""
+        """Remove a session; later requests for it get the reason."""
         self._entries.pop(name, None)
         self._forgotten[hash(name)] = why[:_LONGEST_REASON]
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)
 
     def inherit(self, old: SessionTable, why: str) -> None:
-        """Remember the sessions of a table that this one replaces as gone."""
+        """Mark the sessions of the replaced table as gone."""
         self._forgotten = old._forgotten
         for name in list(old._entries):
             self.forget(name, why)
@@ -160,7 +160,7 @@ class SessionTable:
         self._watch()
 
     def close(self) -> None:
-        """Forget all sessions."""
+        """Drop all sessions."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

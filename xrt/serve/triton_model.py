@@ -1,6 +1,6 @@
-"""A bundle of XRT as a model of Triton's Python backend: ``xrt export-triton`` copies this file to ``1/model.py``.
+"""A model of Triton's Python backend that runs an XRT bundle: ``xrt export-triton`` copies this file to ``1/model.py``.
 
-Triton's interface is the module ``triton_python_backend_utils``, which exists in its own process alone.
+The module ``triton_python_backend_utils`` exists only in Triton's process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["TritonPythonModel"]
 
 
 class TritonPythonModel:
-    """What Triton makes an instance of for each instance of the model."""
+    """Triton creates one instance per model instance."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the bundle next to this file, and test it; what is raised keeps the model out of service."""
+        """Load the bundle next to this file and test it; an exception keeps the model out of service."""
         import triton_python_backend_utils as triton
 
         self._triton = triton
@@ -39,7 +39,7 @@ class TritonPythonModel:
         self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return a response for each request; those of one shape are one call."""
+        """Compute one response per request; requests of the same shape are batched."""
         values = [tuple(self._read(request, name) for name in self._inputs) for request in requests]
         if self._sessions is not None:
             results: list[Any] = [self._step(request, arrays) for request, arrays in zip(requests, values, strict=True)]
@@ -71,7 +71,7 @@ class TritonPythonModel:
         return results if isinstance(results, tuple) else (results,)
 
     def _step(self, request: Any, values: tuple[Any, ...]) -> Any:
-        """Make a step of the request's sequence, or return why it cannot be made."""
+        """Run a step of the request's sequence; return an exception if it fails."""
         name, flags = request.correlation_id(), request.flags()
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
             self._sessions[name] = self._module.new_session()  # type: ignore[index]  # there are sequences

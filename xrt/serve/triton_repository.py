@@ -1,4 +1,4 @@
-"""A bundle as a model repository of NVIDIA Triton: the configuration, the model of the Python backend, and the bundle."""
+"""Export a bundle to an NVIDIA Triton model repository: configuration, a Python backend model, and the bundle."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["export_triton", "make_config"]
 
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
-"""The serving options that Triton has too."""
+"""Serving options that Triton also has."""
 
 _TYPES = {"BYTES": "TYPE_STRING"}
-"""Triton's names of datatypes, where they are not the protocol's behind ``TYPE_``."""
+"""Triton's datatypes that are not the protocol's name after ``TYPE_``."""
 
 
 def export_triton(
@@ -40,13 +40,13 @@ def export_triton(
     threads: int | None = None,
     **options: Any,
 ) -> Path:
-    """Write a version of a model into a model repository of Triton, and return the folder of the model.
+    """Write a version of a model to a Triton model repository; return the model's folder.
 
     ``options`` are ``batch``, ``max_wait``, ``instances`` and ``session_idle`` of `ServingOptions`. Triton needs its Python
-    backend and an environment with XRT and the bundle's engines. A model with state gets its calls by Triton's sequences.
+    backend and an environment with XRT and the bundle's engines. A model with state uses Triton's sequences.
 
-    Raises BundleError for what is no bundle, OptionError for a model that Triton's Python backend cannot take and for a version
-    that exists, and for another option.
+    Raises BundleError if the file is not a bundle, and OptionError for a model that the Python backend does not support, an
+    existing version or an unknown option.
     """
     source = Path(bundle)
     if source.exists() and not is_bundle(source):
@@ -73,7 +73,7 @@ def export_triton(
 
 
 def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | None = None) -> dict[str, Any]:
-    """Triton's configuration of a model, as the JSON of its messages."""
+    """Triton's model configuration, as JSON of its protobuf message."""
     options = served.options
     config: dict[str, Any] = {
         "name": served.name,
@@ -102,7 +102,7 @@ def _describe_tensor(tensor: Mapping[str, Any], *, is_joined: bool) -> dict[str,
         "data_type": datatype,
         "dims": list(tensor["shape"][1:] if is_joined else tensor["shape"]),
     }
-    # Triton admits no tensor without extents: its clients send one of one element, and the model gets it reshaped.
+    # Triton does not support 0-d tensors: clients send one element, and Triton reshapes it for the model.
     return described if described["dims"] else {**described, "dims": [1], "reshape": {"shape": []}}
 
 
