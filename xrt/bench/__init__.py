@@ -1,7 +1,7 @@
-"""The comparison of engines: models and candidates come in, a Report goes out that says what each costs.
+"""Compare engines on models: correctness, start-up costs, time per call and memory.
 
-Each candidate compiles and runs in a process of its own, first alone and then in turns with the others; what is compared
-is the ratio within a round. Nothing here decides what a module does.
+Each candidate compiles and runs in a separate process, first alone and then in turns with the others; candidates are compared by
+their ratio within a round.
 """
 
 from xrt.bench.comparison import BenchOptions, compare_engines

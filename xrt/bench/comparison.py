@@ -1,4 +1,4 @@
-"""The comparison: each candidate in a process of its own, alone until it is warm, then all of them in turn."""
+"""Run a comparison: each candidate in a separate process, alone until warm, then all in turns."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerT
 __all__ = ["BenchOptions", "BenchWorker", "Progress", "compare_engines"]
 
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What the thread pools of NumPy, which the reference uses, read when they load. Engines declare those of their libraries."""
+"""Variables that limit NumPy's thread pools, which the reference uses. Engines declare those of their libraries."""
 
 
 class BenchWorker:
-    """A process that serves one job. Use as a context, which ends it."""
+    """A process that serves one job. Use it as a context manager."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(_list_pools(), str(job.threads)))
         self.results: list[Any] = []
-        """What the first call computed, once it has started."""
+        """Results of the first call."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,17 +45,17 @@ class BenchWorker:
         self.close()
 
     def start(self, timeout: float) -> Start | JobFailure:
-        """Compile, call and warm up; fails when that takes longer than that many seconds."""
+        """Compile, call and warm up; fails after ``timeout`` seconds."""
         answer = self._ask({"do": "start", "job": self._job.to_dict()}, timeout)
         return answer if isinstance(answer, JobFailure) else Start.from_dict(answer)
 
     def turn(self, timeout: float) -> Turn | JobFailure:
-        """Take one turn."""
+        """Run one turn."""
         answer = self._ask({"do": "turn"}, timeout)
         return answer if isinstance(answer, JobFailure) else Turn.from_dict(answer)
 
     def profile(self, timeout: float) -> Timeline | JobFailure:
-        """Measure where the time of a call goes."""
+        """Measure the time per region."""
         answer = self._ask({"do": "profile"}, timeout)
         return answer if isinstance(answer, JobFailure) else Timeline.from_dict(answer)
 
@@ -73,7 +73,7 @@ class BenchWorker:
         return answer
 
     def close(self) -> None:
-        """End the process, at once if it does not end by itself."""
+        """End the process, by force if necessary."""
         self._process.close()
 
 
@@ -88,20 +88,20 @@ Progress: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How thoroughly to measure."""
+    """Accuracy and limits of a comparison."""
 
     rounds: int = 20
-    """Turns of each candidate."""
+    """Turns per candidate."""
     turn_seconds: float = 0.05
-    """How long a turn repeats a quick call; a slower one is called once."""
+    """Duration of a turn of a fast call; a slower one is called once."""
     warm_seconds: float = 5.0
-    """The most that warming up may take."""
+    """Maximum warm-up time."""
     limit_seconds: float = 120.0
-    """The most that a candidate may take to import, search, compile and warm up, and again for all its turns."""
+    """Maximum time per candidate to import, search, compile and warm up, and again for all its turns."""
     seed: int = 0
-    """Of weights and inputs."""
+    """Seed of weights and inputs."""
     budget_seconds: float = 20.0
-    """How long ``auto`` may search for a plan; part of that limit."""
+    """Maximum search time of ``auto``, within that limit."""
 
 
 def compare_engines(
@@ -112,11 +112,10 @@ def compare_engines(
     progress: Progress = lambda words: None,
     finished: Callable[[Group], None] = lambda group: None,
 ) -> BenchReport:
-    """Compare the candidates on each subject with each number of threads; one that fails is a row with the reason.
+    """Compare the candidates on each subject with each thread count; a failing candidate becomes a row with the reason.
 
-    ``finished`` is handed each group as soon as it is there; the rest may take long.
-    The results of each are compared with the reference engine's. All processes of one subject and thread count
-    live at the same time: memory must hold the model once for each candidate.
+    ``finished`` is called with each group when it is complete. Results are compared with those of the reference engine. All
+    processes of one subject and thread count are alive at once, so memory must hold the model once per candidate.
     """
     groups: list[Group] = []
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
@@ -128,7 +127,7 @@ def compare_engines(
 
 @dataclass(slots=True)
 class _Runner:
-    """A candidate while it is compared."""
+    """A candidate during the comparison."""
 
     candidate: BenchCandidate
     worker: BenchWorker
@@ -169,7 +168,7 @@ def _compare(
 
 
 def _reference(job: Job, settings: BenchOptions, group: Group, progress: Progress) -> list[Any] | str:
-    """Return the reference's results, or why there are none."""
+    """The reference's results, or why there are none."""
     progress(f"{group.title}: the reference")
     with BenchWorker(job) as worker:
         answer = worker.start(settings.limit_seconds)
@@ -203,7 +202,7 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -
 
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
-    """Give each its turn, round by round; one whose time is used up takes no more of them."""
+    """Run turns round by round; a candidate whose time is used up drops out."""
     left = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
@@ -212,7 +211,7 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
 
 
 def _turn(runner: _Runner, settings: BenchOptions) -> float:
-    """Take a turn and return about how long it took; a failure uses up all the time there is."""
+    """Run a turn and return about how long it took; a failure uses up all remaining time."""
     answer = runner.worker.turn(settings.limit_seconds)
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
@@ -222,7 +221,7 @@ def _turn(runner: _Runner, settings: BenchOptions) -> float:
 
 
 def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[BenchCandidate], None]) -> None:
-    """Measure where each candidate's time goes, after all comparisons; one that fails now has no timeline."""
+    """Measure the time per region after all turns; a candidate that fails now has no timeline."""
     for runner in runners:
         if runner.runs:
             progress(runner.candidate)
@@ -234,7 +233,7 @@ def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Calla
 
 
 def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
-    """Return the group with a row for each candidate: fastest first, then those that are wrong, then those that failed."""
+    """Add a row per candidate: fastest first, then wrong ones, then failed ones."""
     sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     fastest = min(sound, key=lambda runner: runner.timing.median, default=None)
     rows = [_row(runner, fastest) for runner in runners]

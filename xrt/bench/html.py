@@ -1,7 +1,4 @@
-"""A BenchReport as one HTML page for a reader who was not there: what was found, figures, timelines, plans, circumstances.
-
-Nothing is measured or judged here, no file is written, and whatever a user named is escaped.
-"""
+"""Render a BenchReport as an HTML page or a notebook cell. Text from the user is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ __all__ = ["answer", "cell", "page"]
 SOUND = ("fastest", "tie", "slower", "too noisy")
 TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}
 DETAILED = 2
-"""Regions from which on a plan is worth a drawing and a table."""
+"""Plans with at least this many regions get a drawing and a table."""
 FIGURES = {
     "candidate": "",
     "verdict": "",
@@ -33,12 +30,12 @@ COSTS = {
 
 
 def page(report: BenchReport) -> str:
-    """Return the page's text: valid without a network, without scripts, in light and dark, on paper."""
+    """A standalone HTML page: no network, no scripts, light and dark, printable."""
     return render_page("report.html", _title(report), is_page=True, **_describe(report))
 
 
 def cell(report: BenchReport) -> str:
-    """Return what a notebook shows: the same, without links, which would lead to other cells."""
+    """The same for a notebook, without links, which would point to other cells."""
     return render_cell("report.html", title=_title(report), is_page=False, **_describe(report))
 
 
@@ -96,7 +93,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
 
 
 def answer(group: Group) -> str:
-    """Return what was found, in two or three sentences."""
+    """The result in two or three sentences."""
     sound = _list_sound(group)
     if not sound:
         return "No candidate ran and agreed with the reference."

@@ -1,6 +1,6 @@
-"""A worker: the process in which one candidate compiles and runs, so that its memory, its threads and its crashes are its own.
+"""The worker process in which one candidate compiles and runs, which isolates its memory, threads and crashes.
 
-Asked to start, it compiles and warms up, and answers with a Start; after that with a Turn or a Timeline, as it is asked.
+The first request compiles and warms up and is answered with a Start; later ones with a Turn or a Timeline.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 ALONE = 5
-"""Turns taken right after warming up."""
+"""Turns right after warm-up, before other candidates run."""
 FEWEST, MOST = 3, 100
-"""Recorded calls."""
+"""Limits of the number of recorded calls."""
 
 
 def main(handle: str) -> None:
-    """Serve the socket of that number: a job, and then turns and timelines of it."""
+    """Serve one job and its turns and timelines on the socket with this handle."""
     ready: _Ready | None = None
 
     def answer(request: Request) -> Message:
@@ -53,12 +53,12 @@ def main(handle: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A candidate that is compiled and warm."""
+    """A compiled and warm candidate."""
 
     module: XRTModule
     values: Sequence[Any]
     repeats: int = 1
-    """Calls in a turn."""
+    """Calls per turn."""
 
     def call(self) -> Any:
         return self.module(*self.values)
@@ -69,14 +69,14 @@ class _Ready:
         return turn
 
     def profile(self) -> Timeline:
-        """Make calls that are recorded: as many as in a turn, within bounds."""
+        """Record as many calls as in a turn, within bounds."""
         calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
         _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
         return Timeline.of_profile(self.module.profile(), calls, seconds)
 
 
 def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
-    """Load, compile, call once, warm up; the results of the call are the last."""
+    """Load, compile, call once, warm up; the results are those of the first call."""
     function = job.subject.load(job.seed)
     given = sample_inputs(function, job.seed)
     module, import_seconds = time_call(lambda: _module(function, job))
@@ -93,13 +93,13 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
 
 
 def _module(function: Function, job: Job) -> XRTModule:
-    """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
+    """Create the module with an empty cache and without the implicit reference engine."""
     options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
     return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
 
 
 def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the plan in full, the engines, and how they were chosen."""
+    """The regions, the engines, and the placement log."""
     placed = str(module.tuned).splitlines() if module.tuned else []
     return list_regions(module.plan), module.engines, tuple(placed)
 

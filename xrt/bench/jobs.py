@@ -1,4 +1,4 @@
-"""What the comparison and its worker processes say to each other."""
+"""Messages between the comparison and its worker processes."""
 
 from __future__ import annotations
 
@@ -18,102 +18,100 @@ class JobAnswer:
     """An answer of a worker."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the answer that plain data holds."""
+        """Parse the output of `to_dict`."""
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker is to compile and run."""
+    """The model and candidate that a worker compiles and runs."""
 
     subject: BenchTarget
     candidate: BenchCandidate
     threads: int
     seed: int
     warm_seconds: float
-    """The most that warming up may take; 0 where the results are all that is wanted."""
+    """Maximum warm-up time; 0 if only the results are needed."""
     turn_seconds: float
-    """How long a turn repeats a quick call."""
+    """Duration of a turn of a fast call."""
     budget_seconds: float = 20.0
-    """How long ``auto`` may search."""
+    """Maximum search time of ``auto``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as plain data."""
         data = dataclasses.asdict(self)
         data["subject"]["sizes"] = dict(self.subject.sizes)
         return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the job that plain data holds."""
+        """Parse the output of `to_dict`."""
         candidate = BenchCandidate(tuple(data["candidate"]["engines"]), tuple(data["candidate"]["pins"]))
         return cls(**{**data, "subject": BenchTarget(**data["subject"]), "candidate": candidate})
 
 
 @dataclass(frozen=True, slots=True)
 class Start(JobAnswer):
-    """How the way to the first steady call went, with the process to itself."""
+    """Costs up to the first steady call, with no other candidate running."""
 
     versions: tuple[str, ...]
-    """Of each of the engines."""
+    """Per engine."""
     regions: tuple[str, ...]
-    """The engine of each region, in the order in which they run."""
+    """The engine of each region in execution order."""
     import_seconds: float
     compile_seconds: float
     first_seconds: float
-    """The first call, after compiling."""
+    """The first call after the compile."""
     warm_calls: int
     steady: bool
     alone_seconds: float
-    """The median call before any other candidate had its turn; 0 where nothing was measured."""
+    """Median call before any other candidate ran; 0 if not measured."""
     loaded_bytes: int
-    """Peak resident memory of the process before it compiled: the interpreter, the libraries and the model."""
+    """Peak resident memory before the compile: interpreter, libraries and model."""
     peak_bytes: int
     """Peak resident memory at the end."""
     plan: tuple[RegionTimes, ...] = ()
-    """The regions in full."""
+    """Details of the regions."""
     engines: tuple[str, ...] = ()
-    """The specs of the engines: the candidate's, or those that ``auto`` selected."""
+    """Specs of the engines, for ``auto`` those that it selected."""
     placement: tuple[str, ...] = ()
     """How ``auto`` chose the plan, line by line; empty for other candidates."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the start that plain data holds."""
+        """Parse the output of `to_dict`."""
         plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
         return cls(**{**plain, "plan": tuple(RegionTimes.of(region) for region in data.get("plan", ()))})
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(JobAnswer):
-    """One turn's mean seconds of a call."""
+    """Mean seconds per call of one turn."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline(CallTimes, JobAnswer):
-    """Where the time of a call goes: means over calls that were made for this alone, after all the turns."""
+    """Time per region: means over separate calls, recorded after all turns."""
 
     calls: int
     seconds: float
     """A whole call, recording included."""
     regions: tuple[float, ...]
-    """Each region, in the order in which they run, one after the other."""
+    """Each region in execution order."""
 
     @classmethod
     def of_profile(cls, profile: Profile, calls: int, seconds: float) -> Self:
-        """Return the means of that many calls, which took those seconds together."""
+        """Average a profile of ``calls`` calls that took ``seconds`` together."""
         return cls(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches))
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Why a candidate cannot go on."""
+    """Why a candidate cannot continue."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""What a comparison found, as values: they print as rows and go to JSON."""
+"""The result of a comparison as values, for printing and JSON, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict", "describe", "machine", "peak_bytes"]
 
 SCHEMA = 2
-"""The version of what `Report.to_dict` gives; it grows when a field changes its meaning or goes."""
+"""Version of `BenchReport.to_dict`; incremented when a field changes its meaning or is removed."""
 Verdict: TypeAlias = Literal["fastest", "tie", "slower", "too noisy", "wrong", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How the first call's results compare with the reference's."""
+    """How the results of the first call compare with the reference."""
 
     message: str = ""
-    """What differs beyond the tolerance, or why there is nothing to compare with; empty when all agrees."""
+    """The difference beyond the tolerance, or why there is no reference; empty if all agrees."""
     absolute: float | None = None
-    """The largest absolute difference; None where there is no reference."""
+    """Largest absolute difference; None without a reference."""
     relative: float | None = None
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a reference was there, and says otherwise."""
+        """Whether there is a reference and the results differ from it."""
         return bool(self.message) and self.absolute is not None
 
 
@@ -52,24 +52,24 @@ class ReportRow:
     candidate: BenchCandidate
     verdict: Verdict
     reason: str = ""
-    """Why it failed, or what is wrong."""
+    """Why it failed or is wrong."""
     start: Start | None = None
-    """How it started; None where it did not."""
+    """None if it did not start."""
     agreement: Agreement | None = None
     rounds: tuple[float, ...] = ()
     """Seconds per call, one entry per round."""
     median_seconds: float | None = None
     interval: Interval | None = None
-    """Of the median, in seconds; 95 per cent."""
+    """95 % interval of the median in seconds."""
     ratio: RatioInterval | None = None
-    """Its median over the fastest one's, in the rounds that both took part in; 95 per cent interval."""
+    """Ratio of its median to the fastest one's over common rounds, with 95 % interval."""
     timeline: Timeline | None = None
-    """Where the time of a call goes."""
+    """Time per region of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The candidates that took turns: one model at one batch size, and as many threads for each."""
+    """Candidates measured in turns: one model, batch size and thread count."""
 
     model: str
     batch: int | None
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """The model, the batch and the threads, in a few words."""
+        """Model, batch and threads."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.model}{batch}, {self.threads} thread{'s' * (self.threads != 1)}"
 
@@ -91,34 +91,34 @@ class BenchReport:
     settings: Mapping[str, float]
     groups: tuple[Group, ...]
     date: str = ""
-    """When it began, in universal time."""
+    """Start time in UTC."""
     command: str = ""
-    """What the user typed, where it was a command."""
+    """The command line, if there was one."""
 
     @property
     def agrees(self) -> bool:
-        """Whether no candidate's results differ from the reference's."""
+        """Whether no candidate's results are wrong."""
         return not any(row.verdict == "wrong" for group in self.groups for row in group.rows)
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the engines that ran, by spec."""
+        """Versions of the engines that ran, by spec."""
         started = [row for group in self.groups for row in group.rows if row.start]
         return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
 
     def _repr_html_(self) -> str:
-        """Return the report as charts and tables for a notebook."""
+        """Charts and tables for a notebook."""
         from xrt.bench.html import cell  # for notebooks alone
 
         return cell(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data; seconds, bytes and ratios, None for what there is not."""
+        """The report as plain data: seconds, bytes and ratios; None for missing values."""
         return {"schema": SCHEMA, "versions": self.versions, "agrees": self.agrees, **_plain(self)}
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses and mappings as dictionaries, sequences as lists; a candidate gets its text in addition to its parts."""
+    """Convert dataclasses, mappings and sequences to dicts and lists; a candidate gets its text as ``name``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"name": str(value), **parts} if isinstance(value, BenchCandidate) else parts
@@ -128,13 +128,13 @@ def _plain(value: Any) -> Any:
 
 
 def machine(*distributions: str) -> str:
-    """Name the machine and the versions of what was measured, in one line."""
+    """The machine and versions of libraries, in one line."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "onnx", *distributions))
     return f"{platform.machine()} {platform.system()}, Python {platform.python_version()}, {versions}"
 
 
 def describe() -> dict[str, str | int]:
-    """Return what else may explain a time: the processor, its cores and how busy it was, as plain data."""
+    """Facts about the machine that may explain timings: processor, cores, load, versions."""
     return {
         "processor": _processor(),
         "architecture": platform.machine(),
@@ -156,10 +156,10 @@ def _processor() -> str:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has had resident.
+    """Peak resident memory of this process.
 
-    Linux's ``ru_maxrss`` starts at what the parent had when it started the child, however little the child takes; the
-    high-water mark in /proc does not. Elsewhere there is only the former.
+    Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork; the high-water mark in /proc does not. Other
+    systems have only the former.
     """
     status = Path("/proc/self/status")
     if status.exists():

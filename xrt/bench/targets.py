@@ -1,4 +1,4 @@
-"""What is compared: models at a size, and candidates, which are one engine or a mixture."""
+"""Parse and load the subjects of a comparison: models at a size, and candidates, which are one engine or a mixture."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
 BATCH = "batch"
 DIGITS = 100
-"""Digits of a number that is worth reading: Python refuses thousands of them."""
+"""Maximum digits of a size: Python refuses to parse thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """A model as text: a shipped model's name or the path of an ONNX file or a bundle, and sizes in braces."""
+    """A model as text: the name of a shipped model, or the path of an ONNX file or bundle, with sizes in braces."""
 
     source: str
     sizes: Mapping[str, int] = FrozenDict()
-    """Sizes of a shipped model, or extents of an ONNX file's symbolic dimensions."""
+    """Sizes of a shipped model, or values of an ONNX file's symbolic dims."""
     batch: int | None = None
-    """The batch size; None for what the model says."""
+    """Batch size; None for the model's own."""
 
     @classmethod
     def parse(cls, text: str, batch: int | None = None) -> Self:
-        """Read ``squeezenet``, ``bert{layers=2}`` or ``model.onnx{tokens=128}``; raises OptionError for another form."""
+        """Parse ``squeezenet``, ``bert{layers=2}`` or ``model.onnx{tokens=128}``; raises OptionError for other forms."""
         match = _SIZED.fullmatch(text)
         if match is None:
             raise OptionError(f"{text!r} is not a model; one reads like 'squeezenet', 'bert{{layers=2}}' or 'model.onnx'")
@@ -51,7 +51,7 @@ class BenchTarget:
         return f"{self.source}{{{sizes}}}" if sizes else self.source
 
     def load(self, seed: int = 0) -> Function:
-        """Return the model; raises ModelError or OptionError, also where it cannot have that batch size."""
+        """Load the model; raises ModelError or OptionError, also for an impossible batch size."""
         if self.source not in models.names():
             return _with_batch(set_dims(self._read(), self.sizes), self.batch)
         if self.batch is None or BATCH not in models.list_model_sizes(self.source):
@@ -59,9 +59,9 @@ class BenchTarget:
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
 
     def check(self) -> Function | None:
-        """Raise ModelError or OptionError where it is no model or has no such sizes.
+        """Raise ModelError or OptionError if the model or a size does not exist.
 
-        Return the model of a file. A shipped one, of which all sizes are known, is not built; then the result is None.
+        Return the model of a file. A shipped model, whose sizes are all known, is not built; the result is then None.
         """
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
@@ -69,7 +69,7 @@ class BenchTarget:
         return _with_batch(set_dims(self._read(), self.sizes), self.batch)
 
     def _read(self) -> Function:
-        """Return the model of an ONNX file, or of a bundle, whose engines and compiled forms have no part in a comparison."""
+        """Load an ONNX file, or the model of a bundle without its engines and compiled forms."""
         self._check_there()
         return load_model(self.source) if is_bundle(self.source) else onnx.load(self.source)
 
@@ -95,7 +95,7 @@ def _size(part: str, text: str) -> tuple[str, int]:
 
 
 def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Fix symbolic dims; ``batch`` is also the first axis of inputs that have no name for it.
+    """Bind symbolic dims; ``batch`` also applies to unnamed first axes.
 
     Raises OptionError for a name that no input has.
     """
@@ -110,9 +110,9 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
 
 
 def name_batch(function: Function) -> Function:
-    """Call the first axes of inputs ``batch`` where they are open and have no name, as scikit-learn's exporter leaves them.
+    """Name the unnamed dynamic first axes of inputs ``batch``, as in models from scikit-learn's exporter.
 
-    If ``batch`` is another axis, as in a model of sequences, nothing is named.
+    No change if ``batch`` is another axis, as in some sequence models.
     """
     shapes = _shapes(function)
     if any(BATCH in shape[1:] for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
@@ -127,9 +127,9 @@ def name_batch(function: Function) -> Function:
 
 
 def find_batch_dim(function: Function, batch: int) -> str | None:
-    """The name of the first axis of the first input that has one, after `name_batch`; None where it is ``batch`` long already.
+    """The symbolic first dim of the first input with a shape, after `name_batch`; None if it equals ``batch`` already.
 
-    Raises ModelError where it has another length.
+    Raises ModelError if it has another fixed size.
     """
     first = next((shape[0] for shape in _shapes(name_batch(function)) if shape), batch)
     if isinstance(first, int) and first != batch:
@@ -148,9 +148,9 @@ def _shapes(function: Function) -> list[tuple[int | str | None, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class BenchCandidate:
-    """An engine, or several in the order of preference, with the pins that make them share.
+    """One engine, or several in order of preference, with pins.
 
-    With `AUTO` among them they are placed by measurement; `AUTO` alone means all engines that are ready.
+    `AUTO` among them enables placement by measurement; `AUTO` alone means all available engines.
     """
 
     engines: tuple[str, ...]
@@ -158,7 +158,7 @@ class BenchCandidate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; Softmax!=tvm``; raises OptionError for another form."""
+        """Parse ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; Softmax!=tvm``; raises OptionError otherwise."""
         listed, *rest = _WITH.split(text.strip(), maxsplit=1)
         engines = split_specs(listed)
         for engine in engines or [text]:
@@ -180,12 +180,12 @@ class BenchCandidate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The engines' names, without their options."""
+        """Names of the engines without options."""
         return tuple(parse_spec(engine)[0] for engine in self.engines)
 
     @property
     def precision(self) -> str:
-        """The precisions that the engines' options allow, the model's own unless they say otherwise."""
+        """Precisions set in the engines' options; ``fp32`` by default."""
         return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
 
     def __str__(self) -> str:

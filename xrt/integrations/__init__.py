@@ -1,5 +1,5 @@
-"""Integrations: XRT's modules inside systems that run processes, and jobs over tables of rows.
+"""Batch jobs over tables of rows, and Ray.
 
-`batch` takes a model and rows and returns the rows with the model's outputs; `ray` runs that and services on Ray.
-Nothing here schedules, routes or transports: Ray runs processes, and XRT runs models.
+`batch` appends a model's outputs to rows; `ray` runs batch jobs and services on Ray. Scheduling, routing and transport are left
+to Ray; XRT runs models.
 """

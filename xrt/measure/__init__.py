@@ -1,1 +1,3 @@
-"""Measurement: timing of calls, interleaved turns, and statistics of paired rounds. It knows no model and no engine."""
+"""Measurement: timing of calls, interleaved rounds, statistics of paired rounds, and closed-loop load. Independent of models and
+engines.
+"""

@@ -1,7 +1,7 @@
-"""Load in a closed loop: a fixed number of requests is in flight, and each answer is followed by the next request.
+"""Closed-loop load: a fixed number of requests in flight, where each response triggers the next request.
 
-Triton's perf_analyzer measures the same way. No thread generates load: an instance that has answered a batch issues as many
-requests again, so that the load costs no processor time.
+Triton's perf_analyzer works the same way. There are no load-generating threads: an instance that finishes a batch issues as many
+new requests, so generating load costs no CPU time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from xrt.measure.timing import Clock
 __all__ = ["Instance", "LoadResult", "run_closed_loop"]
 
 Instance: TypeAlias = Callable[[int, int], object]
-"""Serves requests: the number of the first, and how many."""
+"""Serves ``count`` requests, given the number of the first one and ``count``."""
 
 WARM_CALLS = 2
 LEAST_CALLS = 5
-"""Calls of each instance at least, however short the time is."""
+"""Minimum calls per instance, regardless of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +37,23 @@ class LoadResult:
     rate: float
     """Requests per second."""
     requests: int
-    """Requests whose latency counts."""
+    """Number of latencies counted."""
     p50: float
-    """Median latency in seconds, from the request to its result."""
+    """Median latency in seconds, from request to result."""
     p99: float
-    """Latency that 99 of 100 requests do not exceed: one that was observed, not a value between two."""
+    """99th percentile of the latency in seconds: an observed value, not interpolated."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """The fields as a dict."""
         return asdict(self)
 
 
 def run_closed_loop(
     instances: Sequence[Instance], batch: int, concurrency: int, seconds: float, *, clock: Clock = time.perf_counter
 ) -> LoadResult:
-    """Measure instances that serve batches of ``batch`` requests, one thread each, with ``concurrency`` requests in flight.
+    """Measure instances, one thread each, that serve batches of ``batch`` with ``concurrency`` requests in flight.
 
-    The concurrency must be at least one full batch per instance, so every call has a full batch. An exception of an instance
-    is raised here.
+    The concurrency must be at least ``batch`` per instance, so that every batch is full. Exceptions of an instance are raised.
     """
     waiting: deque[float] = deque()  # when each waiting request was issued
     began = 0.0
@@ -90,8 +89,8 @@ def run_closed_loop(
     calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
     until = min(instance_calls[-1][0] for instance_calls in calls)  # after that some instances are idle
     counted = [(end, issued) for instance_calls in calls for end, issued in instance_calls if end <= until]
-    # The first requests were issued all at once and waited less than the later ones.
-    # They count where the time was too short for any other.
+    # The first requests were all issued at once and waited less than later ones. Count them only if the time was too short for
+    # others.
     latencies = [end - time_ for end, issued in counted for time_ in issued if time_ > began]
     latencies = latencies or [end - time_ for end, issued in counted for time_ in issued]
     p50, p99 = (float(value) for value in np.quantile(latencies, (0.5, 0.99), method="higher"))

@@ -1,4 +1,4 @@
-"""What is made of seconds: medians, ratios within rounds, their intervals, and what these tell of two candidates."""
+"""Statistics of timings: medians, ratios within rounds, bootstrap intervals, and verdicts on two candidates."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 FLOOR = 0.01
-"""No two candidates are called different for less than this, however quiet the machine was."""
+"""Minimum relative difference between two candidates to call them different, regardless of the intervals."""
 TIE = 0.1
-"""The largest difference that an interval may leave open for a tie: an engine against itself, in 20 rounds on two shared cores,
-had intervals of up to 9 % on each side. What leaves more open is too noisy to rank."""
+"""Maximum upper bound for a tie: an engine against itself, in 20 rounds on two shared cores, had intervals of up to 9 % on each
+side. Wider intervals are too noisy to rank."""
 RESAMPLES = 2000
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
-    """The median of per-round ratios and the bounds around it: of the 95 per cent interval, unless it says otherwise."""
+    """The median of per-round ratios with its interval, 95 % unless stated otherwise."""
 
     median: float
     low: float
@@ -50,17 +50,17 @@ class RatioInterval:
 
     @property
     def is_win(self) -> bool:
-        """Whether the whole interval is below one by more than the floor."""
+        """Whether the whole interval is below 1 by more than the floor."""
         return self.high < 1 - FLOOR
 
     @property
     def is_loss(self) -> bool:
-        """Whether the whole interval is above one by more than the floor."""
+        """Whether the whole interval is above 1 by more than the floor."""
         return self.low > 1 + FLOOR
 
     @property
     def is_settled(self) -> bool:
-        """Whether more rounds would tell no more: the interval is narrower than the gain, or than the floor."""
+        """Whether the interval is narrower than the gain or the floor, so that more rounds would add nothing."""
         width = self.high - self.low
         return width < max(abs(1 - self.median), FLOOR)
 
@@ -69,9 +69,9 @@ class RatioInterval:
 
 
 def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) -> RatioInterval:
-    """Return the median with its interval by the percentile bootstrap (Efron 1979), drawn from a fixed seed.
+    """The median with its percentile bootstrap interval (Efron 1979), with a fixed seed.
 
-    The interval always holds the median; of a single ratio it is that ratio and says nothing.
+    The interval always contains the median. For a single ratio it is degenerate and carries no information.
     """
     sample = np.asarray(ratios, np.float64)
     medians = _resample_medians(sample, np.random.default_rng(seed))
@@ -89,14 +89,15 @@ def _make_interval(median: float, resampled: Array, confidence: float) -> RatioI
 
 
 def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
-    """Return the ratio of two candidates' rounds; where one took part in fewer, those that both took part in count."""
+    """Ratio of two candidates by round; only rounds that both have count."""
     return bootstrap([a / b for a, b in zip(of, to, strict=False)])
 
 
 def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int = 0) -> RatioInterval:
-    """Return the ratio of two medians over the rounds in which both took part; the bootstrap draws rounds, not times.
+    """Ratio of two medians over common rounds; the bootstrap resamples rounds, not single times.
 
-    Unlike the median of ratios it is the quotient of two times that are shown. Drift cancels, as both medians are of one draw.
+    Unlike the median of ratios, it equals the quotient of the two displayed medians. Drift cancels, as both medians use the same
+    rounds.
     """
     count = min(len(of), len(to))
     mine, theirs = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
@@ -106,10 +107,10 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
 
 
 def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
-    """Return the ratio of two candidates' rounds, of which there are at least ``parts``, in doubt by chance and by drift.
+    """Ratio of two candidates by round, with an interval that accounts for drift; needs ``parts`` rounds or more.
 
-    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
-    interval also holds the medians of so many equal parts of the rounds, one after the other.
+    The bootstrap assumes independent rounds. If the load changes for seconds at a time, they are not, so the interval is widened
+    to the medians of ``parts`` consecutive segments.
     """
     interval = compute_round_ratio(of, to)
     ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
@@ -121,10 +122,10 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
 def compute_geometric_mean(
     rounds: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95, seed: int = 0
 ) -> RatioInterval | None:
-    """Return the geometric mean over models of the median ratio, with its interval by bootstrap; None of no models.
+    """Geometric mean over models of the median ratios, with its bootstrap interval; None without models.
 
-    ``rounds`` has the rounds of two candidates on each model. Each model's rounds are drawn again, independently of the
-    others': the interval is that of the measuring, not of the choice of models.
+    ``rounds`` has the rounds of two candidates per model, which are resampled independently: the interval covers measurement
+    noise, not the choice of models.
     """
     if not rounds:
         return None
@@ -136,7 +137,7 @@ def compute_geometric_mean(
 
 
 def compute_quartiles(values: Sequence[float]) -> RatioInterval:
-    """Return the median with the quartiles as bounds, which are never outside of what was seen; of two values or more."""
+    """The median with quartiles as bounds; needs two or more values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return RatioInterval(median, low, high)
 
@@ -149,31 +150,30 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle one."""
         return statistics.median(self.seconds)
 
     @property
     def interval(self) -> Interval:
-        """Where the median would lie in 95 of 100 such runs."""
+        """95 % bootstrap interval of the median."""
         ratio_interval = bootstrap(self.seconds)
         return Interval(ratio_interval.low, ratio_interval.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The bounds of a median, by the bootstrap over rounds."""
+    """Bounds of a median."""
 
     low: float
     high: float
 
 
 def ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
-    """Return, round by round, the time of one candidate over the sum of the others'; the bounds are quartiles."""
+    """Per-round ratio of one candidate to the sum of others, with quartiles as bounds."""
     return compute_quartiles([a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)])
 
 
 def rank(to_fastest: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
-    """Judge a candidate by the interval of its ratio to the fastest one."""
+    """The verdict for a candidate from its ratio to the fastest one."""
     if to_fastest.is_loss:
         return "slower"
     return "tie" if to_fastest.high <= 1 + TIE else "too noisy"
@@ -185,12 +185,12 @@ T = TypeVar("T")
 def interleave(
     candidates: Mapping[str, Call], *, rounds: int = 30, budget: float = 0.02, clock: Clock = time.perf_counter, idle: float = 0
 ) -> dict[str, Timing]:
-    """Return the timings of the candidates, run in turn; a round repeats a quick one for about ``budget`` seconds.
+    """Time the candidates in turns; each round repeats a fast call for about ``budget`` seconds.
 
-    Threads of a library may spin after a call, at the cost of the next candidate: with ``idle``, a turn waits so many seconds at
-    most until they sleep, and begins with a call that does not count.
+    A library's threads may spin after a call and slow down the next candidate. With ``idle``, a turn waits up to that many
+    seconds until they sleep, and starts with an uncounted call.
 
-    For what runs in one thread and waits for nothing, `time.process_time` is a clock that a busy machine hardly stretches.
+    For single-threaded code that never waits, `time.process_time` is a clock that is almost independent of the machine's load.
     """
     repeats = {name: choose_calls(call, budget, clock) for name, call in candidates.items()}
     turn = partial(seconds_per_turn, idle=idle) if idle else seconds_per_call
@@ -203,9 +203,9 @@ def take_turns(
     rounds: int,
     is_over: Callable[[int, Mapping[str, Sequence[T]]], bool] = lambda rounds, taken: False,
 ) -> dict[str, list[T]]:
-    """Take the turns round by round, in the order of `rotate`; return what each gave, one entry per round.
+    """Run the candidates round by round, in the order of `rotate`; return the results per candidate.
 
-    ``is_over`` is asked before each round whether the rounds that there are suffice.
+    ``is_over`` is called before each round and can end the measurement.
     """
     taken: dict[str, list[T]] = {name: [] for name in turns}
     for number in range(rounds):
@@ -217,9 +217,9 @@ def take_turns(
 
 
 def rotate(items: Sequence[T], turn: int) -> list[T]:
-    """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
+    """Rotate the order each round, so that each candidate is equally often first, after the pause.
 
-    Every other turn goes backwards: no item always runs after the same one, whose threads may not be asleep yet.
+    Every other round is reversed: no candidate always follows the same one, whose threads may still be spinning.
 
     >>> rotate("abc", 1), rotate("abc", 4)
     (['b', 'a', 'c'], ['b', 'c', 'a'])

@@ -1,4 +1,4 @@
-"""The time of a call: of one, of a turn, or in samples that are taken until the interval of their median is narrow."""
+"""Time a call: once, per turn, or in samples until the interval of the median is narrow; warm-up and idle detection."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ __all__ = [
 Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
 SAMPLE = 0.002
-"""Seconds of a sample: a quick call is repeated for so long, so that the clock's own time does not count."""
+"""Seconds per sample: a fast call is repeated for this long, so that the overhead of the clock is negligible."""
 ENOUGH = 7
-"""Samples without which no interval is believed."""
+"""Minimum number of samples for an interval."""
 MOST = 500
 NAP = 0.004
-"""Seconds after which it is looked whether a process is idle..."""
+"""Seconds between checks of whether the process is idle."""
 IDLE = 0.25
-"""... which is if it used less than this part of one core."""
+"""The process is idle if it uses less than this fraction of a core."""
 LONGEST_WAIT = 0.2
-"""Seconds after which it is not waited for any longer."""
+"""Maximum seconds to wait for idleness."""
 WARM_SHARE = 0.2
-"""Share of the time that goes to calls before the first sample, which allocate, choose kernels and wake threads."""
+"""Fraction of the time for warm-up calls, which allocate, choose kernels and wake threads."""
 WARM_CALLS = 20
 MOST_CALLS = 20_000
-"""Calls of the quickest in one turn."""
+"""Maximum number of calls per turn."""
 FAR = 10
-"""Turns that the first call takes, from which on it is believed to be slow, and not only the first."""
+"""A first call that takes this many turns is slow for good, not only because it is the first."""
 T = TypeVar("T")
 
 
 def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock: Clock = time.perf_counter) -> list[float]:
-    """Return seconds per call, sample by sample, until the interval is narrower than that part of the median.
+    """Sample seconds per call until the interval is narrower than ``within`` times the median.
 
-    It takes about ``seconds`` at most, and one call more than that where a call takes longer; at least one sample comes back.
+    Takes about ``seconds`` at most, or one call if that takes longer; returns at least one sample.
     """
     end = clock() + seconds
     repeats = _warmed(call, seconds * WARM_SHARE, clock)
@@ -62,7 +62,7 @@ def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock
 
 
 def _warmed(call: Call, seconds: float, clock: Clock) -> int:
-    """Make the first calls, and return how many calls a sample is."""
+    """Warm up and choose the number of calls per sample."""
     taken = [seconds_per_call(call, 1, clock)]
     while sum(taken) < seconds and len(taken) < WARM_CALLS:
         taken.append(seconds_per_call(call, 1, clock))
@@ -70,7 +70,7 @@ def _warmed(call: Call, seconds: float, clock: Clock) -> int:
 
 
 def choose_calls_per_turn(seconds: float, turn: float) -> int:
-    """Return how many calls that take so long each fill a turn; at least one.
+    """How many calls of ``seconds`` each fill a turn, at least one.
 
     >>> choose_calls_per_turn(0.001, 0.01), choose_calls_per_turn(5.0, 0.01)
     (10, 1)
@@ -79,9 +79,9 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
 
 
 def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
-    """Return how many calls fill a turn of so many seconds, found by making some; a call that takes longer runs once.
+    """How many calls fill a turn of ``turn`` seconds, found by trial; a call that takes longer runs once.
 
-    The first call may be slow because it is the first; only one far over the turn is believed.
+    The first call may be slow only because it is the first, so it counts only if it takes `FAR` turns.
     """
     if seconds_per_call(call, 1, clock) > FAR * turn:
         return 1
@@ -89,14 +89,14 @@ def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> i
 
 
 def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
-    """Return what a call returns, and its seconds."""
+    """The result of a call and its seconds."""
     began = clock()
     result = call()
     return result, clock() - began
 
 
 def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Return the mean seconds of a call over that many, one right after the other."""
+    """Mean seconds of ``repeats`` back-to-back calls."""
     began = clock()
     for _ in range(repeats):
         call()
@@ -106,10 +106,10 @@ def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_coun
 def seconds_per_turn(
     call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = LONGEST_WAIT, warms: bool = True
 ) -> float:
-    """Return the mean seconds of the calls of a turn, which begins when the threads of the turn before have gone to sleep.
+    """Mean seconds of a turn's calls, after the threads of the previous turn have gone to sleep.
 
-    It waits ``idle`` seconds for that at most. With ``warms`` one more call comes first and does not count: it wakes this
-    candidate's threads, and its values have left the caches.
+    Waits at most ``idle`` seconds for that. With ``warms``, an uncounted call comes first: it wakes this candidate's threads and
+    refills the caches.
     """
     wait_until_idle(idle)
     if warms:
@@ -118,10 +118,9 @@ def seconds_per_turn(
 
 
 def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
-    """Wait until this process uses next to no processor, at most so many seconds.
+    """Wait until this process uses almost no CPU, at most ``longest`` seconds.
 
-    Threads may spin after a call, to be ready for another: OpenBLAS's for 0.1 s, if an engine or the caller multiplies with
-    NumPy. A timed call then has a core less.
+    Threads may spin after a call (OpenBLAS's for 0.1 s) and take a core from the next timed call.
     """
     for _ in range(round(longest / NAP)):
         began = time.process_time()
@@ -138,10 +137,10 @@ def _is_narrow(samples: Sequence[float], within: float) -> bool:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median with its 95 per cent interval, which are two of the samples: whatever they are drawn from.
+    """The median and its distribution-free 95 % interval, whose bounds are samples.
 
-    By ranks, with the binomial's normal approximation (Conover, Practical Nonparametric Statistics); of fewer than six
-    samples the interval is all that was seen.
+    By ranks, with the normal approximation of the binomial (Conover, Practical Nonparametric Statistics); for fewer than six
+    samples the interval is the full range.
 
     >>> median_interval([3.0, 1.0, 2.0])
     (2.0, 1.0, 3.0)
@@ -156,23 +155,23 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 WINDOW = 5
-"""Calls whose median is compared with that of as many before them."""
+"""Number of calls in each of the two windows that are compared."""
 WITHIN = 0.03
-"""Share of a call's time that counts as no change."""
+"""Relative change that counts as none."""
 WARMUP_CALLS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """How warming up went."""
+    """Result of a warm-up."""
 
     calls: int
     steady: bool
-    """Whether the times had settled, as opposed to: calls or seconds ran out."""
+    """Whether the times settled before calls or seconds ran out."""
 
 
 def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> Warmup:
-    """Call until the last calls are as quick as those before them, or for that many seconds, or `MOST_CALLS` times."""
+    """Call until times are steady, or for ``seconds``, or `WARMUP_CALLS` times."""
     taken: list[float] = []
     while len(taken) < WARMUP_CALLS and (not taken or sum(taken) < seconds):
         taken.append(seconds_per_call(call, 1, clock))
@@ -182,7 +181,7 @@ def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> 
 
 
 def is_steady(taken: Sequence[float]) -> bool:
-    """Whether the medians of the last `WINDOW` times and of the `WINDOW` before differ by no more than the last ones spread.
+    """Whether the medians of the last two windows of `WINDOW` calls differ by no more than the spread of the last.
 
     >>> is_steady([9, 5, 3, 2, 1.5, 1, 1, 1, 1, 1])
     False

@@ -1,6 +1,6 @@
-"""A worker process seen from the process that started it: one request at a time, and one set of errors for what goes wrong.
+"""The client of a worker process: sends one request at a time, and reports crashes, timeouts and remote errors.
 
-Requests and answers are messages of `ipc`; the worker's side is `server`.
+Requests and answers are messages of `ipc`; the worker runs `server`.
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from xrt.processes.spawn import NOTHING_ADDED, end, start_python
 __all__ = ["RemoteError", "WorkerDied", "WorkerFailure", "WorkerLost", "WorkerProcess", "WorkerTimedOut"]
 
 START = 120.0
-"""Seconds in which a worker must have started."""
+"""Maximum seconds for a worker to start."""
 PATIENCE = 1.0
-"""Seconds that a worker is given to end by itself."""
+"""Seconds for a worker to exit voluntarily."""
 
 
 class WorkerFailure(Exception):
-    """A worker gave no result."""
+    """A request to a worker failed."""
 
 
 class WorkerLost(WorkerFailure):
-    """The worker is no more."""
+    """The worker process no longer exists."""
 
 
 class WorkerTimedOut(WorkerLost):
-    """It gave no answer in time, and was killed."""
+    """The worker did not answer in time and was killed."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it gave no answer within {seconds:.3g} s, and its process was killed")
 
 
 class WorkerDied(WorkerLost):
-    """It ended without an answer."""
+    """The worker exited without an answer."""
 
     def __init__(self, code: int, output: str = "") -> None:
         self.code = code
-        """Its exit status; of one that a signal has ended, the signal's number, negative."""
+        """Exit status; negative signal number if a signal ended it."""
         self.output = output
-        """What it has written, if that was kept."""
+        """Its output, if kept."""
         self.is_crash = code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM)
-        """Whether its own code has ended it: the other two signals come from outside."""
+        """Whether it crashed; SIGKILL and SIGTERM come from outside."""
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        """How it ended: the signal's name, or the status."""
+        """Name of the signal, or the exit status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
         said = crash if code < 0 else f"its process ended by itself, with status {code}"
         super().__init__(f"{said}; it last wrote: {self.last_line}" if output else said)
 
     @property
     def last_line(self) -> str:
-        """The last line that it has written; empty if there is none."""
+        """The last line of its output; empty if none."""
         return (self.output.splitlines() or [""])[-1]
 
 
 class RemoteError(WorkerFailure):
-    """What the worker's code raised; the worker lives on."""
+    """An exception raised in the worker, which stays alive."""
 
     def __init__(self, kind: str, text: str, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind = kind
-        """The class: of `xrt.errors`, where it belongs to one of these."""
+        """Name of the exception class, if possible one of `xrt.errors`."""
         self.text = text
         self.nodes = nodes
 
     def restore(self) -> Exception:
-        """Return the XRTError that was raised there, or this error where it was none."""
+        """The XRTError that was raised, or this error if it was another exception."""
         cls = getattr(xrt.errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, XRTError)):
             return self
@@ -88,7 +88,7 @@ class RemoteError(WorkerFailure):
 
 
 class WorkerProcess:
-    """A Python process that serves requests; one at a time. It starts at once, and the first request waits for it."""
+    """A Python process that serves one request at a time. Starts immediately; the first request waits for it."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class WorkerProcess:
         environment: Mapping[str, str] = NOTHING_ADDED,
         keeps_output: bool = True,
     ) -> None:
-        """Start ``entry``, which `xrt.processes.server.serve`s the socket of the number that is its first argument.
+        """Start ``entry``, which calls `xrt.processes.server.serve` with its first argument, a socket handle.
 
-        What the process writes is kept for `WorkerDied`, or goes to this process's standard error.
+        Output is kept for `WorkerDied`, or goes to standard error.
         """
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output = os.fdopen(os.memfd_create("xrt-output"), "w+", errors="replace") if keeps_output else None
@@ -111,9 +111,9 @@ class WorkerProcess:
         self._is_ready = False
         self._generation = get_generation()
         self.end = weakref.finalize(self, _end, self._generation, self._process, mine, output)
-        """Kills the process, with all that it has started, such as a compiler, and releases all that belongs to it.
+        """Kill the process with all its descendants, such as compilers, and release its resources.
 
-        A forked child, whose parent's the process is, only closes its own end."""
+        In a forked child, only close the child's copies: the process belongs to the parent."""
 
     def ask(
         self,
@@ -121,9 +121,9 @@ class WorkerProcess:
         buffer: SharedBuffer | None = None,
         seconds: float | None = None,
     ) -> tuple[Message, memoryview]:
-        """Return the answer and its memory; raises RemoteError, or WorkerLost, and the process is no more.
+        """Send a request; return the answer and its shared memory. Raises RemoteError, or WorkerLost if the process died.
 
-        ``seconds`` limits the time from here to the answer, the start of the process not included.
+        ``seconds`` limits the time until the answer, excluding the start of the process.
         """
         try:
             reply, memory = self._exchange(message, buffer, seconds)
@@ -183,16 +183,16 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it belongs to this process and has not been ended from here; it may have died since the last answer."""
+        """Whether it belongs to this process and was not ended here; it may have died since the last answer."""
         return self.end.alive and self._generation == get_generation()
 
     def kill(self) -> None:
-        """Kill the process, also while another thread asks it: that one's request raises WorkerDied, and releases the rest."""
+        """Kill the process, even during a request in another thread, which then raises WorkerDied and cleans up."""
         if self.is_alive:
             self._process.kill()
 
     def close(self) -> None:
-        """Let the process end by itself, which lets it clean up; kill it where it does not."""
+        """Let the process exit cleanly; kill it if it does not."""
         self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE)

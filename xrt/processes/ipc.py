@@ -1,7 +1,7 @@
-"""Messages between two processes: JSON over a socket, with memory that both have mapped.
+"""Messages between two processes: JSON over a socket, with shared memory for large data.
 
-Arrays and other large blocks are in the memory, and the message contains their positions. Nothing is pickled. Nothing has a
-name in the file system, so nothing is left over when a process is killed.
+Messages contain the positions of arrays and other blocks in the shared memory. Nothing is pickled. The memory is anonymous, so
+killed processes leave no files behind.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ __all__ = ["Block", "Message", "SharedBuffer", "read_block", "receive", "send"]
 
 Message: TypeAlias = dict[str, Any]
 Block: TypeAlias = tuple[int, int]
-"""Offset and length of bytes in shared memory."""
+"""Offset and length in shared memory."""
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(eq=False)
 class SharedBuffer:
-    """Memory to be sent: what is put there gets an offset, and is copied when it is sent."""
+    """Memory to send: blocks get an offset when they are added and are copied when they are sent."""
 
     size: int = 0
     _blocks: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def put(self, data: memoryview) -> Block:
-        """Return offset and length of these bytes."""
+        """Add bytes; return their offset and length."""
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self._blocks.append((offset, data))
         self.size = offset + max(data.nbytes, 1)
         return offset, data.nbytes
 
     def memory(self) -> int:
-        """Return the handle of memory that holds everything; the caller closes it."""
+        """A file descriptor of memory with all blocks; the caller closes it."""
         handle = os.memfd_create("xrt", os.MFD_CLOEXEC)
         try:
             os.truncate(handle, self.size)
@@ -52,7 +52,7 @@ class SharedBuffer:
 
 
 def _write(handle: int, data: memoryview, offset: int) -> None:
-    """Write bytes without the interpreter's lock: other threads run while gigabytes are copied."""
+    """Write bytes without the GIL, so that other threads run while gigabytes are copied."""
     left = data.cast("B") if data.nbytes else data
     while left.nbytes:
         written = os.pwrite(handle, left, offset)
@@ -60,7 +60,7 @@ def _write(handle: int, data: memoryview, offset: int) -> None:
 
 
 def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:
-    """Return the bytes that `SharedBuffer.put` has given a position in the memory."""
+    """The bytes of a block that `SharedBuffer.put` returned."""
     offset, length = block
     return memory[offset : offset + length]
 
@@ -78,7 +78,7 @@ def send(channel: socket.socket, message: Mapping[str, Any], buffer: SharedBuffe
 
 
 def receive(channel: socket.socket) -> tuple[Message, memoryview]:
-    """Return the next message and its memory; raises EOFError where no more will come, TimeoutError, or another OSError."""
+    """Receive a message and its memory; raises EOFError at the end, TimeoutError, or another OSError."""
     head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
     memory = _map(handles[0]) if handles else memoryview(b"")
     if len(head) < _LENGTH.size:

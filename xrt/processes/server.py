@@ -1,4 +1,4 @@
-"""The worker's side: a process that answers the messages of a socket, one at a time, and ends when the socket closes."""
+"""The worker's side: answer messages from a socket, one at a time, until it closes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["Answer", "Request", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message that the worker is to answer."""
+    """A message to answer."""
 
     message: Message
     memory: memoryview
-    """What the message refers to."""
+    """Shared memory that the message refers to."""
     buffer: SharedBuffer
-    """Goes back with the answer."""
+    """Sent back with the answer."""
 
 
 Answer: TypeAlias = Callable[[Request], Message]
 
 
 def serve(handle: str, answer: Answer) -> None:
-    """Answer the messages of the socket of that number until it closes; what ``answer`` raises goes back as an error.
+    """Answer messages on the socket with this handle until it closes; exceptions of ``answer`` are sent back.
 
-    What libraries print goes to standard error, and processes that the worker starts do not inherit the socket.
+    Output of libraries goes to standard error, and child processes do not inherit the socket.
     """
     with suppress(OSError):  # standard error is closed
         os.dup2(2, 1)
@@ -45,7 +45,7 @@ def serve(handle: str, answer: Answer) -> None:
 
 
 def _serve_one(channel: socket.socket, answer: Answer) -> None:
-    """Answer one message; its memory is not referred to any longer than that."""
+    """Answer one message and drop all references to its memory."""
     try:
         message, memory = receive(channel)
     except MemoryError as error:
@@ -62,6 +62,6 @@ def _serve_one(channel: socket.socket, answer: Answer) -> None:
 
 
 def _describe(error: Exception) -> Message:
-    """Return the fields of `RemoteError`: the nearest class of the error tree or of Python, the text, and nodes if it has any."""
+    """The fields of `RemoteError`: the nearest class in `xrt.errors` or the class itself, the text, and nodes if any."""
     known = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
     return {"kind": next(known, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}

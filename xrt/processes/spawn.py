@@ -1,4 +1,7 @@
-"""Start a program, or an entry point of XRT in another Python, which ends with this process."""
+"""Start a program, or an entry point of XRT in another Python, and kill it with its descendants when this process ends.
+
+A child's lifeline is a pipe: the kernel kills its process group when the writing end closes.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,24 @@ try:
 except ImportError:  # a system without it
     fcntl = None  # type: ignore[assignment]
 SUPPORTED = hasattr(fcntl, "F_SETSIG")
-"""Whether the system can send a signal of choice when a pipe closes: Linux can."""
+"""Whether the system can send a chosen signal when a pipe closes, as Linux can."""
 _lifelines: weakref.WeakKeyDictionary[subprocess.Popen[Any], weakref.finalize[[int], subprocess.Popen[Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What closes the writing end, by the process that depends on it."""
+"""Finalizers that close the writing end, by process."""
 
 
 def tie(process: subprocess.Popen[Any], reads: int, writes: int) -> None:
     """Kill the process and its group when ``writes`` closes: by `release`, or when this process ends.
 
-    The process must lead a group of its own and have inherited ``reads``. From here on ``writes`` is closed by this module.
+    The process must lead its own group and have inherited ``reads``. ``writes`` is owned by this module afterwards.
     """
     _lifelines[process] = weakref.finalize(process, os.close, writes)
     _signal_group(reads, process.pid)
 
 
 def hold(reads: int) -> None:
-    """Do in a child what `tie` does in its parent, which may have ended before it could; the child leads its group."""
+    """Do in the child what `tie` does in its parent, in case the parent ended before. The child must lead its group."""
     _signal_group(reads, os.getpid())
     ended = select.poll()
     ended.register(reads, select.POLLHUP)
@@ -56,7 +59,7 @@ def _signal_group(reads: int, group: int) -> None:
 
 
 def release(process: subprocess.Popen[Any]) -> None:
-    """Close the lifeline of a process: what still runs of its group is killed."""
+    """Close the lifeline of a process: the rest of its group is killed."""
     if (lifeline := _lifelines.pop(process, None)) is not None:
         lifeline()
 
@@ -69,17 +72,16 @@ def _release_all() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_all)  # a fork that outlives this process must not hold the pipes open
 _NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
-"""Variables with which an interpreter turns to a person: a worker would wait for one, or run what is meant for one."""
+"""Variables that make an interpreter interactive or run a user's startup file."""
 NOTHING_ADDED: Mapping[str, str] = MappingProxyType({})
-"""An environment like this process's."""
+"""Use this process's environment."""
 
 
 def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:
-    """Start a program in a session of its own; it is killed, with its process group, when this process ends.
+    """Start a program in a new session; it is killed with its process group when this process ends.
 
-    ``environment`` replaces this process's, and ``streams`` are those of `subprocess.Popen`. The program must end by itself when
-    its standard input closes before anything came, as it does where this process ends in the moment of the start. The caller
-    ends it by `end`.
+    ``environment`` replaces this process's, ``streams`` are those of `subprocess.Popen`. The program must exit when its standard
+    input closes before any data, as happens if this process ends during the start. Call `end` to end it.
     """
     return _start(lambda reads: command, environment, (), streams)
 
@@ -91,11 +93,10 @@ def start_python(
     inherited: Sequence[int] = (),
     **streams: Any,
 ) -> subprocess.Popen[Any]:
-    """Start another Python that calls ``entry``, such as ``xrt.worker.server:main``, with the arguments, and ends as it returns.
+    """Start another Python that calls ``entry``, such as ``xrt.worker.server:main``, with the arguments, and exits.
 
-    It imports from the same places as this process, but not from the current directory, whatever is in it. ``environment`` is
-    added to this process's, and ``inherited`` are file descriptors that it keeps. It ends as a process
-    of `start` does.
+    It has this process's import path, but never imports from the current directory. ``environment`` is added to this process's;
+    ``inherited`` lists file descriptors to pass. Otherwise like `start`.
     """
     module, _, function = entry.partition(":")
     call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
@@ -114,7 +115,7 @@ def _start(
     inherited: Sequence[int],
     streams: Mapping[str, Any],
 ) -> subprocess.Popen[Any]:
-    """Start what ``command`` says, given the lifeline's number in the child; None where the system knows no such thing."""
+    """Start the command, which is built from the lifeline's descriptor in the child; None if not supported."""
     if not SUPPORTED:
         return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
     reads, writes = os.pipe()
@@ -133,9 +134,9 @@ def _start(
 
 
 def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a program on an input, and return what it wrote and how it ended; ``options`` are those of `start`.
+    """Run a program with input; return its output and exit status. ``options`` are those of `start`.
 
-    Raises `subprocess.TimeoutExpired` after that many seconds. The process has ended in every case, with what it has started.
+    Raises `subprocess.TimeoutExpired` after ``timeout`` seconds. The process and its descendants have ended in every case.
     """
     pipe = subprocess.PIPE
     process = start(command, stdin=pipe, stdout=pipe, stderr=pipe, **options)
@@ -147,7 +148,7 @@ def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) ->
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process, with all that it has started, unless it has ended by itself; close its pipes, and wait until it is gone."""
+    """Kill a process and its descendants unless it has exited; close its pipes and wait for it."""
     others = list_descendants(process.pid) if process.poll() is None else ()
     release(process)
     process.kill()
@@ -160,16 +161,16 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a Python that imports from where this one does, as its own children do, and shows no progress."""
+    """The environment of a Python with the import path of this one, without progress output."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     own = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
     return {**kept, **own, **more}
 
 
 def _search_path() -> list[str]:
-    """Return the absolute folders of ``sys.path``; the empty entry of an interactive session is the folder that it means.
+    """Absolute folders of ``sys.path``; the empty entry of an interactive session is the current directory.
 
-    A folder whose name holds the separator cannot be named in the variable: its halves would be other folders.
+    Omits folders whose name contains the path separator, which PYTHONPATH cannot express.
     """
     found = []
     for entry in sys.path:

@@ -1,4 +1,4 @@
-"""Processes that a process has started: a killed one leaves them behind, and a compiler among them may go on for minutes."""
+"""Descendants of a process. Killing a process does not end them, and a compiler among them may run for minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["kill", "list_descendants"]
 
 
 def list_descendants(process: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have; none where the system does not tell."""
+    """All descendants of a process; empty if the system does not list them."""
     found: list[int] = []
     with suppress(OSError):
         for listing in Path(f"/proc/{process}/task").glob("*/children"):
@@ -22,7 +22,7 @@ def list_descendants(process: int) -> list[int]:
 
 
 def kill(processes: Iterable[int]) -> None:
-    """Kill processes; those that have ended are no matter."""
+    """Kill processes; ignores those that have ended."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

@@ -1,7 +1,6 @@
-"""Correctness of results: a plan is compared with the reference region by region, and the smallest wrong part is found.
+"""Verify results: compare a plan with the reference region by region, and find the smallest failing subgraph.
 
-Input: a Plan, the reference and inputs. Output: a `Verification` or a `FailingSubgraph`. Nothing here knows which engine is the
-reference: it is passed as a function that runs functions.
+The results are a `Verification` or a `FailingSubgraph`. The reference is passed as a function that runs Functions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The smallest part of a function on which an engine still differs from the reference.
+"""Find the smallest part of a Function on which an engine differs from the reference.
 
-Any set of nodes is a function once the values that it reads from outside are given, and the reference has computed those. So the
-set is made small by delta debugging: halves first, then ever finer parts and what is left without them, until no node can
-go (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
-2002). A wrong kernel ends as one node, a wrong fusion as the nodes that it takes.
+The reference computes all values first, so that any set of nodes can run as a Function. Delta debugging shrinks the set: halves
+first, then finer parts and their complements, until no node can be removed (Zeller and Hildebrandt, Simplifying and Isolating
+Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2), 2002). A wrong kernel ends as one node, a wrong fusion as
+the fused nodes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["FailingSubgraph", "bisect", "bisect_plan"]
 
 @dataclass(frozen=True, eq=False)
 class FailingSubgraph:
-    """A function on which an engine differs, as small as it got."""
+    """A minimal Function on which an engine differs."""
 
     engine: str
     """The engine's spec."""
     function: Function
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
-    """What the reference makes of the inputs."""
+    """The reference's outputs."""
     message: str
-    """What differs."""
+    """The difference."""
     runs: int
-    """How many functions were compiled and run to find it."""
+    """Number of Functions compiled and run during the search."""
 
     def __str__(self) -> str:
         nodes = ", ".join(f"{node.name!r} ({node.op})" for node in self.function.nodes)
@@ -59,11 +59,11 @@ def bisect(
     *,
     progress: Progress = ignore_progress,
 ) -> FailingSubgraph | None:
-    """Return the smallest part of the function on which the engine differs from the reference, or raises; None if it agrees.
+    """Find the smallest part of the Function on which the engine differs from the reference or raises; None if it agrees.
 
-    No single node of the result can be left out. Parts that the engine refuses count as right. ``progress`` is called after each
-    run with the number of runs and the node count of the smallest part so far. Costs in the order of ``log2(n)`` compiles if one
-    node of n is wrong, and up to ``n * n`` if many are wrong only together.
+    No single node of the result can be removed. Parts that the engine declines count as correct. ``progress`` is called after
+    each run with the number of runs and the node count of the smallest part so far. Takes about ``log2(n)`` compiles if one of n
+    nodes is wrong, up to ``n * n`` if many are wrong only together.
     """
     plain = function.replace(aliases=())
     everything = expose_all_values(plain)
@@ -72,7 +72,7 @@ def bisect(
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(plain, engine, context, reference, values, progress)
     if search.difference(plain) is None:
-        search.opens = True  # an error may be lost on its way to the outputs
+        search.opens = True  # an error inside may not reach the outputs
         if search.difference(everything) is None:
             return None
     return search.culprit(search.with_one_output(search.part(search.reduced(plain.nodes))))
@@ -87,10 +87,10 @@ def bisect_plan(
     *,
     progress: Progress = ignore_progress,
 ) -> FailingSubgraph | None:
-    """Return the smallest part of the first region that differs from the reference; None where none does.
+    """Bisect the first region of a plan that differs from the reference; None if none does.
 
-    Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
-    rest is as in `bisect`.
+    Each region gets inputs that the reference computed. ``engines`` maps each spec of the plan to its engine; otherwise as
+    `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
@@ -112,10 +112,10 @@ class _Search:
     context: CompileContext | None
     reference: Run
     values: Mapping[str, Any]
-    """What the reference says of every value."""
+    """Every value as computed by the reference."""
     progress: Progress
     opens: bool = False
-    """Whether parts give out all that they compute, and not only what is read outside."""
+    """Whether all values of a part are outputs, not only those read outside."""
     runs: int = 0
     seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
@@ -123,13 +123,13 @@ class _Search:
         self._precision = find_precision(self.engine, self.context or CompileContext())
 
     def part(self, nodes: Sequence[Node]) -> Function:
-        """Return the nodes as a function whose inputs have the types of what the reference computed."""
+        """The nodes as a Function with input types taken from the reference's values."""
         part = find_region(self.function, nodes)
         part = expose_all_values(part) if self.opens else part
         return part.replace(inputs=tuple(Value(v.name, _type_of(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
-        """Whether the engine differs on those nodes when it gets right inputs."""
+        """Whether the engine differs on these nodes given correct inputs. Cached."""
         key = tuple(node.name for node in nodes)
         if key not in self.seen:
             self.seen[key] = self.difference(self.part(nodes)) is not None
@@ -137,7 +137,7 @@ class _Search:
         return self.seen[key]
 
     def difference(self, part: Function) -> str | None:
-        """Return how the engine differs on a part; None where it agrees or refuses."""
+        """The difference on a part; None if the engine agrees or declines."""
         self.runs += 1
         given = [self.values[value.name] for value in part.inputs]
         expected = [self.values[value.name] for value in part.outputs]
@@ -158,7 +158,7 @@ class _Search:
             executable.close()
 
     def reduced(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return nodes of which none can be left out so that the rest still differs."""
+        """Minimize the nodes so that removing any one makes the difference disappear."""
         pieces = 2
         while len(nodes) > 1:
             parts = _split(nodes, pieces)
@@ -176,7 +176,7 @@ class _Search:
         return nodes
 
     def with_one_output(self, part: Function) -> Function:
-        """Return the part with the first of its outputs that differs by itself; as it is where none does."""
+        """The part with only its first differing output; unchanged if none differs in isolation."""
         for value in part.outputs:
             alone = part.replace(outputs=(value,))
             if self.difference(alone) is not None:

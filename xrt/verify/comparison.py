@@ -1,4 +1,4 @@
-"""Whether two results of one function are both right: by tolerance, then by ties, then by the reference in float64."""
+"""Judge whether results are correct: by tolerance, then by ties of stepping operators, then against the reference in float64."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 TIMES = 10.0
-"""An engine may miss the float64 result by this many times the error of the float32 reference."""
+"""An engine's error against float64 may be this many times that of the float32 reference."""
 ROW = 16
-"""Elements of the last axis from which on its largest error counts for that row alone."""
+"""From this many elements along the last axis, the reference's error is taken per row."""
 _NARROW = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
 _NARROW_NUMBERS = {1: 11, 10: 11, 16: 11}
-"""ONNX's numbers of the narrow types, each with that of float64."""
+"""Narrow ONNX types mapped to float64."""
 
 
 class Float64Reference:
-    """The results of a function in float64, computed when they are first needed."""
+    """Results of a Function in float64, computed on first use."""
 
     def __init__(self, function: Function, inputs: Sequence[Any], run: Run) -> None:
         self._function, self._inputs, self._run = function, inputs, run
 
     @cached_property
     def outputs(self) -> list[Any] | None:
-        """The exact outputs; None where the reference cannot compute the function in float64."""
+        """The exact outputs; None if the reference cannot compute the Function in float64."""
         try:
             wide = passes.infer_shapes(widen(self._function))
             return list(self._run(wide, [_widen_value(value) for value in self._inputs]))
@@ -62,14 +62,14 @@ class Float64Reference:
             return None
 
     def explains(self, results: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Tolerance]) -> bool:
-        """Whether each result misses the exact one by no more than its tolerance, or `TIMES` the error of the expected one."""
+        """Whether each result is within its tolerance, or `TIMES` the error of the expected one, of the exact result."""
         if self.outputs is None or len(results) != len(expected):
             return False
         return all(map(_is_near, results, expected, self.outputs, tolerances))
 
 
 def widen(function: Function) -> Function:
-    """Return the function with float64 in place of narrower floats; only the types of inputs are left."""
+    """Replace narrower floats by float64; keeps only the types of inputs."""
     return function.replace(
         inputs=tuple(_widen_declaration(value) for value in function.inputs),
         outputs=tuple(Value(value.name) for value in function.outputs),
@@ -140,10 +140,10 @@ Evidence: TypeAlias = Callable[[Node, Mapping[str, Array]], Ambiguity | None]
 
 
 def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[Ambiguity | None]:
-    """Return the ties that each output admits; None for one that admits none.
+    """The ties that each output admits; None if it admits none.
 
-    Only outputs of a stepping operator admit ties: after further computation, such a difference looks like an error. ``run`` is
-    how the expected outputs are computed.
+    Only direct outputs of stepping operators (rounding, comparison, ArgMax, ...) admit ties: after further computation a tie is
+    indistinguishable from an error. ``run`` is the reference.
     """
     makers = {v.name: function.producer(v.name) for v in function.outputs}
     stepping = {name: node for name, node in makers.items() if node is not None and node.op in _EVIDENCE}
@@ -156,7 +156,7 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
 
 
 def _steps(node: Node, output: str, values: Mapping[str, Array]) -> bool:
-    """Whether that output jumps: it is read from floats, and it is not the values of a TopK or a scale."""
+    """Whether an output is a step function of floats: not the values of a TopK or a scale."""
     place = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
     return values[node.inputs[0]].dtype.kind == "f" and (place is None or output == node.outputs[place])
 
@@ -166,7 +166,7 @@ def _rounding(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 def _cast(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """A cast between floats, or to text, does not step."""
+    """Only casts from float to integer are step functions."""
     to_integer = node.attr("to") in _INTEGERS
     return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers") if to_integer else None
 
@@ -186,7 +186,7 @@ def _index(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """A quotient that is as near to two integers becomes either."""
+    """A quotient halfway between two integers may round to either."""
     x = values[node.inputs[0]].astype(np.float64)
     if node.op == "DynamicQuantizeLinear":
         return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
@@ -200,7 +200,7 @@ def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 _INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
-"""The numbers of ONNX's integer types."""
+"""ONNX's integer types."""
 _EVIDENCE: dict[str, Evidence] = {
     "Round": _rounding,
     "Floor": _truncation,
@@ -211,19 +211,19 @@ _EVIDENCE: dict[str, Evidence] = {
     **dict.fromkeys(("ArgMax", "ArgMin", "TopK"), _index),
 }
 _LOWERED = {"fp16": "float16", "bf16": "bfloat16", "int8": "bfloat16"}
-"""The element type whose tolerance holds for that precision; int8's calibration is as coarse as bfloat16."""
+"""The type whose tolerance applies to a precision; int8 calibration is about as coarse as bfloat16."""
 _BY_SPEC: tuple[Precision, ...] = ("bf16", "fp16")
 
 
 def is_lowered(precision: str) -> bool:
-    """Whether results of that precision have a tolerance of their own."""
+    """Whether results of this precision have a tolerance of their own."""
     return precision in _LOWERED
 
 
 def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
-    """Return what the engine computes float32 in: by its spec, or since the options allow it and it honors that.
+    """The precision in which the engine computes float32, from its spec or the options that it supports.
 
-    It may ask the library.
+    May query the library.
     """
     for precision in _BY_SPEC:
         lower = engine.lower_precision(precision)
@@ -234,7 +234,7 @@ def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
 
 
 def compare_at_precision(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
-    """Return what is wrong with results of a lower precision, as a sentence; and if nothing is, how far they are off."""
+    """Compare results of a lower precision: the first error, or if there is none, the loss of accuracy."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""
     found = [
@@ -257,18 +257,18 @@ def _describe_loss(found: Sequence[Comparison]) -> str:
 
 
 class Verdict(StrEnum):
-    """What came of one function run in one way."""
+    """The outcome of comparing results."""
 
     AGREES = "agrees"
     DECLINED = "declined"
     ROUNDING = "rounding"
-    """It differs by more than the tolerance, but misses the result in float64 by at most ten times the reference's error."""
+    """Beyond the tolerance, but within ten times the reference's own error against float64."""
     DISAGREES = "disagrees"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """A verdict and what was seen."""
+    """A verdict with its explanation."""
 
     verdict: Verdict
     message: str = ""
@@ -282,11 +282,11 @@ def judge_outputs(
     run: Run,
     precision: str = "fp32",
 ) -> CheckVerdict:
-    """Return the verdict on results, compared with the expected ones, which ``run``, the reference, has computed.
+    """Judge results against the expected ones, which the reference ``run`` computed.
 
-    Only if they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, then in
-    float64, which results may miss by ten times as much as the expected ones do. Results of an engine that computes in a lower
-    ``precision`` have its tolerance, and the message says how far they are off.
+    If they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, then in
+    float64, where the error of results may be ten times that of the expected ones. Results in a lower ``precision`` are compared
+    with its tolerance, and the message states the loss.
     """
     if is_lowered(precision):
         wrong, loss = compare_at_precision(function, results, expected, precision)
@@ -295,7 +295,7 @@ def judge_outputs(
 
 
 class OutputJudge:
-    """Judges results of one function on one set of inputs, as `judge_outputs` does; what it computes for that, it keeps."""
+    """Judges results of one Function on one set of inputs like `judge_outputs`, and caches what it computes."""
 
     def __init__(
         self,
@@ -304,13 +304,12 @@ class OutputJudge:
         run: Run,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``run`` is the reference. Once it ``is_stopped``, nothing more is computed, and Stopped is raised."""
+        """``run`` is the reference. After ``is_stopped`` returns True, Stopped is raised instead of computing more."""
         self.function, self.inputs = function, inputs
         self._reference, self._is_stopped = run, is_stopped
         self._exact = Float64Reference(function, inputs, self._run)
 
     def judge(self, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        """Return the verdict on results, compared with the expected ones."""
         differing = self._find_difference(results, expected)
         if not differing:
             return CheckVerdict(Verdict.AGREES)
@@ -321,7 +320,7 @@ class OutputJudge:
         return CheckVerdict(Verdict.DISAGREES, differing)
 
     def _find_difference(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
-        """Return the first difference as a sentence; empty where there is none but at ties."""
+        """The first difference that is not a tie; empty if there is none."""
         differing = _differing(self.function, results, expected, [None] * len(expected))
         return differing if differing and _differing(self.function, results, expected, self._ambiguity) else ""
 
@@ -336,7 +335,7 @@ class OutputJudge:
 
 
 def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:
-    """Compare output by output and return the first difference as a sentence; empty where there is none."""
+    """The first difference; empty if there is none."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
     for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
@@ -346,10 +345,10 @@ def _differing(function: Function, results: Sequence[Any], expected: Sequence[An
 
 
 def find_output_tolerance(function: Function, output: str, expected: Any) -> Tolerance:
-    """Return the tolerance of a network whose type is the narrowest float that the output was computed through.
+    """The tolerance of a network for the narrowest float type on the way to this output.
 
-    Engines may keep more digits than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and no
-    float64 is more exact than the float32 it was cast from.
+    Engines may keep more precision than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and a float64 is
+    no more accurate than the float32 it was cast from.
     """
     kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
     found = kinds[0].numpy if kinds and _holds_float(expected) else getattr(expected, "dtype", "float32")
@@ -357,7 +356,7 @@ def find_output_tolerance(function: Function, output: str, expected: Any) -> Tol
 
 
 def _holds_float(value: Any) -> bool:
-    """Whether a value is a float tensor, or a list or a map with floats in it."""
+    """Whether a value is a float tensor, or a list or map that contains floats."""
     if isinstance(value, list | dict):
         return any(map(_holds_float, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) or (isinstance(value, np.ndarray) and DType.of(value).is_float)
@@ -365,11 +364,11 @@ def _holds_float(value: Any) -> bool:
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 _COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
-"""By its accuracy level, the type as coarse as what MatMulNBits may round the other operand to; level 4 is bytes."""
+"""Per accuracy level of MatMulNBits, a type as coarse as its rounding of the other operand; level 4 is 8-bit."""
 
 
 def _types_before(function: Function, output: str) -> set[DType]:
-    """Return the element types of all that the output was computed from, and of all that was cast or rounded to on the way."""
+    """Element types of all values that the output depends on, with the types of casts and roundings."""
     found: set[DType | None] = set()
     seen, left = {""}, [output]
     while left:

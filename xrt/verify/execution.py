@@ -1,4 +1,4 @@
-"""Ways to run a Function without a plan: on one engine by its contract alone, and in pieces."""
+"""Run a Function without a plan: on a single engine through its contract, or in pieces; expose inner values."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 
 
 class Stopped(Exception):
-    """What the reference was to compute is no longer needed."""
+    """The reference computation was cancelled."""
 
 
 def compile_alone(
     engine: GraphCompiler, function: Function, inputs: Sequence[Any], context: CompileContext | None = None
 ) -> Executable:
-    """Return a prepared executable, made by the engine's contract alone with nothing of XRT in between.
+    """Compile and prepare through the engine's contract, without XRT's runtime in between.
 
-    Control flow that constants decide is inlined, as it is before any engine sees a model: one library crashes on it.
-    On the device of the context it takes and gives arrays of the host all the same. Without a context it may use all cores
-    of the host. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
+    Control flow with constant conditions is inlined, as XRT does before any engine sees a model: one library crashes on it. The
+    executable accepts and returns host arrays on every device. The default context allows all cores. Raises CompileRefused if
+    `why_not` or the engine declines.
     """
     context = context or CompileContext(threads=available_cores())
     ready = fit_inputs(passes.inline_constant_control_flow(function), inputs, engine)
@@ -56,7 +56,7 @@ def compile_alone(
 
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
-    """Return the function with types inferred, and with the inputs' shapes where the engine wants them fixed."""
+    """Infer types, and specialize to the shapes of the inputs if the engine needs static shapes."""
     whole = passes.infer_shapes(function)
     is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
     if is_static or engine.why_not_dynamic(whole) is None:
@@ -66,14 +66,14 @@ def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler)
 
 
 def copy_values(value: Any) -> Any:
-    """Return a value that shares no array with the given one, so that an engine that writes to its inputs spoils nothing."""
+    """Copy all arrays of a value, so that an engine that writes to its inputs does not affect the original."""
     if isinstance(value, list):
         return [copy_values(item) for item in value]
     return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
 
 
 def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
-    """Compile, run once and close; raises CompileRefused as `compiled` does."""
+    """Compile, run once and close; raises CompileRefused like `compile_alone`."""
     executable = compile_alone(engine, function, inputs)
     try:
         return list(executable.run(inputs))
@@ -85,10 +85,10 @@ def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) 
 
 
 def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, ...]:
-    """Return the Function cut up: nodes of one label are one piece, and pieces run in the order of their labels.
+    """Split the Function: nodes with the same label form a piece, and pieces run in label order.
 
-    No label may be smaller than that of a node before it. This is independent of the partitioner on purpose, so that tests can
-    compare the two. Aliases are left out.
+    Labels must not decrease along the nodes. Independent of the partitioner on purpose, so that tests can compare both. Drops
+    aliases.
     """
     pieces: dict[int, list[Node]] = {}
     for node, label in zip(function.nodes, labels, strict=True):
@@ -97,7 +97,7 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
-    """Return those nodes, listed in the Function's order, as a closed Function: it gives out what is read outside of it."""
+    """Extract nodes, in the Function's order, as a closed Function whose outputs are the values read outside."""
     made = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
     inside, ends = {node.name for node in nodes}, {value.name for value in function.outputs}
@@ -117,14 +117,14 @@ def _without_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def run_regions(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:
-    """Run the regions of those labels one after the other and return the Function's outputs."""
+    """Run the regions of these labels one after another; return the Function's outputs."""
     return run_pieces(function, split_regions(passes.infer_shapes(function), labels), inputs, run)
 
 
 def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[Any], run: Run) -> list[Any]:
-    """Run what `split_regions` has made of the Function, one piece after the other, and return the Function's outputs.
+    """Run the pieces of `split_regions` one after another; return the Function's outputs.
 
-    A value is let go of after the last piece that reads it.
+    A value is freed after the last piece that reads it.
     """
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
@@ -141,11 +141,11 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
 
 
 def expose_inner_values(function: Function, names: Sequence[str]) -> Function:
-    """Return the Function with those values, and only those, as its outputs."""
+    """The Function with exactly these values as outputs."""
     return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
 
 
 def expose_all_values(function: Function) -> Function:
-    """Return the function with all that its nodes compute as outputs, in the order in which it is computed."""
+    """The Function with all values as outputs, in order of computation."""
     names = [name for node in function.nodes for name in node.outputs if name]
     return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())

@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "RegionCheck", "ValueCheck", "Verification", "ignore_progress", "verify"]
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with two numbers, which the function that calls it explains."""
+"""Called with two numbers; their meaning is documented by the caller."""
 
 
 def ignore_progress(first: int, second: int) -> None:
-    """Take no note."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """One value that a region computes, and the reference's."""
+    """A value inside a region, compared with the reference."""
 
     name: str
     node: str
-    """The node that makes it."""
+    """The node that computes it."""
     op: str
     judgement: CheckVerdict
 
 
 @dataclass(frozen=True, slots=True)
 class RegionCheck:
-    """One region, run on what the reference says that its inputs are."""
+    """A region, run on inputs that the reference computed."""
 
     name: str
     engine: str
     nodes: int
     judgement: CheckVerdict
-    """Of its outputs."""
+    """Verdict on its outputs."""
     inner: tuple[ValueCheck, ...] = ()
-    """Of every value inside, computed by the same engine when it must give out all of them: it then fuses less."""
+    """Every value inside, computed by the same engine with all values as outputs, which reduces fusion."""
     note: str = ""
-    """Why the values inside were not looked at, or what likely causes a difference."""
+    """Why inner values were not checked, or the likely cause of a difference."""
 
     @property
     def differs(self) -> bool:
@@ -60,7 +60,7 @@ class RegionCheck:
 
     @property
     def differing(self) -> tuple[ValueCheck, ...]:
-        """The inner values that differ, in the order in which they are computed."""
+        """The inner values that differ, in order of computation."""
         return tuple(check for check in self.inner if check.judgement.verdict is Verdict.DISAGREES)
 
     def __str__(self) -> str:
@@ -75,27 +75,27 @@ class RegionCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of verifying a plan. Prints as text."""
+    """The result of verifying a plan. Prints as text."""
 
     regions: tuple[RegionCheck, ...]
     whole: CheckVerdict
-    """Of the plan's outputs, when each region gets what the regions before it computed."""
+    """Verdict on the plan's outputs if each region gets the actual results of earlier regions."""
 
     def __bool__(self) -> bool:
-        """Whether nothing differs."""
+        """Whether everything agrees."""
         return self.whole.verdict is not Verdict.DISAGREES and not self.differing
 
     @property
     def differing(self) -> tuple[RegionCheck, ...]:
-        """The regions that differ by themselves, or in a value inside."""
+        """Regions that differ in an output or in an inner value."""
         return tuple(region for region in self.regions if region.differs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the verification as dictionaries, lists and strings."""
+        """The verification as dicts, lists and strings."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
-        """Return the verdicts as a table for a notebook."""
+        """A table for a notebook."""
         from xrt.html.rendering import render_cell  # for notebooks alone
 
         def mark(found: CheckVerdict) -> dict[str, str]:
@@ -131,14 +131,15 @@ def verify(
     inner: bool = True,
     progress: Progress = ignore_progress,
 ) -> Verification:
-    """Return what each region computes, compared with the reference, and what they compute together.
+    """Compare the results of each region, and of the whole plan, with the reference.
 
-    ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` are on the host. ``engines`` maps each spec
-    that it names to the engine. Every region gets inputs that the reference computed, so an error shows in the region that makes
-    it and not in later ones. With ``inner`` each region is compiled once more to return all values that it computes. ``progress``
-    is called with the number of regions done and their total. Raises
-    EngineError if a region does not compile or run, DeviceError if a device is unavailable. Results of an engine that computes in
-    a lower precision, which the context allows or its spec says, are compared at the tolerance of that.
+    ``plan`` is the plan of ``function``, and its regions run on their devices; ``inputs`` are on the host. ``engines`` maps each
+    spec to its engine. Every region gets inputs that the reference computed, so that an error shows only in the region that
+    causes it. With ``inner``, each region is compiled again with all its values as outputs. ``progress`` is called with the
+    number of finished regions and their total. An engine that computes in a lower precision is compared at the tolerance of that
+    precision.
+
+    Raises EngineError if a region does not compile or run, and DeviceError if a device is unavailable.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)
@@ -166,20 +167,19 @@ def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An engine whose results are judged, and by what."""
+    """An engine under test and what its results are compared with."""
 
     engine: GraphCompiler
     context: CompileContext
     reference: Run
     precision: Precision = "fp32"
-    """What the engine computes float32 in."""
+    """The precision in which the engine computes float32."""
 
     def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        """Return the verdict on results."""
         return judge_outputs(function, given, results, expected, self.reference, self.precision)
 
     def runs(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Run the engine's executable once for each list of inputs, and keep nothing of it."""
+        """Compile, run once per list of inputs, and close."""
         executable = adapt_to_host(self.engine.compile(fit_inputs(function, calls[0], self.engine), self.context), self.context)
         try:
             executable.prepare()
@@ -189,7 +189,7 @@ class _Asked:
 
 
 def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
-    """Check a region, and add what comes out of it to the right and to the actual values."""
+    """Check a region; add its expected outputs to ``right`` and the actual ones to ``actual``."""
     function = launch.function.replace(aliases=())
     given = [right[value.name] for value in function.inputs]
     expected = list(asked.reference(function, _copies(given)))
@@ -212,7 +212,7 @@ def _copies(values: Sequence[Any]) -> list[Any]:
 
 
 def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Sequence[Any]) -> RegionCheck:
-    """Add the checks of the values inside; an engine that will not give them out is no finding."""
+    """Check the inner values; if the engine cannot return them, note that without a verdict."""
     open_ = expose_all_values(function)
     try:
         (results,) = asked.runs(open_, [given])

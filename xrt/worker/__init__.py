@@ -1,1 +1,1 @@
-"""Workers: an engine compiles and runs in a process of its own; values pass through shared memory."""
+"""Run engines in separate processes; values are passed through shared memory."""

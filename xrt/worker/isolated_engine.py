@@ -1,7 +1,6 @@
-"""An engine behind a wall: it compiles, and if asked runs, in a process of its own, where a crash or a hang is one more fault.
+"""An engine that compiles, and optionally runs, in a worker process, so that crashes and hangs become ordinary errors.
 
-Why not the same: an exception is contained anyhow; a crash of native code ends its process, and native code that hangs
-cannot be stopped from outside of it.
+A crash of native code ends its process, and native code that hangs cannot be interrupted from within.
 """
 
 from __future__ import annotations
@@ -34,30 +33,30 @@ __all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "describe_compi
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker may take."""
+    """Resource limits of a worker."""
 
     seconds: float | None = None
-    """For each compile and for each run; None is no limit."""
+    """Per compile and per run; None for no limit."""
     memory: int | None = None
-    """Bytes of address space, the libraries' included; None is no limit."""
+    """Bytes of address space, libraries included; None for no limit."""
 
 
 class WorkerHandle:
-    """Where an engine's executables live: a worker, and after its death another."""
+    """The worker of an engine; replaced by a new one if it dies."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
         self.engine = engine
         self._limits = limits
         self.seconds = limits.seconds
-        """What the next requests may take each."""
+        """Time limit of the next requests."""
         self.lock = renew_after_fork(threading.RLock())
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0
-        """Counts the workers."""
+        """Number of workers that have ended."""
 
     def ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Ask the worker; raises WorkerFailure, or what the engine has raised if that is in `_PASSED_ON`."""
+        """Send a request; raises WorkerFailure, or the engine's error if its class is in `_PASSED_ON`."""
         with self.lock:
             worker = self._start()
             try:
@@ -71,7 +70,7 @@ class WorkerHandle:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether there is a worker."""
+        """Whether a worker is running."""
         return self._worker is not None and self._worker.is_alive
 
     def _start(self) -> WorkerProcess:
@@ -85,7 +84,7 @@ class WorkerHandle:
         return self._worker
 
     def close(self) -> None:
-        """End the worker for good; a request under way fails, and is not waited for."""
+        """End the worker for good; a request in progress fails immediately."""
         self._closed = True
         if (worker := self._worker) is not None:
             worker.kill()
@@ -96,15 +95,15 @@ class WorkerHandle:
 
 
 _PASSED_ON = ("CompileRefused", "InputError", "OutOfDeviceMemory")
-"""Errors of an engine that are the same here as in its worker."""
+"""Errors of an engine that are raised here unchanged."""
 _numbers = itertools.count(1)
 
 
 class IsolatedEngine(GraphCompiler):
-    """An engine whose compiles, and runs where `runs`, happen in a worker. What it can take it is asked here."""
+    """An engine whose compiles, and runs if `runs`, happen in a worker. `why_not` runs in this process."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits, *, runs: bool) -> None:
-        """Raises OptionError where that cannot be: the class must be one that another process can import."""
+        """Raises OptionError if isolation is impossible: the class must be importable in another process."""
         if reason := why_not_isolated(engine):
             raise OptionError(f"engine {engine.spec!r} cannot be isolated: {reason}")
         cls = type(engine)
@@ -116,7 +115,7 @@ class IsolatedEngine(GraphCompiler):
         self._home = WorkerHandle(engine, limits)
         self._number = next(_numbers)
         self.close = weakref.finalize(self, self._home.close)
-        """Ends the worker."""
+        """End the worker."""
 
     @property
     def spec(self) -> str:
@@ -139,12 +138,12 @@ class IsolatedEngine(GraphCompiler):
         return self.inner.why_not_dynamic(function)
 
     def version(self) -> str:
-        """Return the engine's version. If executables run in a worker, it names the worker, so that they are not shared."""
+        """The engine's version. If executables run in a worker, it includes the worker, so that they are not shared."""
         version = self.library_version()
         return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
-        """Return the version of the engine without its worker: it identifies saved executables."""
+        """The engine's version without the worker; identifies saved executables."""
         return self.inner.version()
 
     def unsupported_options(self, context: CompileContext) -> str | None:
@@ -155,7 +154,7 @@ class IsolatedEngine(GraphCompiler):
         return (*self.inner.remarks(function), f"{what} in a process of its own")
 
     def start(self) -> None:
-        """Start the worker, and have it import the engine, ahead of the first compile, which would; raises EngineError."""
+        """Start the worker and import the engine before the first compile; raises EngineError."""
         try:
             self._home.ask({"do": "meet", **identify(self._home.engine)})
         except WorkerFailure as error:
@@ -166,7 +165,7 @@ class IsolatedEngine(GraphCompiler):
         return remote if self.runs else self._loaded(remote, function, context)
 
     def _loaded(self, remote: RemoteExecutable, function: Function, context: CompileContext) -> Executable:
-        """Return here what was compiled there; what does not come over is compiled here too, since there it did no harm."""
+        """Load the executable that the worker compiled; if it cannot be saved, compile it here, as it did not crash there."""
         try:
             with make_working_directory() as folder:
                 return self.inner.load(remote.save(), function, replace(context, workdir=folder))
@@ -191,13 +190,13 @@ class IsolatedEngine(GraphCompiler):
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. If the worker died because of another region, it is made again in the next one."""
+    """An executable in a worker. If another region killed the worker, it is compiled again in the next one."""
 
     updates_inputs: ClassVar[bool] = False
-    concurrent_runs = 1  # a worker answers one question after the other
+    concurrent_runs = 1  # a worker answers one request at a time
 
     def __init__(self, home: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
-        """Compile there, or load what is ``saved``."""
+        """Compile in the worker, or load ``saved``."""
         self._home = home
         self._function = function
         self._context = context
@@ -221,7 +220,7 @@ class RemoteExecutable(Executable):
             return answer["made"], home.generation
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Ask the worker that has the executable; it is made again if the one that had it is no more."""
+        """Send a request about this executable; compiles it again if its worker has died."""
         with self._home.lock:
             if self._generation != self._home.generation:
                 self._made, self._generation = self._compiled()
@@ -236,9 +235,9 @@ class RemoteExecutable(Executable):
         return _filled(read_values(memory, answer["outputs"]), options)
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
-        """Return what it computes, and the seconds of a call, sample by sample, measured where it lives; raises RunFailed.
+        """The results, and samples of seconds per call measured in the worker; raises RunFailed.
 
-        With ``inner`` its results lie in memory that is there, as between two regions.
+        With ``inner``, results are written to existing memory, as between two regions.
         """
         buffer = SharedBuffer()
         asked = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
@@ -250,11 +249,11 @@ class RemoteExecutable(Executable):
 
     @property
     def is_held(self) -> bool:
-        """Whether the worker that compiled it is still there."""
+        """Whether the worker that compiled it is still running."""
         return self._generation == self._home.generation and self._home.is_at_work
 
     def save(self) -> memoryview:
-        """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
+        """The saved form by the engine; raises CompileRefused or CompileFailed."""
         try:
             answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
@@ -263,7 +262,7 @@ class RemoteExecutable(Executable):
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:
-        """Let go of it where it lives; a worker that is gone, or whose module is closed, has let go of it already."""
+        """Release the executable in its worker, unless that has ended."""
         with self._home.lock:
             if self.is_held:
                 try:
@@ -273,7 +272,7 @@ class RemoteExecutable(Executable):
 
 
 def why_not_isolated(engine: GraphCompiler) -> str | None:
-    """Return why no other process can be given the engine; None where one can."""
+    """Explain why another process cannot create the engine; None if it can."""
     cls = type(engine)
     if not hasattr(os, "memfd_create"):
         return "shared memory without a name is Linux's alone"
@@ -283,13 +282,13 @@ def why_not_isolated(engine: GraphCompiler) -> str | None:
 
 
 def identify(engine: GraphCompiler) -> dict[str, str]:
-    """Return what tells a worker which engine is meant."""
+    """Class and spec of the engine, for a worker."""
     cls = type(engine)
     return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
 
 
 def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-    """Put a Function into the memory, and return what tells a worker to compile it."""
+    """Put a Function into shared memory; return the compile request."""
     return {
         **identify(engine),
         "function": put_function(buffer, function),

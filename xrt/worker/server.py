@@ -1,4 +1,4 @@
-"""The worker's side of isolation: a process that compiles and runs for an engine, and ends when its socket closes."""
+"""The worker process of an isolated engine: compiles, loads, runs and measures executables on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["WorkerServer", "main"]
 
 
 class WorkerServer:
-    """The executables of the process, and what it is asked to do with them."""
+    """The executables of this process and the requests on them."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -36,7 +36,7 @@ class WorkerServer:
         self._engines: dict[tuple[str, str], GraphCompiler] = {}
 
     def answer(self, request: Request) -> Message:
-        """Do what a message requests."""
+        """Dispatch a request."""
         answers: dict[str, Answer] = {
             "meet": self.meet,
             "compile": self.compile,
@@ -54,12 +54,12 @@ class WorkerServer:
         return {}
 
     def compile(self, request: Request) -> Message:
-        """Compile and prepare a Function; the number of the executable is the answer."""
+        """Compile and prepare a Function; answer with the executable's number."""
         engine, function, context = self._asked(request)
         return self._kept(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
-        """Load and prepare what an engine has saved of a Function; the same answer."""
+        """Load and prepare a saved executable; answer with its number."""
         engine, function, context = self._asked(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
@@ -89,7 +89,7 @@ class WorkerServer:
         return self._engines[path, spec]
 
     def save(self, request: Request) -> Message:
-        """Give an executable out as its engine saves it."""
+        """Serialize an executable."""
         executable, engine, _, context = self._made[request.message["made"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
@@ -97,13 +97,13 @@ class WorkerServer:
         return {"saved": request.buffer.put(memoryview(held))}
 
     def run(self, request: Request) -> Message:
-        """Run an executable on inputs that lie in the memory."""
+        """Run an executable on inputs in shared memory."""
         executable, _, _, context = self._made[request.message["made"]]
         results = adapt_to_host(executable, context).run(read_values(request.memory, request.message["inputs"]))
         return {"outputs": put_values(request.buffer, results)}
 
     def measure(self, request: Request) -> Message:
-        """Run an executable once for what it computes, and then over and over for how long that takes, alone or among others."""
+        """Run an executable once for its results, then repeatedly to time it."""
         made, _, function, context = self._made[request.message["made"]]
         executable = adapt_to_host(made, context)
         inputs = [_own(value) for value in read_values(request.memory, request.message["inputs"])]
@@ -113,18 +113,18 @@ class WorkerServer:
         return {"outputs": put_values(request.buffer, results), "samples": samples}
 
     def close(self, request: Request) -> Message:
-        """Let go of an executable."""
+        """Close an executable."""
         self._made.pop(request.message["made"])[0].close()
         return {}
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of an array in memory of this process's own, which may lie on larger pages than what is shared."""
+    """Copy an array to private memory, which may use larger pages than shared memory."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def main(handle: str, memory_limit: str) -> None:
-    """Serve the socket of that number until it closes. A ``memory_limit`` of 0 bytes is none."""
+    """Serve the socket with this handle until it closes. A ``memory_limit`` of 0 bytes means none."""
     if limit := int(memory_limit):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     serve(handle, WorkerServer().answer)

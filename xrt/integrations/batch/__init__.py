@@ -1,7 +1,7 @@
-"""Batch jobs: rows of a table go in, and the same rows with a model's outputs come out.
+"""Batch jobs: append a model's outputs to the rows of tables.
 
-Rows become inputs by the names of columns, are grouped by their sizes, run, and return in their order. A job writes its results
-in parts, each whole or not at all, so that it can be continued. Nothing here starts a process.
+Columns are matched to inputs by name; rows are grouped by shape, run, and returned in order. A job writes its results in atomic
+parts, so that it can be resumed. Runs in this process; `xrt.integrations.ray` uses a cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch job on one machine: its value, the work of one part, the folder of its results, and the threads that fill it."""
+"""A batch job on one machine: its description, the computation of a part, the results folder, and the worker threads."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from xrt.runtime import available_cores
 __all__ = ["BatchJob", "ChunkReport", "JobFolder", "JobProgress", "JobReport", "count_part_errors", "run_chunk", "run_job"]
 
 ERRORS = "xrt_errors"
-"""Key of a part's number of rows without outputs, in the metadata of its schema."""
+"""Schema metadata key: the number of rows without outputs in a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """What a job computes; with the files of rows, it decides the results."""
+    """The description of a job; together with the row files it determines the results."""
 
     model: str
-    """An absolute path of a bundle or an ONNX file, valid on every machine of the job."""
+    """Absolute path of a bundle or an ONNX file, valid on every machine of the job."""
     engine: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] | None = None
     keep: tuple[str, ...] | None = None
     on_error: OnError = "raise"
     part_rows: int | None = None
-    """Rows in a part; without it, by their size."""
+    """Rows per part; by default chosen by size."""
     batch: int | None = None
-    """Rows in a call; it may differ when a job is continued."""
+    """Rows per call; may change when a job is resumed."""
 
     def open_model(self, threads: int | None) -> RowModel:
-        """Return the model, loaded for that many threads."""
+        """Load the model with this thread budget."""
         module = open_model(self.model, engine=list(self.engine), threads=threads)
         batch = self.batch or choose_batch(module)
         options = {"columns": self.columns, "outputs": self.outputs, "keep": self.keep, "on_error": self.on_error}
@@ -50,33 +50,33 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReport:
-    """One part that was written."""
+    """A written part."""
 
     chunk: Chunk
     errors: int
     """Rows without outputs."""
     engine: str = field(default="", compare=False)
-    """The first engine of the model."""
+    """The model's first engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What a run of a job did."""
+    """Progress or result of a job."""
 
     rows: int
-    """Of all files."""
+    """Rows of all files."""
     present: int
-    """Rows that an earlier run had written."""
+    """Rows written by an earlier run."""
     written: int
-    """Rows of this run."""
+    """Rows written by this run."""
     errors: int
-    """Rows without outputs, those of an earlier run too."""
+    """Rows without outputs, earlier runs included."""
     parts: int
     engine: str = field(default="", compare=False)
-    """The first engine of the model; empty where no part was written."""
+    """The model's first engine; empty if no part was written."""
 
     def add(self, done: ChunkReport) -> JobReport:
-        """Return the report with one more part."""
+        """The report including one more part."""
         rows = done.chunk.stop - done.chunk.start
         return replace(
             self, written=self.written + rows, errors=self.errors + done.errors, parts=self.parts + 1, engine=done.engine
@@ -84,7 +84,7 @@ class JobReport:
 
 
 def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> ChunkReport:
-    """Run the rows of a chunk and write its part; run again, it replaces the part by an equal one."""
+    """Compute the rows of a chunk and write its part. Repeating it replaces the part by an equal one."""
     import pyarrow.parquet as pq
 
     from xrt.integrations.batch.tables import add_columns, from_arrow, to_arrow
@@ -108,7 +108,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
 
 
 def count_part_errors(part: Path, chunk: Chunk) -> int | None:
-    """How many rows of a part have no outputs; None for a part that is damaged. It is read whole, against its checksums."""
+    """Number of rows without outputs in a part; None if it is damaged. Reads the whole part to verify its checksums."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -130,22 +130,22 @@ def _list_reasons(errors: Mapping[int, str], count: int) -> Any:
 
 
 MANIFEST = "_xrt_batch.json"
-"""Readers of tables skip a name that begins so."""
+"""Table readers skip names that begin with an underscore."""
 FORMAT = 2
 _AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
 
 
 class JobFolder:
-    """The folder of a job's results, locked by the process that fills it."""
+    """The results folder of a job, locked by the process that writes it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         self._lock = FileLock(self.path / ".lock")
 
     def claim(self, job: BatchJob, rows: Sequence[str]) -> tuple[list[Chunk], JobReport]:
-        """Lock the folder, and return the chunks that have no part, with what the job is.
+        """Lock the folder; return the chunks without a part and the initial report.
 
-        Raises BatchJobError where another process fills it, and where it has results of other arguments.
+        Raises BatchJobError if another process has the lock, or if the folder has results of a job with other arguments.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         try:
@@ -159,7 +159,7 @@ class JobFolder:
             raise
 
     def close(self) -> None:
-        """Let another process fill the folder."""
+        """Release the lock."""
         self._lock.release()
 
     def _compare(self, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
@@ -214,7 +214,7 @@ def _short(value: object) -> str:
 
 
 JobProgress: TypeAlias = Callable[[JobReport], object]
-"""Called with what has been done so far, after each part."""
+"""Called with the current report after each part."""
 
 
 def run_job(
@@ -225,10 +225,9 @@ def run_job(
     workers: int | None = None,
     progress: JobProgress = lambda report: None,
 ) -> JobReport:
-    """Write the parts of a job that its folder does not have yet; ``workers``, one for each core, share the cores.
+    """Compute the missing parts of a job with ``workers`` threads (default: one per core), which share the cores.
 
-    Raises BatchJobError for a folder of another job, InputError and EngineError where a row cannot be run. Parts that were
-    written by then stay.
+    Raises BatchJobError for a folder of another job, and InputError or EngineError if a row fails; finished parts remain.
     """
     place = JobFolder(folder)
     missing, report = place.claim(job, rows)

@@ -1,4 +1,4 @@
-"""A model as a function of columns: what an actor, a task or a thread of a batch job calls."""
+"""A model as a function of columns: match rows to inputs, group them by size, run, and split outputs into rows."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ __all__ = [
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Column: TypeAlias = "Array | list[Array | None]"
-"""All rows as one array, or each row as its own; None for a row that has no value."""
+"""All rows as one array, or a list of arrays with None for a row without value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
-    """An input of the model that takes one row per index of its first axis."""
+    """A model input whose first axis is rows."""
 
     name: str
     column: str
-    """The column that it is filled from."""
+    """The column that fills it."""
     dtype: DType
     shape: tuple[Dim, ...]
-    """Of one row."""
+    """The shape of one row."""
 
     def __str__(self) -> str:
         return f"{self.name!r} takes rows of {TensorType(self.dtype, self.shape)}"
@@ -60,23 +60,23 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of equal sizes, as inputs of one call."""
+    """Rows of equal shapes, ready for one call."""
 
     indices: Array
-    """Their positions among all rows, ascending."""
+    """Row numbers, ascending."""
     values: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows as the model's inputs; those that are no valid input are left out, with the reason."""
+    """Rows converted to the model's inputs; invalid rows have a reason in ``errors``."""
 
     count: int
     columns: Mapping[str, Column]
     errors: Mapping[int, str]
 
     def group(self) -> Iterator[RowGroup]:
-        """Yield the valid rows in groups of equal sizes, by first appearance; without a copy where all rows are one array."""
+        """Yield the valid rows grouped by shape, in order of first appearance; not copied if all rows are one array."""
         ragged = {name: column for name, column in self.columns.items() if isinstance(column, list)}
         if not ragged and not self.errors:
             if self.count:
@@ -92,7 +92,7 @@ class Rows:
 
 
 def _take(column: Column, rows: Sequence[int]) -> Array:
-    """Return rows that have a value and one shape as an array."""
+    """Select rows that have values of one shape."""
     if isinstance(column, list):
         return np.stack([column[row] for row in rows])  # type: ignore[misc]  # none of them is None
     return column[rows]
@@ -102,9 +102,9 @@ def _take(column: Column, rows: Sequence[int]) -> Array:
 
 
 def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = None) -> tuple[RowInput, ...]:
-    """Return for each input the column that fills it: the one of its name, or what ``columns`` names.
+    """Match each input to the column of its name or the one in ``columns``.
 
-    Raises OptionError for a name that is no input, and for an input that has no axis of rows.
+    Raises OptionError for an unknown input, and for an input without a row axis.
     """
     names = [value.name for value in inputs]
     chosen = columns or {}
@@ -122,7 +122,7 @@ def _row_input(value: Value, column: str) -> RowInput:
 
 
 def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
-    """Return how many rows each call takes; None where that is free. Raises OptionError where inputs differ."""
+    """The fixed number of rows per call; None if dynamic. Raises OptionError if inputs disagree."""
     sizes = {value.type.shape[0] for value in inputs if isinstance(value.type, TensorType) and value.type.shape}
     fixed = sorted(size for size in sizes if isinstance(size, int))
     if len(fixed) > 1:
@@ -135,7 +135,7 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
 
 
 def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Rows:
-    """Return the columns as the inputs; raises InputError where a column is missing."""
+    """Convert columns to model inputs; raises InputError for a missing column."""
     for one in inputs:
         if one.column not in columns:
             column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
@@ -149,7 +149,7 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Row
 
 
 def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
-    """Return the column as the input takes it, and add to ``errors`` the rows that it cannot take."""
+    """Convert a column for an input, and record rows that do not fit in ``errors``."""
     if column.dtype != object:
         with suppress(InputError):  # which rows are the cause is found below
             return _fit(wanted, column, column.shape[:1])
@@ -181,7 +181,7 @@ def _as_array(wanted: RowInput, value: Any) -> Array:
 
 
 def _fit(wanted: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
-    """Return an array of those leading axes with the input's type and shape; itself, where it has both."""
+    """Reshape and cast an array to the input's type; not copied if it has it already."""
     inner = array.shape[len(rows) :]
     if not _matches(inner, wanted.shape):
         fixed_shape = [dim for dim in wanted.shape if isinstance(dim, int)]
@@ -220,11 +220,11 @@ def _cast(wanted: RowInput, array: Array) -> Array:
 
 
 ERROR = "error"
-"""The column with the reason why a row has no outputs; None for the others."""
+"""Column with the reason why a row has no outputs; None for valid rows."""
 
 
 def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Array]:
-    """Return each output of a call as an array or a list with one item per row; raises OptionError where that cannot be."""
+    """Convert outputs to arrays with one item per row; raises OptionError for an output without a row axis."""
     arrays = []
     for value, result in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
         item = to_host(result)
@@ -245,20 +245,20 @@ def _as_objects(items: Sequence[Any]) -> Array:
 
 
 class ResultRows:
-    """Outputs by row, filled group by group."""
+    """Collects outputs of groups by row."""
 
     def __init__(self, outputs: Sequence[Value], count: int) -> None:
         self._outputs, self._count = outputs, count
         self._filled: list[tuple[Array, list[Array]]] = []
 
     def add(self, indices: Array, arrays: list[Array]) -> None:
-        """Take the outputs of the rows at those positions."""
+        """Store the outputs of these rows."""
         self._filled.append((indices, arrays))
 
     def collect(self) -> dict[str, Array]:
-        """Return a column for each output: one array where all rows have one shape, else an array of arrays.
+        """One column per output: an array if all rows have the same shape, else an object array of arrays.
 
-        A row without outputs has zeros, NaN where the type has it, or an array without elements.
+        Rows without outputs are NaN if the type has it, else zero or an empty array.
         """
         return {value.name: self._column(place, value) for place, value in enumerate(self._outputs)}
 
@@ -294,7 +294,7 @@ def _missing(dtype: np.dtype[Any]) -> Any:
 
 
 def add_errors(columns: Mapping[str, Array], errors: Mapping[int, str], count: int) -> dict[str, Array]:
-    """Return the columns with one of reasons."""
+    """Add the error column."""
     reasons = np.full(count, None, object)
     for row, text in errors.items():
         reasons[row] = text
@@ -303,7 +303,7 @@ def add_errors(columns: Mapping[str, Array], errors: Mapping[int, str], count: i
 
 OnError: TypeAlias = Literal["raise", "column"]
 USUAL_BATCH = 32
-"""Rows of a call of a model that was not tuned for throughput."""
+"""Rows per call of a model that was not tuned for throughput."""
 
 
 def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int | None = None, **options: Any) -> XRTModule:
@@ -315,7 +315,7 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
-    """Return what tells a model's file from itself after a change; nothing where it is missing, which `open_model` says."""
+    """Identify the state of a model's file; empty if it is missing, which `open_model` reports."""
     try:
         return make_stamp(Path(path).stat())
     except OSError:
@@ -323,19 +323,18 @@ def stamp_model(path: str | os.PathLike[str]) -> Stamp:
 
 
 def choose_batch(module: XRTModule) -> int:
-    """Return the rows of a call: the batch that the model declares, or was tuned for, or `USUAL_BATCH`."""
+    """Rows per call: the fixed batch of the model, its tuned batch, or `USUAL_BATCH`."""
     fixed = find_fixed_batch(module.inputs)
     tuned = module.serving
     return fixed or (tuned.batch if tuned is not None and tuned.dim else USUAL_BATCH)
 
 
 class RowModel:
-    """A module that is called with columns, and returns columns: its outputs, and the columns that are no input.
+    """Calls a module with columns and returns its outputs, together with the columns that are no input.
 
-    ``columns`` maps inputs to columns where the names differ; ``outputs`` names the outputs to return, or maps them to columns.
-    ``keep`` lists the columns that are passed on. Rows of different sizes run in groups of equal ones, and return in their order.
-    With ``on_error="column"`` a row that cannot be run has no outputs and a reason in the column ``error``.
-    Raises OptionError for a name that the model does not have.
+    ``columns`` maps inputs to columns if names differ; ``outputs`` names the outputs to return or maps them to columns. ``keep``
+    lists the columns to pass on. Rows of different shapes run in groups and keep their order. With ``on_error="column"`` rows
+    that fail have no outputs and a reason in the column ``error``. Raises OptionError for a name that the model does not have.
     """
 
     def __init__(
@@ -363,22 +362,22 @@ class RowModel:
         self._names = _name_outputs(module.outputs, outputs)
         self._keep, self._on_error = keep, on_error
         self._has_independent_rows = batch == 1
-        """True once a call has shown it; calls of one row need no proof."""
+        """Set after the first check; calls of one row need none."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs that become columns, under the columns' names."""
+        """The returned outputs, named like their columns."""
         return tuple(Value(self._names[value.name], value.type) for value in self.module.outputs if value.name in self._names)
 
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs as columns, after those that are kept. Raises InputError and EngineError, which name the row."""
+        """The kept columns and the outputs. Raises InputError or EngineError with the row."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         kept = {name: columns[name] for name in self.list_kept(list(columns))}
         return {**kept, **(add_errors(results, errors, count) if self._on_error == "column" else results)}
 
     def list_kept(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that are passed on; raises OptionError for one that is missing, or named as an output."""
+        """The columns to pass on; raises OptionError for one that is missing or collides with an output."""
         used = {one.column for one in self.inputs}
         kept = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
         result_names = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
@@ -393,7 +392,7 @@ class RowModel:
         return kept
 
     def predict(self, columns: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, str]]:
-        """Return the outputs as columns, and by row why it has none."""
+        """The outputs as columns, and the reasons of failed rows by row number."""
         rows = gather_rows(self.inputs, columns)
         if rows.errors and self._on_error == "raise":
             row = min(rows.errors)
@@ -419,13 +418,14 @@ class RowModel:
             if len(group.indices) == 1:
                 errors[int(group.indices[0])] = str(error)
                 return
+            # Bisect until the failing rows are isolated.
             for part in _slice(group, (len(group.indices) + 1) // 2):  # until the rows are known that cannot be run
                 self._run(part, results, errors)
 
     def _check_independence(self, group: RowGroup, together: Sequence[Array]) -> None:
-        """Run the first and the last row of a call alone; raises OptionError where another result comes out.
+        """Run the first and the last row alone; raises OptionError if their results differ from those in the batch.
 
-        The results would depend on the sizes of calls and parts. Equal rows prove nothing, so that the next call is checked.
+        Otherwise results would depend on batch and part sizes. Equal rows prove nothing, so the next call is checked again.
         """
         count = len(group.indices)
         if count == 1 or not any((array[1:] != array[:1]).any() for array in group.values.values()):
@@ -474,7 +474,7 @@ def _find_difference(value: Value, alone: Array, together: Array) -> str:
 
 
 def _slice(group: RowGroup, size: int | None) -> Iterator[RowGroup]:
-    """Yield a group in parts of at most so many rows, which share its memory."""
+    """Split a group into parts of at most ``size`` rows, without copying."""
     count = len(group.indices)
     if size is None or count <= size:
         yield group
@@ -485,5 +485,5 @@ def _slice(group: RowGroup, size: int | None) -> Iterator[RowGroup]:
 
 
 def _repeat_last(array: Array, more: int) -> Array:
-    """Return the rows with the last one several times more, for a model that takes a fixed number of them."""
+    """Pad with copies of the last row, for a model with a fixed batch."""
     return np.concatenate([array, np.repeat(array[-1:], more, axis=0)])

@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables, ranges of them that are read alone, and columns as arrays of NumPy and back."""
+"""Row files (Parquet, CSV, JSON, Arrow): chunks that can be read separately, and conversion between Arrow and NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def from_arrow(column: Any) -> Array:
-    """Return a column as one array where all rows have one shape, else as an array of arrays; a null is None."""
+    """Convert a column to one array if all rows have the same shape, else an object array; null becomes None."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # without chunks
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -81,9 +81,9 @@ def _as_objects(items: Sequence[Any]) -> Array:
 
 
 def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
-    """Return a column of an output's type: nested lists for the axes of a row, nulls for the rows that are missing.
+    """Convert an output to an Arrow column: nested lists for the axes of a row, null for missing rows.
 
-    The type depends on the declared type alone, so that all parts of a job have one schema, where the rank is declared.
+    The Arrow type depends only on the declared type, if its rank is known, so that all parts of a job share one schema.
     """
     mask = np.zeros(len(column), bool)
     mask[list(missing)] = True
@@ -106,7 +106,7 @@ def _to_plain(item: Any) -> Any:
 
 
 def _arrow_type(type_: Type | None) -> Any:
-    """The type of a row of an output: of one item of a sequence, or along the first axis of a tensor."""
+    """The Arrow type of a row: an item of a sequence, or of a tensor along its first axis."""
     if isinstance(type_, SequenceType):
         return _item_type(type_.element)
     return _item_type(type_.with_shape(type_.shape[1:])) if isinstance(type_, TensorType) and type_.shape else None
@@ -134,7 +134,7 @@ def _element_type(dtype: DType) -> Any:
 
 
 def _nest(array: Array, mask: Array, leaves: Any) -> Any:
-    """Return leaves in lists for each axis but the first, the outermost with nulls."""
+    """Nest flat values into lists for each axis but the first; null rows are masked."""
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else leaves
     nested = leaves
@@ -146,7 +146,7 @@ def _nest(array: Array, mask: Array, leaves: Any) -> Any:
 
 
 def add_columns(table: Any, kept: Sequence[str], columns: Mapping[str, Any]) -> Any:
-    """Return the kept columns of a table with further ones behind them."""
+    """The kept columns of a table, followed by new ones."""
     result = table.select(list(kept))
     for name, column in columns.items():
         result = result.append_column(name, column)
@@ -154,24 +154,24 @@ def add_columns(table: Any, kept: Sequence[str], columns: Mapping[str, Any]) -> 
 
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}
-"""Ending of a file's name to the format of its rows."""
+"""File suffix to format."""
 USUAL_BYTES = 32 << 20
-"""Bytes of rows in a part: what is computed again after a kill, and held in memory by each worker."""
+"""Target size of a part in bytes: recomputed after a kill, and held in memory by each worker."""
 MOST_ROWS = 16384
-"""Rows in a part, where they are small."""
+"""Maximum number of rows of a part."""
 USUAL_PARTS, FEW_ROWS = 64, 256
-"""Parts of a job, so that many processors have some, unless a part would have fewer rows than that."""
+"""Target number of parts, so that many processors have some, and the minimum number of rows of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows, as it was when the job began."""
+    """A file of rows, as of the start of the job."""
 
     path: str
     rows: int
     bytes: int
     modified: int
-    """Nanoseconds, as the file system has them."""
+    """Modification time in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,21 +179,21 @@ class Chunk:
     """Rows that become one part of the results."""
 
     number: int
-    """The place of the file in the job's list."""
+    """Index of the file in the job's list."""
     path: str
     start: int
     stop: int
 
     @property
     def part(self) -> str:
-        """The name of the part's file; names sort as the rows do."""
+        """The file name of the part; names sort in row order."""
         return f"part-{self.number:05d}-{self.start:012d}-{self.stop:012d}.parquet"
 
 
 def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
-    """Return the files of rows at those paths, and in folders among them, in the order of their names.
+    """The row files at these paths and in these folders, sorted by name within a folder.
 
-    Raises InputError for a path that is missing, for a folder without such files and for another format.
+    Raises InputError for a missing path, an unknown format, and a folder without row files.
     """
     files = [file for path in paths for file in _expand(Path(path))]
     return tuple(_describe(path) for path in dict.fromkeys(files))
@@ -227,9 +227,9 @@ def _open(path: str) -> Any:
 
 
 def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk]:
-    """Return all rows in chunks of at most ``rows``; without it, by the files' sizes and the number of rows.
+    """Split all rows into chunks of at most ``rows``; by default sized by bytes and number of rows.
 
-    It does not depend on the processors, which may be others when a job is continued.
+    Does not depend on the number of CPUs, which may differ when a job is resumed.
     """
     chunks = []
     most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
@@ -241,13 +241,13 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
 
 
 def _count_bytes(file: RowFile) -> int:
-    """Return the bytes of a file's rows before compression, where the format says."""
+    """Uncompressed size of a file's rows if the format stores it, else the file size."""
     groups = getattr(_open(file.path), "row_groups", None)
     return sum(group.total_byte_size for group in groups) if groups else file.bytes
 
 
 def read_chunk(chunk: Chunk) -> Any:
-    """Return the rows of a chunk as a table; of Parquet the row groups are read that have some."""
+    """Read the rows of a chunk as a table; from Parquet, only the row groups that contain them."""
     first, stamp = 0, make_stamp(Path(chunk.path).stat())
     tables = []
     for group, rows in _list_groups(chunk.path, stamp):
@@ -260,7 +260,7 @@ def read_chunk(chunk: Chunk) -> Any:
 
 @lru_cache(maxsize=64)
 def _list_groups(path: str, stamp: Stamp) -> tuple[tuple[int | None, int], ...]:
-    """Return the row groups of a file by number, with their rows; another format is one group."""
+    """Row groups of a file with their numbers of rows; other formats have one group."""
     fragment = _open(path)
     groups = getattr(fragment, "row_groups", None)
     return tuple((group.id, group.num_rows) for group in groups) if groups else ((None, fragment.count_rows()),)

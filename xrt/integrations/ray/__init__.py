@@ -1,5 +1,4 @@
-"""Ray: rows and requests come in by Ray's processes; each has a module of the threads that Ray grants.
+"""Run XRT's modules on Ray, with the CPUs that Ray assigns to each process.
 
-`predictor` is for Ray Data, `cluster_job` for ``xrt batch --address``, `deployments` for Ray Serve. Nothing here schedules,
-retries or transports.
+`predictor` is for Ray Data, `cluster_job` for ``xrt batch --address``, `deployments` for Ray Serve.
 """

@@ -1,8 +1,8 @@
-"""A batch job on a cluster: a task of Ray for a few parts, which another machine repeats where a machine is lost.
+"""Run a batch job on a Ray cluster: each task computes a few parts, and is repeated elsewhere if its machine is lost.
 
-A task costs Ray some 30 ms of processor time. Its parts follow each other in the rows, so that it reads a row group once for all
-of them. The first tasks have many parts, and the last ones few, since the slowest of these decides when all is done: guided
-self-scheduling (Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987).
+A task costs Ray about 30 ms of CPU time. It gets consecutive parts, so that a row group is read once for all of them. Tasks get
+smaller towards the end, since the slowest one determines the total time: guided self-scheduling (Polychronopoulos and Kuck, IEEE
+Transactions on Computers C-36, 1987).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 __all__ = ["run_cluster_job"]
 
 AHEAD = 2
-"""Tasks that are handed to Ray for each one that can run."""
+"""Submitted tasks per task that can run."""
 SHARE = 2
-"""What is left is divided by this many tasks for each one that can run."""
+"""Each new task gets 1 / (SHARE * workers) of the remaining chunks."""
 MOST_CHUNKS = 8
-"""Chunks of a task: what is computed again for a machine that is lost, and reported at once."""
+"""Maximum chunks per task: the unit of recomputation after a loss, and of progress reports."""
 
 
 def run_cluster_job(
@@ -38,11 +38,11 @@ def run_cluster_job(
     num_cpus: int = 1,
     progress: Callable[[JobReport], object] = lambda report: None,
 ) -> JobReport:
-    """Write the parts of a job that its folder does not have yet, by tasks of ``num_cpus`` processors each.
+    """Compute the missing parts of a job with Ray tasks of ``num_cpus`` CPUs each.
 
-    The folder, the model and the files of rows have the same paths on every machine. At most ``workers`` tasks run at a time;
-    without it, as many as the cluster has processors for. ``address`` is that of `ray.init`, unless Ray is connected already.
-    Raises BatchJobError where the cluster cannot be reached or lost, and otherwise as `xrt.integrations.batch.run_job`.
+    The folder, the model and the row files must have the same paths on every machine. At most ``workers`` tasks run at a time, by
+    default as many as the cluster has CPUs for. ``address`` is passed to `ray.init` unless Ray is connected. Raises BatchJobError
+    if the cluster cannot be reached or is lost, and otherwise like `xrt.integrations.batch.run_job`.
     """
     ray = import_ray()
     place = JobFolder(folder)
@@ -79,7 +79,7 @@ def _run(
     num_cpus: int,
     progress: Callable[[JobReport], object],
 ) -> JobReport:
-    """Hand out the chunks, a few more at a time than can run, and collect the reports, which come to this process."""
+    """Submit chunks, a few more than can run, and collect the reports."""
     task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
     submitted = 0
     running: set[Any] = set()
@@ -105,7 +105,7 @@ def _run(
 
 
 def count_next_chunks(left: int, workers: int) -> int:
-    """Return how many of the chunks that are left the next task gets."""
+    """The number of remaining chunks for the next task."""
     return min(MOST_CHUNKS, -(-left // (SHARE * workers)))
 
 
@@ -126,7 +126,7 @@ def _run_in_task(job: BatchJob, folder: str, chunks: Sequence[Chunk]) -> list[Ch
 
 
 class _Key:
-    """A job, and its model's file as it is, as the key of a model: equal ones have one text."""
+    """Cache key of a loaded model: the job and the state of the model's file."""
 
     def __init__(self, job: BatchJob) -> None:
         self.job, self._text = job, f"{job!r} {stamp_model(job.model)}"

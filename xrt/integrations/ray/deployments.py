@@ -1,6 +1,6 @@
-"""A deployment of Ray Serve: in each replica the application of `xrt.serve`, with the threads that Ray grants.
+"""A Ray Serve deployment that runs the application of `xrt.serve` in each replica, with the CPUs that Ray assigns.
 
-Ray starts, counts, routes to and replaces replicas. A replica that does not pass its models' self-tests is never in service.
+Ray starts, scales, routes to and replaces replicas. A replica whose models fail their self-tests never enters service.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 __all__ = ["deployment"]
 
 USUAL_QUEUE = 128
-"""Requests that wait in a replica, as `xrt.serve` has it."""
+"""Default queue length of a replica, as in `xrt.serve`."""
 WAITING = 2
-"""Requests that wait in each proxy for each one that a replica takes, before Ray answers with status 503."""
+"""Requests queued in each proxy per ongoing request of a replica, before Ray answers 503."""
 
 
 def deployment(
@@ -32,17 +32,18 @@ def deployment(
     ray_actor_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Return an application for `serve.run`, which serves models by the Open Inference Protocol at its route.
+    """An application for `serve.run` that serves models with the Open Inference Protocol.
 
-    ``model`` and ``engine`` are those of `xrt.serve.app`: paths that every machine of the cluster has. Its other options
-    (``batch``, ``max_wait``, ``instances``, ...) are among ``options``; the rest of them are those of `serve.deployment`:
-    ``num_replicas``, ``autoscaling_config``, ... The thread budget of each instance is its part of ``num_cpus``. ``sessions``
-    routes all requests with one header ``x-session-id`` to one replica, as models with state need it, and sets the option
-    ``explicit_sessions``: routes change where replicas come and go, and no request then gets an empty state. A replica takes
-    ``max_ongoing_requests``; more than ``max_queued_requests`` that wait for a replica are answered with status 503.
+    ``model`` and ``engine`` are as in `xrt.serve.app`; paths must exist on every machine of the cluster. ``options`` are the
+    other options of `xrt.serve.app` (``batch``, ``max_wait``, ``instances``, ...) and those of `serve.deployment`
+    (``num_replicas``, ``autoscaling_config``, ...). Each instance has an equal share of ``num_cpus`` as its thread budget.
 
-    A handle calls ``handle.infer.remote({"x": array}, model="name")``, which returns the outputs by name.
-    Raises OptionError for an option that neither has.
+    ``sessions`` routes all requests with the same ``x-session-id`` header to one replica, as models with state require, and sets
+    ``explicit_sessions``: routes change when replicas come and go, and a request must not silently start an empty state. A
+    replica processes ``max_ongoing_requests``; beyond ``max_queued_requests`` waiting requests get status 503.
+
+    A handle calls ``handle.infer.remote({"x": array}, model="name")``, which returns outputs by name. Raises OptionError for an
+    option that neither function has.
     """
     import_ray()
     from ray import serve
@@ -88,7 +89,7 @@ def _check_names(options: Mapping[str, Any], taken: Any) -> None:
 
 
 def _make_absolute(model: Any) -> Any:
-    """Return paths as a replica finds them, which has another current directory."""
+    """Make paths absolute: a replica has another working directory."""
     if isinstance(model, Mapping):
         return {name: _make_absolute(one) for name, one in model.items()}
     if isinstance(model, list | tuple):
@@ -97,7 +98,7 @@ def _make_absolute(model: Any) -> Any:
 
 
 class ModelReplica:
-    """A replica: the application, after its models are compiled and tested."""
+    """A replica: the application with compiled and tested models."""
 
     async def __init__(self, model: Any, engine: Any, options: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         from ray import serve
@@ -120,7 +121,7 @@ class ModelReplica:
         return self._application
 
     async def check_health(self) -> None:
-        """Raise where a model is not in service; Ray then replaces the replica."""
+        """Raise RuntimeError if a model is not in service; Ray then replaces the replica."""
         self._check()
 
     def _check(self) -> None:
@@ -138,10 +139,10 @@ class ModelReplica:
         session_end: bool = False,
         outputs: Any = (),
     ) -> dict[str, Any]:
-        """Return the outputs by name for inputs by name; the only model needs no name.
+        """Compute outputs by name from inputs by name; ``model`` may be omitted if there is only one.
 
-        ``session``, ``session_start`` and ``session_end`` are those of a request. A handle does not route by sessions: let
-        ``handle.options(session_id=...)`` do that.
+        ``session``, ``session_start`` and ``session_end`` are as in a request. A handle does not route by session; use
+        ``handle.options(session_id=...)``.
         """
         from xrt.serve.protocol import InferRequest
 
@@ -153,7 +154,7 @@ class ModelReplica:
         return dict(response.outputs)
 
     async def count_threads(self) -> dict[str, int]:
-        """Return the thread budget of each model's module."""
+        """The thread budget of each model's module."""
         return {served.name: served.module.threads for served in self._application.models}
 
 

@@ -1,4 +1,6 @@
-"""Models for `ray.data.Dataset.map_batches`: as an actor, which loads once, and as a task, which a lost node cannot block."""
+"""Models for `ray.data.Dataset.map_batches`: `Predictor` as an actor that loads once, `predict` as a task that survives lost
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ __all__ = ["Predictor", "count_granted_threads", "import_ray", "predict"]
 
 
 def import_ray() -> Any:
-    """Return the package of Ray; raises OptionError, with the line for pip, where it is missing."""
+    """Import Ray; raises OptionError with the pip command if it is missing."""
     try:
         import ray
     except ImportError as error:
@@ -27,9 +29,9 @@ def import_ray() -> Any:
 
 
 def count_granted_threads() -> int | None:
-    """Return the processors of this actor or task as a thread budget, at least 1; None in another process.
+    """The CPUs that Ray assigned to this actor or task as a thread budget, at least 1; None in other processes.
 
-    Ray sets no affinity. Of the engines' thread pools it limits those that read ``OMP_NUM_THREADS``.
+    Ray does not set CPU affinity; it limits only thread pools that read ``OMP_NUM_THREADS``.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():  # an actor's process has imported it
@@ -44,15 +46,15 @@ Columns: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 
 class Predictor:
-    """A class for `map_batches`: it loads a bundle or an ONNX file once, and returns batches with the model's outputs.
+    """A callable class for `map_batches`: loads a bundle or an ONNX file once and adds the model's outputs to batches.
 
-    ``model`` is a path that every machine of the cluster has. The thread budget is what Ray grants by ``num_cpus``, unless
-    ``threads`` says otherwise. ``columns`` maps inputs to columns where the names differ, ``outputs`` names or maps the outputs,
-    ``keep`` lists the columns that are passed on (all that are no input), and ``batch`` limits the rows of a call. Rows may have
-    different sizes where the model leaves them open. ``on_error="column"`` gives a row that cannot be run a reason in the column
-    ``error``. ``engine`` and ``options`` are those of `xrt.load` or XRTModule.
+    ``model`` is a path that exists on every machine of the cluster. The thread budget is Ray's ``num_cpus`` unless ``threads`` is
+    set. ``columns`` maps inputs to columns if names differ, ``outputs`` names or maps the outputs, ``keep`` lists the columns to
+    pass on (default: all that are no input), and ``batch`` limits the rows per call. Rows may differ in size along dynamic axes.
+    With ``on_error="column"`` rows that fail get a reason in the column ``error``. ``engine`` and ``options`` are as in
+    `xrt.load` or XRTModule.
 
-    Raises OptionError for an impossible option; a call raises InputError and EngineError, with the row.
+    Raises OptionError for an invalid option; a call raises InputError or EngineError with the row.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Predictor:
         self._rows = RowModel(self.module, columns=columns, outputs=outputs, keep=keep, batch=batch, on_error=on_error)
 
     def __call__(self, batch: Columns) -> Columns:
-        """Return a batch of Ray Data's format "numpy" with the outputs as columns."""
+        """Add the outputs as columns to a batch in Ray Data's format "numpy"."""
         if not isinstance(batch, dict):
             raise OptionError(
                 f"Predictor takes batches of batch_format='numpy', which is the default; got {type(batch).__name__}"
@@ -82,20 +84,19 @@ class Predictor:
 
     @staticmethod
     def batch(model: str | os.PathLike[str], *, engine: Any = ()) -> int:
-        """Return the rows of a call that a model was tuned for, or declares, or a usual number: for ``batch_size``.
+        """The batch size that the model declares or was tuned for, or a default; for ``batch_size``.
 
-        Loads the model, and compiles nothing.
+        Loads the model without compiling it.
         """
         with open_model(model, engine=engine) as module:
             return choose_batch(module)
 
 
 def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
-    """Return a batch with the model's outputs, in a task of `map_batches`; ``options`` are those of `Predictor`.
+    """Add the model's outputs to a batch, in a task of `map_batches`; ``options`` are those of `Predictor`.
 
-    The model is loaded once in each process of Ray, and stays there for further tasks until its file changes. No task waits for
-    the machine of another, so a lost machine blocks nothing, even where the job has all processors; the actors of `Predictor`
-    need a processor to spare.
+    The model is loaded once per process and reused by later tasks until its file changes. Tasks do not depend on a particular
+    machine, so a lost machine blocks nothing even if the job uses all CPUs; actors of `Predictor` need a spare CPU to restart.
     """
     return _find_predictor(model, stamp_model(model), _freeze(options), count_granted_threads())(batch)
 
