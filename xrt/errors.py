@@ -215,7 +215,7 @@ class RunFailed(EngineError, RuntimeError):
 
 
 class PlanError(XRTError, ValueError):
-    """No plan satisfies the request: a pin cannot be kept, or no listed engine supports a node with ``strict=True``.
+    """No plan satisfies the request: a pin cannot be satisfied, or no listed engine supports a node with ``strict=True``.
 
     Remedy: the message lists the nodes and the reasons, and an installed engine that supports them all, if there is one.
     Add an engine, change the pin, or omit ``strict=True``.
@@ -362,7 +362,7 @@ class CacheWarning(XRTWarning):
 
 
 class CalibrationWarning(XRTWarning):
-    """Ranges were calibrated on too little data for the method: one batch, where it needs the statistics of several.
+    """Ranges were calibrated on too little data: one batch, where the method needs the statistics of several.
 
     Remedy: calibrate on more batches, or with ``method="minmax"``.
     """

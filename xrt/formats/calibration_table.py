@@ -34,6 +34,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
+    """The calibrated and the observed range of one value."""
+
     key: Key
     """Identifies the computation: see `xrt.graph.hash_values`."""
     low: float

@@ -127,7 +127,7 @@ _lock = renew_after_fork(Lock())
 class Constant:
     """A read-only tensor, shared by reference between Functions.
 
-    ``array`` may be memory-mapped. The Constant takes ownership: do not write to the array through another view.
+    ``array`` may be memory-mapped. Ownership passes to the Constant: do not write to the array through another view.
     Two constants are equal if type, shape and bytes are equal, so ``-0.0 != 0.0`` and NaN equals itself.
     """
 

@@ -80,7 +80,7 @@ def _cycle(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
     return ModelError(f"the graph has a cycle of {len(loop)} node(s): {shown}; a function must be acyclic")
 
 
-# Building this many nodes takes long enough for garbage collection to show.
+# From this many nodes on, garbage collection slows down construction noticeably.
 LARGE = 50
 
 

@@ -1,8 +1,8 @@
 """The partitioner assigns each node of a model to an engine.
 
-It takes a Function and engines and returns a Plan: every engine is queried about every node, nodes are clustered so that the
-graph of clusters is acyclic, and each cluster is folded into a launch node. Nothing is compiled or run and no files are
-accessed; of an engine, only its name, devices and answers are used.
+`partition` queries every engine about every node, clusters the nodes so that the graph of clusters is acyclic, and folds each
+cluster into a launch node of the resulting Plan. Nothing is compiled or run and no files are accessed; of an engine, only
+its name, devices and support of nodes are used.
 """
 
 from __future__ import annotations

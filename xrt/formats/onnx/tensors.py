@@ -364,6 +364,7 @@ def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -
 
 
 def read_value(proto: ValueInfoProto) -> Value:
+    """Convert the name and type of a value."""
     return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
 
 
@@ -379,6 +380,7 @@ def read_border_value(proto: ValueInfoProto) -> Value:
 
 
 def write_type(type_: Type, proto: TypeProto) -> None:
+    """Fill in the message."""
     if isinstance(type_, TensorType):
         _write_tensor_type(type_, proto.tensor_type)
     elif isinstance(type_, SequenceType):
