@@ -152,6 +152,7 @@ def _compare(
     group = Group(str(subject), subject.batch, threads, ())
     job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.budget_seconds)
     with ExitStack() as stack:
+        # The reference is ended before candidates start, so that it does not use their memory.
         expected = _reference(replace(job, warm_seconds=0.0), settings, group, progress)
         runners = []
         for candidate in candidates:
@@ -238,6 +239,7 @@ def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
     fastest = min(sound, key=lambda runner: runner.timing.median, default=None)
     rows = [_row(runner, fastest) for runner in runners]
     last = {"wrong": 1, "failed": 2}
+    # Wrong results are never ranked by speed.
     rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
     return replace(group, rows=tuple(rows))
 

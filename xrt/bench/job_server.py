@@ -65,7 +65,7 @@ class _Ready:
 
     def turn(self) -> Turn:
         turn = Turn(seconds_per_call(self.call, self.repeats))
-        wait_until_idle()  # the next turn is another process's, which the threads of this one shall not disturb
+        wait_until_idle()  # spinning threads would slow down the next process's turn
         return turn
 
     def profile(self) -> Timeline:

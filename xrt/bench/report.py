@@ -108,7 +108,7 @@ class BenchReport:
 
     def _repr_html_(self) -> str:
         """Charts and tables for a notebook."""
-        from xrt.bench.html import cell  # for notebooks alone
+        from xrt.bench.html import cell  # needed only in notebooks
 
         return cell(self)
 

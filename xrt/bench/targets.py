@@ -54,6 +54,7 @@ class BenchTarget:
         """Load the model; raises ModelError or OptionError, also for an impossible batch size."""
         if self.source not in models.names():
             return _with_batch(set_dims(self._read(), self.sizes), self.batch)
+        # Shipped models with a size named batch are built for it; others have a symbolic dim or a fixed batch.
         if self.batch is None or BATCH not in models.list_model_sizes(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})

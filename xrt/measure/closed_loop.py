@@ -63,6 +63,7 @@ def run_closed_loop(
         began = clock()
         waiting.extend([began] * concurrency)
 
+    # All instances start together, after their warm-up.
     lock, barrier = threading.Lock(), threading.Barrier(len(instances), start)
 
     def serve(number: int) -> list[tuple[float, list[float]]]:
@@ -72,7 +73,7 @@ def run_closed_loop(
                 instance(first, batch)
             barrier.wait()
         except BaseException:
-            barrier.abort()  # the others must not wait for this instance
+            barrier.abort()  # release the other instances
             raise
         done: list[tuple[float, list[float]]] = []
         while len(done) < LEAST_CALLS or clock() < began + seconds:
@@ -87,7 +88,7 @@ def run_closed_loop(
         return done
 
     calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
-    until = min(instance_calls[-1][0] for instance_calls in calls)  # after that some instances are idle
+    until = min(instance_calls[-1][0] for instance_calls in calls)  # afterwards some instances are idle
     counted = [(end, issued) for instance_calls in calls for end, issued in instance_calls if end <= until]
     # The first requests were all issued at once and waited less than later ones. Count them only if the time was too short for
     # others.
@@ -102,6 +103,6 @@ def _run_in_threads(serve: Callable[[int], Any], count: int) -> list[Any]:
         runs = [pool.submit(serve, number) for number in range(count)]
     errors = [error for run in runs if (error := run.exception()) is not None]
     for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):  # the instance that failed first, not those it has stopped
+        if not isinstance(error, threading.BrokenBarrierError):  # raise the first failure, not the broken barriers it caused
             raise error
     return [run.result() for run in runs]

@@ -99,6 +99,7 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
     Unlike the median of ratios, it equals the quotient of the two displayed medians. Drift cancels, as both medians use the same
     rounds.
     """
+    # A candidate that ran out of time has fewer rounds.
     count = min(len(of), len(to))
     mine, theirs = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
     drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))

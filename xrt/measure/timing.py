@@ -147,6 +147,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """
     ordered = sorted(samples)
     count = len(ordered)
+    # 1.96 standard deviations of a binomial with p = 1/2, which are sqrt(count) / 2 each.
     half = 0.98 * math.sqrt(count)
     low = max(0, math.floor(count / 2 - half))
     high = min(count - 1, math.ceil(count / 2 + half))

@@ -129,7 +129,7 @@ class WorkerProcess:
             reply, memory = self._exchange(message, buffer, seconds)
         except WorkerLost:
             raise
-        except BaseException:  # an interrupt too: the answer that is still to come would be taken for the next one's
+        except BaseException:  # also for an interrupt: its late answer would be read as that of the next request
             self.end()
             raise
         if "error" in reply:
@@ -200,6 +200,7 @@ class WorkerProcess:
 
 
 def _end(generation: int, process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
+    # In a forked child the process belongs to the parent.
     if generation == get_generation():
         end(process)
     channel.close()

@@ -35,6 +35,7 @@ class SharedBuffer:
         """Add bytes; return their offset and length."""
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self._blocks.append((offset, data))
+        # Even an empty block gets a byte: memory of size 0 cannot be mapped.
         self.size = offset + max(data.nbytes, 1)
         return offset, data.nbytes
 

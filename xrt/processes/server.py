@@ -37,8 +37,9 @@ def serve(handle: str, answer: Answer) -> None:
     with suppress(OSError):  # standard error is closed
         os.dup2(2, 1)
     with socket.socket(fileno=int(handle)) as channel:
+        # A child with the socket would keep the client from seeing that this process died.
         channel.set_inheritable(False)
-        with suppress(EOFError, ConnectionError):  # the other process has ended, or wants no more
+        with suppress(EOFError, ConnectionError):  # the client exited or closed the socket
             send(channel, {"ready": os.getpid()})
             while True:
                 _serve_one(channel, answer)
@@ -53,11 +54,11 @@ def _serve_one(channel: socket.socket, answer: Answer) -> None:
     buffer = SharedBuffer()
     try:
         found = answer(Request(message, memory, buffer))
-    except Exception as error:  # noqa: BLE001  # it belongs to who asked
+    except Exception as error:  # noqa: BLE001  # re-raised by the client
         return send(channel, {"error": _describe(error)})
     try:
         return send(channel, {"answer": found}, buffer)
-    except (MemoryError, TypeError, ValueError) as error:  # nothing has been sent: it does not fit, or is no JSON
+    except (MemoryError, TypeError, ValueError) as error:  # nothing was sent yet: out of memory, or not JSON
         return send(channel, {"error": _describe(error)})
 
 

@@ -23,7 +23,7 @@ __all__ = ["NOTHING_ADDED", "SUPPORTED", "end", "hold", "release", "run", "start
 
 try:
     import fcntl
-except ImportError:  # a system without it
+except ImportError:  # not available on this system
     fcntl = None  # type: ignore[assignment]
 SUPPORTED = hasattr(fcntl, "F_SETSIG")
 """Whether the system can send a chosen signal when a pipe closes, as Linux can."""
@@ -70,7 +70,7 @@ def _release_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_all)  # a fork that outlives this process must not hold the pipes open
+    os.register_at_fork(after_in_child=_release_all)  # a fork that outlives this process must not keep the pipes open
 _NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables that make an interpreter interactive or run a user's startup file."""
 NOTHING_ADDED: Mapping[str, str] = MappingProxyType({})
@@ -149,14 +149,15 @@ def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) ->
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process and its descendants unless it has exited; close its pipes and wait for it."""
+    # Before the kill, after which they belong to init.
     others = list_descendants(process.pid) if process.poll() is None else ()
     release(process)
     process.kill()
     process.wait()
-    kill(others)  # those that have left its process group
+    kill(others)  # descendants outside its process group
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with suppress(OSError):  # what was not read any more is of no use to anyone
+            with suppress(OSError):  # unread data is discarded
                 pipe.close()
 
 
@@ -174,6 +175,6 @@ def _search_path() -> list[str]:
     """
     found = []
     for entry in sys.path:
-        with suppress(FileNotFoundError):  # the current directory is gone, and nothing is imported from it
+        with suppress(FileNotFoundError):  # the current directory was deleted
             found.append(str(Path(entry).absolute()))
     return [folder for folder in found if os.pathsep not in folder]

@@ -218,6 +218,7 @@ class Application:
 
     async def _respond(self, scope: Scope, receive: Receive) -> Answer:
         path = scope["path"]
+        # Mounted under a prefix by another ASGI application.
         if (root := scope.get("root_path", "")) and path.startswith(root):
             path = path[len(root) :]
         match path.removeprefix("/").removesuffix("/").split("/"):
@@ -311,6 +312,7 @@ class Application:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
         headers = dict(scope["headers"])
+        # Bodies are counted in bytes while they arrive and as requests afterwards.
         with model.receive() as count:
             body = await self._read_body(receive, headers, count)
         with model.admit():
@@ -319,7 +321,7 @@ class Application:
     async def _run_admitted(self, name: str, version: str | None, headers: dict[bytes, bytes], body: bytes) -> Answer:
         read = (body, headers.get(BINARY), self.options.max_request_bytes)
         request = await self.run_if_large(len(body), read_request, *read)
-        model = self.models.find(name, version)  # it may have been loaded again while the body arrived
+        model = self.models.find(name, version)  # it may have been reloaded meanwhile
         response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
         length, parts = await self.run_if_large(response.bytes, write_response, request, response)
         if length is None:
@@ -344,6 +346,7 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int, 
         raise RequestRefusal(
             f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is", MALFORMED
         )
+    # Reject by the announced size before reading anything.
     announced = headers.get(b"content-length", b"0")
     size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
     parts: list[bytes] = []
@@ -375,6 +378,6 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
     headers = list(_JSON)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    if refusal.status in (LATE, TOO_LARGE):  # the rest of the body is not read
+    if refusal.status in (LATE, TOO_LARGE):  # the unread rest of the body would be parsed as the next request
         headers.append((b"connection", b"close"))
     return refusal.status, headers, [encode_document({"error": str(refusal)})]

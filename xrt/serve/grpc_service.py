@@ -95,7 +95,7 @@ class _Service:
             "ModelReady": self._answer_model_ready,
             "ServerMetadata": self._describe_server,
             "ModelMetadata": self._describe_model,
-            "ModelInfer": self._infer,  # gets the bytes of the request too
+            "ModelInfer": self._infer,  # called with the size of the request
             "ModelConfig": self._describe_config,
             "ModelStatistics": self._list_statistics,
             "RepositoryIndex": self._list_index,
@@ -136,7 +136,7 @@ class _Service:
                 self._application.log.note_request(context.peer(), name, status, time.perf_counter() - began, refusal)
             if refusal.retry_after is not None:
                 context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-            return await context.abort(self._codes[refusal.code], str(refusal))  # it raises
+            return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
 
         return answer_or_abort
 
@@ -207,7 +207,7 @@ class _Service:
         try:
             limit = self._application.options.max_request_bytes
             inference = await self._application.run_if_large(size, read_message, request, limit)
-            model = self._application.models.find(request.model_name, request.model_version)  # it may have been loaded again
+            model = self._application.models.find(request.model_name, request.model_version)  # it may have been reloaded
             response = await model.infer(inference, self._find_session(context))
             answer = await self._application.run_if_large(response.bytes, write_message, inference, response)
             status = OK
@@ -292,6 +292,7 @@ def write_message(request: InferRequest, response: InferResponse) -> Any:
     answer = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
     for name, value in response.parameters.items():
         answer.parameters[name].string_param = value
+    # A response must use one form for all outputs.
     is_raw = request.is_binary or not request.inputs or any(response.datatypes[name] not in _FIELDS for name in response.outputs)
     for name, array in response.outputs.items():
         tensor = answer.outputs.add(name=name, datatype=response.datatypes[name], shape=array.shape)

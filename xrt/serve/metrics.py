@@ -165,7 +165,7 @@ class RequestLog:
         if status != BUSY:
             self._failures.error("%r: status %d: %s", what, status, reason)
             return
-        self._busy += 1  # there may be thousands a second
+        self._busy += 1  # possibly thousands per second
         if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
             more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
             self._failures.warning("%r: status %d: %s%s", what, status, reason, more)

@@ -153,6 +153,7 @@ def decode_json(
         raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
     if datatype == "BYTES":
         return _decode_text_list(name, shape, text)
+    # The skeleton has only brackets and commas: it shows the structure without parsing numbers.
     count, skeleton = math.prod(shape), text.translate(None, _NUMBERS)
     if skeleton.translate(None, b"[],"):
         raise _refuse_datatype(name, datatype)
@@ -182,7 +183,7 @@ def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
     length = 0
     for extent in reversed(shape):
         length = 2 + extent * length + max(extent - 1, 0)
-    if length != len(skeleton):  # before a text of that length is made: a request of a few bytes may name any shape
+    if length != len(skeleton):  # checked before building the text, as a small request may declare a huge shape
         return False
     nested = b""
     for extent in reversed(shape):
@@ -208,12 +209,13 @@ def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes],
         array = np.array(data)
     except OverflowError as error:
         raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
-    if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy's choice for large and small numbers
+    if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy chooses float for mixed magnitudes
         array = _read_integers(data, array)
     if array.size and array.dtype.kind not in kind.kinds:
         raise _refuse_datatype(name, datatype)
     with np.errstate(over="ignore"):
         converted = array.astype(kind.dtype.numpy)
+    # Floats may round, but must not overflow; integers must be exact.
     fits = np.isfinite(converted) == np.isfinite(array) if converted.dtype.kind == "f" else converted == array
     if not np.all(fits):
         raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
@@ -236,6 +238,7 @@ def _decode_text_list(name: str, shape: tuple[int, ...], text: bytes) -> Array:
     nested: Any = str
     for _ in shape:
         nested = list[nested]
+    # Strings may contain brackets and commas, so the structure is checked by the decoder.
     for form in (list[str], nested):
         with suppress(msgspec.ValidationError):
             array = np.array(msgspec.json.decode(text, type=form), dtype=object)
@@ -422,7 +425,7 @@ def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
             return _DECODER.decode(text), msgspec.json.decode
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:  # NaN and infinities: no JSON, but what Python's clients send
+        except msgspec.DecodeError:  # NaN and infinities are not JSON, but Python clients send them
             return _DECODER.decode(_replace_special(bytes(text))), _load_special
     except RecursionError:
         raise RequestRefusal("the request's JSON is nested too deeply") from None
@@ -439,7 +442,7 @@ be rejected."""
 def _replace_special(text: bytes) -> bytes:
     parts = _STRING.split(text)
     for word, number in _SPECIAL.items():
-        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # between the strings
+        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # only outside of strings
     return b"".join(parts)
 
 

@@ -42,7 +42,7 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     if "threads" in options or tuned in (None, module.threads):
         return module
     module.close()
-    return load(path, **{**options, "engine": named, "threads": tuned})  # what the instances of its configuration have
+    return load(path, **{**options, "engine": named, "threads": tuned})  # the thread budget that it was tuned for
 
 
 @dataclass(slots=True)
@@ -192,15 +192,17 @@ class Repository:
         async with self._changing:
             for _, version, entry in self._list_entries(name):
                 old = entry.served
+                # An object has no files to reload.
                 if old is not None and isinstance(entry.source, XRTModule):
                     continue
                 try:
                     entry.served = await self._prepare(name, version, entry.source)
                 except BaseException:
                     if old is not None:
-                        old.show_metrics()  # not those of the model that failed
+                        old.show_metrics()  # the failed model had replaced its gauges
                     raise
                 if old is not None:
+                    # Sessions of the old model are gone; their clients get 410 with this reason.
                     entry.served.sessions.inherit(old.sessions, "the model was loaded again")
                     await old.drain()
                     old.close()
@@ -249,7 +251,7 @@ class Repository:
                 _log.info("model %s was loaded again", name)
             except RequestRefusal as refusal:
                 _log.error("%s", refusal)
-            except Exception:  # noqa: BLE001  # the models after this one are loaded all the same
+            except Exception:  # noqa: BLE001  # the remaining models are still reloaded
                 _log.exception("model %s cannot be loaded again", name)
 
     def close(self) -> None:

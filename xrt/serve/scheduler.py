@@ -97,10 +97,11 @@ def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent:
     reason = _compare(expected, join_and_split(call, requests, rows, padded))
     if reason or size == 1:
         return reason
+    # NaN reaches every value that depends on it, however small its weight.
     spoiled = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
     try:
         return _compare(expected[:1], join_and_split(call, [requests[0], spoiled], rows, padded))
-    except (XRTError, ValueError):  # a call that fails for one request is repeated for each alone: nothing is mixed
+    except (XRTError, ValueError):  # a failing batch is repeated request by request, so nothing is mixed
         return ""
 
 
@@ -135,7 +136,7 @@ def run_batch(
     that fails, each request is run alone, so that none fails because of another.
     """
     if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
-        with suppress(Exception):  # each is tried alone, and its own error is its answer
+        with suppress(Exception):  # each request is then run alone and gets its own error
             return list(join_and_split(call, requests, rows, sizes))
     return [_try(call, values) for values in requests]
 
@@ -143,7 +144,7 @@ def run_batch(
 def _try(call: Callable[..., Values], values: Values) -> Values | BaseException:
     try:
         return call(*values)
-    except Exception as error:  # noqa: BLE001  # it is the answer of this request
+    except Exception as error:  # noqa: BLE001  # becomes the response to this request
         return error
 
 
@@ -280,7 +281,7 @@ class Scheduler:
                 rows += other.rows
             else:
                 rest.append(other)
-        while self._sizes and len(batch) > 1 and rows not in self._sizes:  # rounded down: what is left is the next batch
+        while self._sizes and len(batch) > 1 and rows not in self._sizes:  # round down; the rest forms the next batch
             rest.insert(0, batch.pop())
             rows -= rest[0].rows
         self._queue.extendleft(reversed(rest))
@@ -293,9 +294,10 @@ class Scheduler:
             self._observer.note_wait(started - one.since)
         loop = asyncio.get_running_loop()
         call = batch[0].call
-        sizes = self._sizes if batch[0].key is not None else ()  # a request that runs alone is not padded
+        sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded
         running = self._pool.submit(run_batch, call, [one.values for one in batch], [one.rows for one in batch], sizes)
         finish = partial(self._finish, batch, started)
+        # Results return to the event loop, where all state is changed.
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_Waiting], started: float, done: Future[list[Values | BaseException]]) -> None:

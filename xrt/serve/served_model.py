@@ -103,7 +103,7 @@ class ServedModel:
         """Compile, run the self-test and put the model in service; `why_not_ready` has the reason if that fails."""
         try:
             reason = await asyncio.to_thread(self._test)
-        except Exception as error:  # noqa: BLE001  # the other models are served
+        except Exception as error:  # noqa: BLE001  # other models stay in service
             _log.exception("model %s, version %s, cannot be prepared", self.name, self.version)
             reason = f"it cannot be prepared: {error}"
         self.why_not_ready = reason
@@ -114,6 +114,7 @@ class ServedModel:
         """Explain why the model must not be in service; empty if all tests pass."""
         if reason := self._test_module(self.module):
             return reason
+        # Sessions belong to one module, so models with state have no further instances.
         if self._open_again is not None and not self._stateful:
             for _ in range(len(self._modules), count_modules(self.module, self.options.instances or 1)):
                 self._modules.append(self._open_again())
@@ -195,6 +196,7 @@ class ServedModel:
             nonlocal held
             held += size
             self._arriving += size
+            # The same bound in bytes as for complete requests.
             if self._arriving > self.most_requests * self.options.max_request_bytes:
                 raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", BUSY, retry_after=1)
 
@@ -213,13 +215,15 @@ class ServedModel:
         if session is not None and not self._stateful:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
-        self._scheduler.check_room()  # a refused request must leave its session as it was
+        self._scheduler.check_room()  # before the session is entered, which a rejected request must not change
         with self.sessions.enter(session) if session else nullcontext() as held:
             try:
                 results = await self._submit(held, values)
             except Exception as error:
                 refusal = self._explain(error)
-                if session and held and refusal.status == MALFORMED and held.lost:  # the step had begun to write its state
+                if (
+                    session and held and refusal.status == MALFORMED and held.lost
+                ):  # the failed step has overwritten a part of its state
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
         outputs = dict(zip((v.name for v in self.outputs), results, strict=True))

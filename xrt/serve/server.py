@@ -68,7 +68,7 @@ def run_server(
             server_header=False,
         )
         answering = uvicorn.Server(config)
-        answering.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # the signals are those of both transports
+        answering.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
         server = _Server(application, answering, drain, on_start, on_ready)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.serve(listener, host, grpc_port))
@@ -134,6 +134,7 @@ class _Server:
     def _end(self) -> None:
         """Shut down gracefully; the second call shuts down at once."""
         self._application.begin_drain()
+        # The second signal finds `should_exit` set already.
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
         self._ending.set()

@@ -44,7 +44,7 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
         raise RequestRefusal(f"parameter '{kind}_id' is null; give a text of at most {_MAX_NAME} characters, or leave it out")
     if name is None and (alone := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
         raise RequestRefusal(f"parameter {alone!r} is about a session, and the request names none; give 'session_id'")
-    if name is None or (kind == "sequence" and name in (0, "")):  # how Triton's clients say that there is none
+    if name is None or (kind == "sequence" and name in (0, "")):  # Triton's clients send 0 or "" for no sequence
         return None
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
         raise RequestRefusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
@@ -83,7 +83,7 @@ class SessionTable:
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self._expired = f"it was not used for {self.idle:g} s"  # one text for all of them
+        self._expired = f"it was not used for {self.idle:g} s"  # one string shared by all entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -97,7 +97,7 @@ class SessionTable:
             yield entry.session
         except BaseException as error:
             if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
-                self.forget(request.name, f"a call of it failed: {error}")  # its state may be written in part
+                self.forget(request.name, f"a call of it failed: {error}")  # its state may be partially updated
             raise
         finally:
             entry.is_busy, entry.used = False, self.clock()
@@ -131,6 +131,7 @@ class SessionTable:
         """Expire sessions that have been idle for too long."""
         limit = self.clock() - self.idle
         for name, entry in list(self._entries.items()):
+            # Entries are ordered by use, so all later ones are fresh.
             if entry.used > limit and not entry.is_busy:
                 break
             if not entry.is_busy:
@@ -139,6 +140,7 @@ class SessionTable:
     def forget(self, name: str, why: str) -> None:
         """Remove a session; later requests for it get the reason."""
         self._entries.pop(name, None)
+        # The hash suffices for a message and bounds the memory per name.
         self._forgotten[hash(name)] = why[:_LONGEST_REASON]
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)

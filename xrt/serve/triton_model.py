@@ -57,6 +57,7 @@ class TritonPythonModel:
         groups: dict[Any, list[int]] = {}
         for place, arrays in enumerate(values):
             joins = self._joins and count_joinable_rows(arrays)
+            # Only requests that agree in all other axes can be joined; others get a group of their own.
             groups.setdefault(tuple(array.shape[1:] for array in arrays) if joins else place, []).append(place)
         results: list[Any] = [None] * len(values)
         for places in groups.values():
@@ -74,13 +75,13 @@ class TritonPythonModel:
         """Run a step of the request's sequence; return an exception if it fails."""
         name, flags = request.correlation_id(), request.flags()
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
-            self._sessions[name] = self._module.new_session()  # type: ignore[index]  # there are sequences
+            self._sessions[name] = self._module.new_session()  # type: ignore[index]  # not None for a model with sequences
         session = self._sessions.get(name)  # type: ignore[union-attr]
         if session is None:
             return KeyError(f"there is no sequence {name}; begin it with the flag of a start")
         try:
             results = session(*values)
-        except Exception as error:  # noqa: BLE001  # it is the answer of this request
+        except Exception as error:  # noqa: BLE001  # becomes the response to this request
             self._sessions.pop(name, None)  # type: ignore[union-attr]
             return error
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:

@@ -145,7 +145,7 @@ class _Search:
             results = self._run(part, given)
         except CompileRefused:
             return None
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is a difference
+        except Exception as error:  # noqa: BLE001  # any other error counts as a difference
             return f"{type(error).__name__}: {error}"
         judged = judge_outputs(part, given, results, expected, self.reference, self._precision)
         return judged.message if judged.verdict is Verdict.DISAGREES else None
@@ -163,9 +163,11 @@ class _Search:
         while len(nodes) > 1:
             parts = _split(nodes, pieces)
             smaller = next((part for part in parts if self.differs(part)), None)
+            # A part alone still differs: continue with it at the coarsest granularity.
             if smaller is not None:
                 nodes, pieces = smaller, 2
                 continue
+            # With two pieces the complements are the parts themselves.
             rest = next((rest for rest in _complements(parts) if self.differs(rest)), None) if pieces > 2 else None
             if rest is not None:
                 nodes, pieces = rest, pieces - 1

@@ -58,7 +58,7 @@ class Float64Reference:
         try:
             wide = passes.infer_shapes(widen(self._function))
             return list(self._run(wide, [_widen_value(value) for value in self._inputs]))
-        except (XRTError, TypeError, ValueError, NotImplementedError):  # a kernel may have no form for float64
+        except (XRTError, TypeError, ValueError, NotImplementedError):  # a kernel may lack float64
             return None
 
     def explains(self, results: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Tolerance]) -> bool:
@@ -128,9 +128,11 @@ def _is_array_near(mine: Array, theirs: Array, exact: Array, tolerance: Toleranc
     with np.errstate(invalid="ignore"):
         error, reference_error = np.abs(mine - exact), np.abs(theirs - exact)
     is_number = np.isfinite(error) & np.isfinite(reference_error)
+    # Infinities and NaN have no distance; they must match.
     is_same = (mine == theirs) | (mine == exact) | (np.isnan(mine) & (np.isnan(theirs) | np.isnan(exact)))
     reference_error = np.where(is_number, reference_error, 0.0)
-    # A row that cancels must not excuse the others. A short row says little: its reference may be exact by chance.
+    # Per row, so that one row with cancellation does not loosen the bound of others. Not for short rows, whose reference may be
+    # exact by chance.
     is_row = mine.ndim > 1 and mine.shape[-1] >= ROW
     allowed = TIMES * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
     return bool((is_same | (is_number & (error <= np.maximum(allowed, tolerance.compute_bound(exact))))).all())

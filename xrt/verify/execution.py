@@ -129,6 +129,7 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
     last = {value.name: place for place, piece in enumerate(pieces) for value in piece.inputs}
+    # Outputs of the Function live to the end.
     last.update((value.name, len(pieces)) for value in function.outputs)
     for place, piece in enumerate(pieces):
         results = run(piece, [values[value.name] for value in piece.inputs])

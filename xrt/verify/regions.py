@@ -96,7 +96,7 @@ class Verification:
 
     def _repr_html_(self) -> str:
         """A table for a notebook."""
-        from xrt.html.rendering import render_cell  # for notebooks alone
+        from xrt.html.rendering import render_cell  # needed only in notebooks
 
         def mark(found: CheckVerdict) -> dict[str, str]:
             return {"text": found.verdict.value, "verdict": "wrong" if found.verdict is Verdict.DISAGREES else ""}
@@ -194,6 +194,7 @@ def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[s
     given = [right[value.name] for value in function.inputs]
     expected = list(asked.reference(function, _copies(given)))
     try:
+        # One compile, two runs: on the reference's inputs, and on the actual ones of earlier regions.
         own, passed_on = asked.runs(function, [given, [actual[value.name] for value in function.inputs]])
     except RunFailed as error:
         raise to_run_failed(launch, error) from error.__cause__

@@ -76,7 +76,7 @@ class WorkerHandle:
     def _start(self) -> WorkerProcess:
         if self._closed:
             raise WorkerLost("its process ended when the module was closed")
-        if self._worker is not None and not self._worker.is_alive:  # the worker of a parent process
+        if self._worker is not None and not self._worker.is_alive:  # inherited from the parent of a fork
             self._worker = None
             self.generation += 1
         if self._worker is None:
@@ -87,6 +87,7 @@ class WorkerHandle:
         """End the worker for good; a request in progress fails immediately."""
         self._closed = True
         if (worker := self._worker) is not None:
+            # Without the lock, which a request in progress holds.
             worker.kill()
         with self.lock:
             worker, self._worker = self._worker, None
@@ -109,8 +110,8 @@ class IsolatedEngine(GraphCompiler):
         cls = type(engine)
         self.inner = engine
         self.runs = runs or cls.save is GraphCompiler.save
-        self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
-        self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # no array of a device comes over
+        self.name = engine.name  # type: ignore[misc]  # an instance attribute shadows the class variable
+        self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # device arrays cannot be passed between processes
         self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
         self._home = WorkerHandle(engine, limits)
         self._number = next(_numbers)
@@ -216,7 +217,7 @@ class RemoteExecutable(Executable):
             except WorkerFailure as error:
                 said = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
                 raise CompileFailed(said) from error.__cause__
-            self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
+            self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
             return answer["made"], home.generation
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
@@ -231,7 +232,7 @@ class RemoteExecutable(Executable):
         try:
             answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         except WorkerFailure as error:
-            raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
+            raise RunFailed(str(error)) from error.__cause__  # the program adds the region
         return _filled(read_values(memory, answer["outputs"]), options)
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:

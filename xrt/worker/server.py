@@ -125,6 +125,7 @@ def _own(value: Any) -> Any:
 
 def main(handle: str, memory_limit: str) -> None:
     """Serve the socket with this handle until it closes. A ``memory_limit`` of 0 bytes means none."""
+    # Set before any engine is imported, so that its libraries count.
     if limit := int(memory_limit):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     serve(handle, WorkerServer().answer)

@@ -61,6 +61,7 @@ class EntryPoint(NamedTuple):
 def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
     """List the entry points of a group. If a distribution is on the path twice, the first one counts, as for imports."""
     folders = [folder or "." for folder in path]
+    # Archives on the path and custom finders are not folders that can be listed.
     if any(Path(folder).is_file() for folder in folders) or any(map(_is_foreign, sys.meta_path)):
         from importlib import metadata
 
@@ -70,6 +71,7 @@ def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
     for folder in dict.fromkeys(folders):
         for info in _list_distributions(folder):
             name = _normalize(Path(info).stem)
+            # The first one on the path wins, as for imports.
             if name not in seen:
                 seen.add(name)
                 found += _read(info, group)
@@ -108,4 +110,5 @@ def _read(info: str, group: str) -> Iterator[EntryPoint]:
             inside = text == f"[{group}]"
         elif inside and "=" in text and not text.startswith(("#", ";")):
             name, _, value = text.partition("=")
+            # Same syntax as an INI file: a section per group, a line per entry point.
             yield EntryPoint(name.strip(), value.strip(), info)

@@ -61,7 +61,7 @@ class Executable(abc.ABC):
     concurrent_runs: int | None = None
     """The number of runs that can compute at the same time; others wait. None: no limit."""
 
-    def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
+    def prepare(self) -> None:  # noqa: B027  # optional: doing nothing is a correct default
         """Allocate memory, bind inputs, choose kernels. Called once, before the first run."""
 
     @abc.abstractmethod
@@ -99,6 +99,7 @@ class Executable(abc.ABC):
         options = RunOptions(out=tuple(outputs))
 
         def call(*inputs: Any) -> None:
+            # Tolerate an engine that returns new arrays in spite of `out`.
             for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
                 if result is not buffer:
                     fill(buffer, result)
@@ -139,7 +140,7 @@ class Executable(abc.ABC):
         """
         return None
 
-    def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
+    def close(self) -> None:  # noqa: B027  # optional: doing nothing is a correct default
         """Release all resources. Called once, after the last run."""
 
 
@@ -295,7 +296,7 @@ class GraphCompiler(abc.ABC):
         if known is None:
             from xrt.engines.contract.spec import format_spec
 
-            known = self.__dict__[_SPEC] = format_spec(self)  # its fields are frozen, and a plan asks for it at every turn
+            known = self.__dict__[_SPEC] = format_spec(self)  # cached: the fields are frozen, and plans use it often
         return known
 
     def __str__(self) -> str:
@@ -477,6 +478,7 @@ def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np
     wide = np.abs(array.astype(np.float64))
     nan, infinite = np.isnan(wide), np.isinf(wide)
     denormal = (wide > 0) & (wide < float(_limits(array.dtype).smallest_normal))
+    # float64 represents every narrower float exactly, subnormals included.
     marks: dict[DeviationKind, np.ndarray[Any, Any]] = {"nan": nan, "infinity": infinite, "denormal": denormal}
     # A 16-bit infinity or NaN may come from an overflow that float32 intermediates avoid.
     return marks | {"float16": nan | infinite} if array.dtype.itemsize == 2 else marks
@@ -486,10 +488,10 @@ def name_likely_cause(engine: type[GraphCompiler], function: Function, values: I
     """Name the deviations that explain a difference on these values; empty if none does."""
     kinds = find_special_values(values)
     if "infinity" in kinds:
-        kinds.add("float16")  # where the Function has such values, they may have overflowed
+        kinds.add("float16")  # an infinity may be an overflow in float16
     if not kinds:
         return ""
-    from xrt.passes import infer_shapes  # only where something differs
+    from xrt.passes import infer_shapes  # imported only on a difference
 
     found = [one for one in list_deviations(engine, infer_shapes(function)) if one.kind in kinds]
     return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, found))}" if found else ""

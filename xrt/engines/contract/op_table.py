@@ -115,12 +115,14 @@ class OpTable(Generic[K]):
     def _add(self, new: Kernel[K]) -> None:
         known = self._kernels.setdefault((new.domain, new.op_type), [])
         for old in known:
+            # Different predicates may divide the cases; only identical conditions are a conflict.
             if old.priority == new.priority and old.why_not is new.why_not and _overlap(old, new):
                 raise EngineError(
                     f"engine {self.engine!r} has two kernels of priority {new.priority} for {new.op_type}: "
                     f"{_name(old.code)} and {_name(new.code)}; give one another priority, version range or predicate"
                 )
         known.append(new)
+        # Stable sort: kernels of equal priority keep their order of registration.
         known.sort(key=lambda kernel: -kernel.priority)
 
     def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:

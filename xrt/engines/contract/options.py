@@ -43,6 +43,7 @@ class ExecutionOptions:
             )
         for name in ("threads", "max_workspace_size", "max_batch_size"):
             value = getattr(self, name)
+            # bool is a subclass of int.
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name} must be a positive integer or None; got {value!r}")
 

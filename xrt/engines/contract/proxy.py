@@ -22,7 +22,7 @@ class LazyEngine(GraphCompiler):
 
     def __init__(self, status: EngineStatus) -> None:
         self.status = status
-        self.name = status.name  # type: ignore[misc]  # each is the one of its engine
+        self.name = status.name  # type: ignore[misc]  # an instance attribute shadows the class variable
         self.devices = status.devices  # type: ignore[misc]
 
     @cached_property
@@ -39,11 +39,11 @@ class LazyEngine(GraphCompiler):
         return self.inner.implementation
 
     @property
-    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # the engine's own
+    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # that of the real engine
         return self.inner.supports_dynamic_shapes
 
     @property
-    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # the engine's own
+    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # that of the real engine
         return self.inner.compiles_in_parallel
 
     def why_not(self, node: Node, function: Function) -> str | None:

@@ -130,7 +130,8 @@ def engine_class(name: str) -> type[GraphCompiler]:
     try:
         found = entry.load()
         return _named(_check_class(found), name)
-    except (Exception, SystemExit) as error:  # an import runs a stranger's code
+    except (Exception, SystemExit) as error:  # an import runs third-party code
+        # A missing library is the user's choice of extras; anything else is a broken plug-in.
         if isinstance(error, ModuleNotFoundError) and _is_missing(error):
             raise EngineUnavailable(
                 f"engine {name!r} needs {error.name}, which is not installed; install it: {pip_line(entry)}"
@@ -161,8 +162,8 @@ def probe(name: str) -> EngineStatus:
         found = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
         lower = ", ".join(one for one in LOWER_PRECISIONS if engine.lower_precision(one) is not None)
         return replace(found, lacks=engine.missing_features(), precisions=lower)
-    except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
-        says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself knows what it lacks
+    except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
+        says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency
         if says_so or _is_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
         return replace(status, cause=_one_line(error))
@@ -224,7 +225,7 @@ def _scan(path: tuple[str, ...]) -> Entries:
     found: dict[str, list[EntryPoint]] = {}
     for entry in list_entry_points(GROUP, path):
         claims = found.setdefault(entry.name, [])
-        if all(entry.value != one.value for one in claims):  # one class may be installed under two names, as after a renaming
+        if all(entry.value != one.value for one in claims):  # a renamed distribution may be installed twice
             claims.append(entry)
     return {name: tuple(entries) for name, entries in found.items()}
 
@@ -349,6 +350,7 @@ class EngineDeclaration:
         standard = EngineDeclaration("")
         for field in fields(self):
             value = getattr(self, field.name)
+            # Exact types: the bool True would pass as a rank.
             if type(value) is not type(getattr(standard, field.name)):
                 return False
             if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
@@ -369,7 +371,7 @@ def read_declaration(module: str, name: str) -> EngineDeclaration:
                 found = EngineDeclaration(*given, **{one.arg or "": ast.literal_eval(one.value) for one in call.keywords})
                 if found.name == name and found.is_valid():
                     return found
-    except Exception:  # noqa: BLE001  # an import of the module says what is wrong with it; nothing here needs it to be right
+    except Exception:  # noqa: BLE001  # importing the module will report the mistake
         return EngineDeclaration(name)
     return EngineDeclaration(name)
 
@@ -379,6 +381,7 @@ def _read_source(module: str) -> str:
     top, *rest = module.split(".")
     spec: ModuleSpec | None = importlib.util.find_spec(top)
     for part in rest:
+        # `importlib.util.find_spec` would import the parent packages.
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
     read = getattr(spec.loader if spec else None, "get_source", None)
     return (read(spec.name) if read and spec else None) or ""
@@ -402,10 +405,11 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
             worker.end()
         return _probe_in(worker, status, timeout)
 
+    # A thread per probe only waits for its process.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             return tuple(pool.map(probe_one, known))
-        except BaseException:  # an interrupt does not wait until all have answered
+        except BaseException:  # do not wait for all probes after an interrupt
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in running:

@@ -143,7 +143,7 @@ def unquote(raw: str) -> str:
         return raw
     try:
         return str(ast.literal_eval(raw))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of what is nested without end
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for unbounded nesting
         raise OptionError(f"{raw if len(raw) < LONG else raw[:LONG] + '...'} is not a quoted text: {error}") from error
 
 
@@ -214,6 +214,7 @@ def _read_union(raw: str, hint: Any) -> Any:
 
 def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
     for value in allowed:
+        # A literal may be a number, which is never quoted.
         if raw == str(value) or unquote(raw) == value:
             return value
     raise OptionError(f"expected one of {', '.join(map(str, allowed))}; got {raw!r}")
@@ -243,6 +244,7 @@ def read_pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in split(text):
         halves = split(part, "=", limit=1)
+        # The limit keeps further equal signs in the value.
         if len(halves) != 2 or not all(halves):
             raise OptionError(f"expected option=value; got {part!r}")
         key, value = halves
@@ -263,6 +265,7 @@ def write_value(value: Any, hint: Any) -> str:
             back = read_value(_spell(value, quoted), hint)
         except OptionError:
             continue
+        # A round trip also detects values of the wrong type, such as 1 for a bool.
         if back == value:
             return _spell(back, quoted)
     raise OptionError(f"expected {_name(hint)}; got {value!r}")
@@ -315,6 +318,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
             raise OptionError("expected a name, and braces around its options")
         return match["name"], read_pairs(match["fields"] or "")
     except OptionError as error:
+        # A frequent mistake is a comma-separated list in place of a Python list.
         several = _split_valid_specs(text)
         if several:
             raise OptionError(f"{text!r} names {len(several)} engines, and one is due; pass a list: {several!r}") from None
@@ -386,6 +390,7 @@ def format_spec(engine: GraphCompiler) -> str:
             continue
         with _naming(cls, field.name):
             spelled = _spelled(field.name, getattr(engine, field.name), hints[field.name])
+            # Equal values may be written differently, such as 1 and 1.0; compare their text.
             if spelled != _default(field, hints[field.name]):
                 shown += spelled
     return f"{cls.name}{{{', '.join(shown)}}}" if shown else cls.name
@@ -445,7 +450,7 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
         return
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # made at run time, or shipped without its source
+    except (OSError, TypeError, SyntaxError):  # created at run time, or shipped without source
         return
     body = getattr(tree.body[0], "body", [])
     for statement, following in zip(body, [*body[1:], None], strict=True):

@@ -129,6 +129,7 @@ class OpenVino(GraphCompiler):
         with AllocationTracker(len(data)) as growth:
             compiled, inplace = load_model(data, DEVICE, self._settings(context, function))
         executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)
+        # `save` can return the same bytes.
         executable.saved = data
         return executable
 
@@ -143,6 +144,7 @@ class OpenVino(GraphCompiler):
         is_lowered = self.precision in ("allowed", wanted) and "strict_types" not in asked
         if is_lowered and wanted in ("bf16", "fp16") and has_precision(wanted):
             del asked["precision"]
+        # Without lower precision all types are strict anyway.
         if self.precision in ("allowed", "fp32") and "precision" not in asked:
             asked.pop("strict_types", None)
         if not asked:

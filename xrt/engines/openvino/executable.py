@@ -83,7 +83,7 @@ def to_tensor(array: Array, dtype: DType) -> Any:
         array = make_writable_alias(array)
     bits = _BITS.get(dtype)
     if bits is None:
-        # NumPy has two types of 64-bit integers that compare equal, and the library knows one of them.
+        # NumPy has two equal 64-bit integer types (long, long long); the library accepts only one.
         same = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
         return openvino.Tensor(same, shared_memory=True)
     return openvino.Tensor(array.view(bits), list(array.shape), _TYPES[dtype])
@@ -244,7 +244,7 @@ class RequestFrame:
         if target is not None:
             if self._compiled.fixed[place] or tuple(_Request.get_output_tensor(self._request, place).shape) == target.shape:
                 return target
-            fixed = None  # the library has put another shape in place of it
+            fixed = None  # the library replaced the tensor by one of another shape
         if fixed is None:
             result = copy_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
         else:
@@ -327,6 +327,7 @@ class OpenVinoExecutable(Executable):
             self._idle.append(RequestFrame(self.compiled))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        # Fast path: every output is computed once, in order, without caller's buffers.
         if self._gives_all and options.out is None:
             return self._computed(inputs, self._none)
         buffers = options.out or [None] * len(self.function.outputs)
@@ -344,6 +345,7 @@ class OpenVinoExecutable(Executable):
             results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
             raise self._failed(error) from error
+        # A frame is reused only after success: a failed request is dropped.
         self._idle.append(frame)
         return results
 
@@ -418,6 +420,7 @@ class OpenVinoExecutable(Executable):
     def close(self) -> None:
         """Release the model. The requests drop it last: otherwise the library holds the GIL while it frees the model."""
         if self.compiled is not None:
+            # The library keeps the thread pool of a closed model, which a fork must not reuse.
             if self.idle_threads:
                 release_pool()
         self.compiled = None
@@ -435,6 +438,7 @@ class OpenVinoExecutable(Executable):
         """Per computed output, the buffer that the model writes to directly: none that may overlap another input."""
         chosen, over = list(self._none), {output: place for place, output in self.inplace_pairs()}
         for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
+            # An output listed twice is computed into the first buffer and copied to the second.
             if place is None or chosen[place] is not None or buffer is None:
                 continue
             own = over.get(output) if output in over and inputs[over[output]] is buffer else None
@@ -488,7 +492,7 @@ def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
     found: dict[str, list[tuple[int, int]]] = {}
     for place, value in enumerate(function.inputs):
         if _has_symbol(value):
-            for axis, dim in enumerate(value.type.shape or ()):  # type: ignore[union-attr]  # a tensor, as it has a symbol
+            for axis, dim in enumerate(value.type.shape or ()):  # type: ignore[union-attr]  # only tensors have symbolic dims
                 if isinstance(dim, str):
                     found.setdefault(dim, []).append((place, axis))
     return [(dim, *places) for dim, places in found.items() if len(places) > 1]
@@ -502,7 +506,7 @@ def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int]
     inputs = [(place, given.type) for place, given in enumerate(function.inputs) if isinstance(given.type, TensorType)]
     known = {dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)}
     found = [dim if isinstance(dim, int) else known.get(dim or "") for dim in type_.shape]
-    return None if None in found else tuple(found)  # type: ignore[arg-type]  # none is None
+    return None if None in found else tuple(found)  # type: ignore[arg-type]  # checked above
 
 
 def _is_large(value: Value, least: int | None) -> bool:
@@ -528,6 +532,7 @@ def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryv
     """
     stream = compiled.model.export_model()
     size = len(stream.getbuffer())
+    # The header follows the blob, which keeps the alignment of the file's start.
     header = {"used": compiled.used, "passed": compiled.passed, "blob": size}
     text = json.dumps({**header, "inplace": list(inplace.items())}).encode()
     stream.seek(size)

@@ -65,6 +65,7 @@ def _places(names: Sequence[str], model: Any) -> list[int]:
     is ambiguous.
     """
     parameters = model.get_parameters()
+    # Without dropped inputs the order is that of the Function.
     if len(parameters) == len(names):
         return list(range(len(names)))
     found = [next((name for name in parameter.output(0).names if name in names), None) for parameter in parameters]

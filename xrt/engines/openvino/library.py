@@ -34,7 +34,7 @@ _TELEMETRY = "openvino_telemetry"
 def _without_telemetry() -> Iterator[None]:
     modules: dict[str, Any] = sys.modules
     before = modules.get(_TELEMETRY)
-    modules[_TELEMETRY] = None  # an import of it is then a ModuleNotFoundError
+    modules[_TELEMETRY] = None  # importing it now raises ModuleNotFoundError
     try:
         yield
     finally:
@@ -72,7 +72,8 @@ def check_pools() -> None:
     """Raise CompileRefused in a forked child that would reuse a pool without threads and wait forever."""
     if _Pools.are_dead:
         said = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
-        raise CompileRefused(said) from OSError("forked")  # of this process, and not for the cache on disk
+        # The cause keeps the refusal, which holds for this process only, out of the disk cache.
+        raise CompileRefused(said) from OSError("forked")
 
 
 def _forget_pools() -> None:

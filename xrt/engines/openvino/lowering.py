@@ -30,7 +30,7 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
     if node.bodies or node.control:
         return None
     if node.op_type == "Pad" and not may_cut_off_more_than_there_is(node, function):
-        return None  # its decomposition contains such a Pad
+        return None  # its decomposition contains a Pad itself
     return find_learned_definition(node, function) if node.domain == ML else _decompose(as_function(node, function))
 
 
@@ -47,6 +47,7 @@ def _decompose(one: Function) -> Function | None:
         lowered = (own and own(OpenVinoWriter.of(one))) or expand(one)
         if lowered is None or lowered.opset() != one.opset():
             return None
+        # OpenVINO's support depends on constant shapes and axes, so compute them now.
         folded = passes.fold_constants(passes.infer_shapes(lowered), evaluate)
     except ModelError:
         return None
@@ -130,7 +131,7 @@ def decompose_tensor_scatter(writer: OpenVinoWriter) -> Function | None:
         return None
     rank, along = len(update.shape), writer.node.attr("axis", -2) % len(update.shape)
     steps = np.arange(update.shape[along], dtype=np.int32).reshape([-1 if axis == along else 1 for axis in range(rank)])
-    places = writer.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # it is static
+    places = writer.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # checked above
     if writer.get_input(2):
         starts = writer.op(
             "Reshape", writer.cast(writer.get_input(2), DType.INT32), writer.literal([-1] + [1] * (rank - 1), np.int64)

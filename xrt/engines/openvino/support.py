@@ -25,6 +25,7 @@ __all__ = ["lower", "why_not"]
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why OpenVINO does not support the node; None if it supports the node or its decomposition."""
     reason = _why_not_itself(node, function)
+    # A decomposition does not help if a value itself cannot be passed.
     if reason is None or _why_not_known_types(node, function):
         return reason
     lowered = find_decomposition(node, function)
@@ -161,6 +162,7 @@ def _answer(question: NodeQuery) -> str | None:
 def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
     """Explain that the frontend dropped an input that matters; None if it did not."""
     kept = len(model.get_parameters())
+    # Dropped inputs without elements do not matter.
     holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
     if kept >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:
         return None

@@ -59,7 +59,7 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | WORDS),
         *_rows("OneHot", INTEGERS),
         *_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | WORDS),
-        # one element at a time
+        # elementwise
         *_rows("Add Mul Sub Neg", FLOATS | WORDS),
         *_rows("Max Min", FLOATS | INTEGERS),
         *_rows("Abs", FLOATS | {DType.UINT8} | WORDS),
@@ -92,7 +92,7 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_rows("CumSum", FLOATS | WORDS),
         *_rows("DFT STFT", frozenset({DType.FLOAT32})),
         *_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
-        # with bodies
+        # control flow
         *_rows("If Scan", ANY),
         *_rows("Loop", ANY, main=2),
         *_rows("TopK", FLOATS | INTEGERS),

@@ -156,6 +156,7 @@ class OrtOnDevice(Executable):
         made = {value.name: self._empty(value) for value in self._outputs}
         try:
             with self._lock:
+                # Order: caller's earlier work, the session's work, caller's later work.
                 accelerator.follow(own, callers)
                 computed = self._computed(session, given, made)
                 accelerator.follow(callers, own)

@@ -133,7 +133,7 @@ class Ort(GraphCompiler):
         check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)  # the dataclass is frozen; this is its constructor
+        object.__setattr__(self, field, value)  # a frozen dataclass, still under construction
 
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.ort.support import why_not
@@ -160,12 +160,13 @@ class Ort(GraphCompiler):
         model; its other errors pass through.
         """
         computed = list_computed_outputs(function)
+        # Every output is an input or a constant: copied by the executable, without a session.
         if not computed and context.device == "cpu":
             return OrtExecutable(function, None)
         _check_border(function)
         try:
             handed = _export(function)
-        except ValueError as error:  # a ModelError, or a name that is not text
+        except ValueError as error:  # ModelError, or a name that is not valid UTF-8
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         options = self._session_options(context.threads, context.device, function)
         if context.device != "cpu":
@@ -184,7 +185,7 @@ class Ort(GraphCompiler):
                 return self._restored(
                     optimize_model(function, handed, self._session_options(threads, function=function), file), function, threads
                 )
-        except Exception:  # noqa: BLE001  # the library's errors have no common base
+        except Exception:  # noqa: BLE001  # the library's errors have no common base class
             return None
 
     def _on_device(
@@ -197,6 +198,7 @@ class Ort(GraphCompiler):
         if reason := why_not_present(self.on_device):
             raise CompileRefused(reason)
         stream = accelerator.new_stream()
+        # Needed by `check_assigned`.
         options.add_session_config_entry(RECORDED, "1")
         with accelerator.activate(stream):
             session = open_session(handed, options, self._device_providers(provider_options(accelerator, stream), context))
@@ -217,6 +219,7 @@ class Ort(GraphCompiler):
             session = open_session(handed, options, self._providers())
         kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
         executable = kind(function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace)
+        # The calling thread counts in both pools but is not the library's.
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
@@ -245,7 +248,7 @@ class Ort(GraphCompiler):
             return data
         try:
             return saved.pack(files, self._load_options(1), context.workdir)
-        except Exception:  # noqa: BLE001  # the library's errors have no common base; each process then packs for itself
+        except Exception:  # noqa: BLE001  # no common base class; without this each process packs the weights itself
             _log.info("ONNX Runtime cannot save packed weights", exc_info=True)
             return data
 
@@ -267,6 +270,7 @@ class Ort(GraphCompiler):
         executable = self._mapped(saved, function, border, threads)
         if executable is None:
             executable = self._opened(border, saved.export(function), self._load_options(threads), inplace)
+        # `save` can return the same bytes.
         executable.saved = data
         return executable
 
@@ -281,7 +285,7 @@ class Ort(GraphCompiler):
             return None
         try:
             executable = self._opened(border, placed.handed, self._load_options(threads), dict(saved.header["inplace"]))
-        except Exception:  # noqa: BLE001  # the library's errors have no common base; if the model is to blame, it says so again
+        except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
         return executable if placed.release() else None
@@ -316,6 +320,7 @@ class Ort(GraphCompiler):
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Decline options that are not implemented. Strict types are: it always computes in the types of the model."""
+        # A shared pool has one size for all sessions.
         if shared_pool_size() not in (None, context.threads):
             return (
                 f"engine 'ort' runs on one pool of {shared_pool_size()} threads that all sessions of the process share, as "
@@ -337,14 +342,14 @@ class Ort(GraphCompiler):
         else:
             over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
             options.inter_op_num_threads = over_nodes
-            options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread is one of both
+            options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread belongs to both pools
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
         own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         settings = {**own, **self.config}
         if function is not None:
-            from xrt.engines.ort.tables import has_vector_products  # a start from the cache reads no table
+            from xrt.engines.ort.tables import has_vector_products  # not needed for a start from the cache
 
             if has_vector_products(function):
                 settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "MatmulTransposeFusion")))

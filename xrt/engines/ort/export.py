@@ -32,7 +32,7 @@ def export_model(function: Function) -> ExportedModel:
 
     Raises ModelError if that is newer than the library and cannot be downgraded.
     """
-    function = externalize_weights(function)  # the library checks bodies by themselves, and then looks for a file
+    function = externalize_weights(function)  # the library checks bodies separately and would look for a file
     model = lowest_model(function, newest_opset(), newest_ir(), weights="external", least_opset=_OPSET_OF_CASTS)
     rounded = {node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)}
     for value in model.graph.value_info:
@@ -93,13 +93,14 @@ def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] |
 def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> None:
     rows, rest = math.prod(shape[:count]), shape[count:]
     dtype = writer.dtype(writer.x)
-    ones = f"xrt/sum/{dtype}/{rows}"  # one for all sums of so many rows
+    ones = f"xrt/sum/{dtype}/{rows}"  # shared by all sums over this many rows
     writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
     source = writer.x
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.constant(np.asarray([rows, -1], np.int64)))
     result = (1,) * count + rest if writer.node.attr("keepdims", 1) else rest
     output = writer.node.outputs[0]
+    # MatMul of a vector and a matrix already has the final shape.
     if len(result) == 1:
         writer.op("MatMul", ones, source, output=output)
         return

@@ -86,7 +86,7 @@ class SavedSession:
         files = {_OWN: np.frombuffer(self.data, np.uint8)}
         release(files[_OWN])
         for name, content in self._constants(function):
-            release(content)  # one after the other: each was read through to be checked, and the library reads what it maps
+            release(content)  # free pages that the check has read; the library maps the file itself
             files[name] = content
         return place_model(marked, files, size)
 
@@ -211,6 +211,7 @@ class _Places:
     def place(self, name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
         """The location of a weight: in the model (None), in a constant of the Function, or in the file."""
         size = value.tensor_size_in_bytes()
+        # Small weights stay inline; strings have no contiguous bytes.
         if size < SMALL or value.element_type() == _STRING:
             return None
         memory = (ctypes.c_char * size).from_address(value.data_ptr())
@@ -338,6 +339,7 @@ def _find_marks(model: bytes, marks: Sequence[tuple[str, int]], count: int) -> M
             names.append(found.start())
         elif (number := int(found[0][1:])) < len(marks):
             offsets[number] = (found.start(), *marks[number])
+    # Bytes of a weight or a name happen to look like a mark.
     if (len(names), len(offsets)) != (count, len(marks)):
         return None
     return MarkedModel(model, tuple(names), tuple(offsets[number] for number in range(len(marks))))

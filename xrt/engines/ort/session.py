@@ -110,10 +110,10 @@ def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequ
         if not options.use_per_session_threads or "use_per_session_threads" not in str(error):
             raise
         options.use_per_session_threads = False
-        options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
+        options.intra_op_num_threads = options.inter_op_num_threads = 0  # any other number prints a warning
         return open_session(ExportedModel(handed.model), options, providers)
     if options.intra_op_num_threads != 1:
-        with suppress(AttributeError):  # where the library has no such inner session any more, its threads spin
+        with suppress(AttributeError):  # without the inner session the threads just spin
             _end_spinning(session._sess)
     return session
 
@@ -123,11 +123,11 @@ def _end_spinning(session: native.InferenceSession) -> None:
 
     ``session.force_spinning_stop`` ends spinning after each run, even a rejected one.
     """
-    with suppress(Exception):  # the refusal: for want of outputs, or because the session is not initialized yet
+    with suppress(Exception):  # always rejected: no outputs, or not initialized yet
         session.run([], {}, None)
 
 
-class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library has no types
+class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library is untyped
     """A CPU session whose threads also block during initialization, which halves the time to open small models."""
 
     _sess_options: SessionOptions
@@ -164,7 +164,7 @@ def give_files(handed: ExportedModel, options: SessionOptions) -> None:
 
 
 def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    settings: Any = {"enable_fallback": 0}  # otherwise the library prints a provider's errors, and tries another one
+    settings: Any = {"enable_fallback": 0}  # otherwise the library prints errors and falls back to another provider
     if options.intra_op_num_threads != 1 and options.use_per_session_threads and list(providers) in ([_CPU], [(_CPU, {})]):
         return _BlockedSession(model, options, [_CPU], **settings)
     return InferenceSession(model, options, list(providers), **settings)
@@ -173,12 +173,12 @@ def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]
 def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str | None:
     """Explain why the library cannot open a session on the model; None if it can. The session is closed at once."""
     options = quiet_options()
-    options.intra_op_num_threads = 1  # the session is closed at once, and threads take longer to start than the rest of it
+    options.intra_op_num_threads = 1  # starting threads would take most of the time
     try:
         open_session(handed, options, providers)
     except CompileRefused as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  # the library's errors have no common base
+    except Exception as error:  # noqa: BLE001  # the library's errors have no common base class
         return f"{LIBRARY} refuses it: {summarize_error(error)}"
     return None
 
@@ -235,6 +235,7 @@ def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
 
     Listing there crashes the process if one of the libraries does not load (onnxruntime-gpu 1.31 without cuBLAS).
     """
+    # Listing would load the shared libraries of all providers.
     if set(get_available_providers()) - _LISTED:
         return {}
     found: dict[tuple[str, str], list[OrtKernelDef]] = {}
@@ -273,7 +274,7 @@ def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
     """The newest version of ai.onnx that the library reads, found by trial."""
-    from xrt.graph import latest_opset  # a start from the cache does not import onnx
+    from xrt.graph import latest_opset  # not needed for a start from the cache
 
     return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
 
@@ -286,7 +287,7 @@ def newest_ir() -> int:
 
 
 def _trivial_model() -> Any:
-    from xrt.formats.onnx import lowest_model  # a start from the cache writes no model
+    from xrt.formats.onnx import lowest_model  # not needed for a start from the cache
 
     value = TensorType(DType.FLOAT32, (1,))
     node = Node("Relu", ("x",), ("y",))
@@ -354,10 +355,10 @@ _NOISE = (
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
-    r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
+    r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",
     r"^.*::<lambda\(\)> ",
-    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # the signature of what failed
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # signature of the failing function
 )
 
 
@@ -423,6 +424,7 @@ def share_pool(threads: int) -> None:
             raise OptionError(
                 f"the sessions of this process share a pool of {_State.shared} threads; it cannot be replaced by one of {threads}"
             )
+        # Sessions opened by other code of the process count, too.
         if _State.used or any(issubclass(type(thing), InferenceSession) for thing in gc.get_objects()):
             raise OptionError(
                 "a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "

@@ -88,6 +88,7 @@ def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: 
         return reason
     inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
     reason = _why_node_has_no_kernel(node, function, inputs, outputs, providers)
+    # The list of kernels decides if there is a kernel; only otherwise a session is tried.
     if reason is None and node.op not in _CHECKED_AT_OPENING:
         return None
     if _has_unknown(node, inputs):
@@ -128,6 +129,7 @@ def _joined(reason: str | None, refusal: str, node: Node) -> str:
     """Combine the reason from the list of kernels with the error of the trial session."""
     if reason is None:
         return refusal
+    # The library expanded the node as a function and lacks a kernel inside.
     missing = re.search(r"implementation for (\w+)\(\d+\)", refusal)
     if missing and missing[1] != node.op_type:
         return f"{reason}, and to expand it none for {missing[1]} on these types"
@@ -247,7 +249,7 @@ def _is_small(constant: Constant | None) -> bool:
 def _answer(kind: SessionQuery, providers: tuple[str, ...]) -> str | None:
     try:
         handed = export_model(kind.function)
-    except ValueError as error:  # a ModelError, or a name that is not text
+    except ValueError as error:  # ModelError, or a name that is not valid UTF-8
         return str(error)
     return why_not_opened(handed, providers)
 

@@ -78,6 +78,7 @@ class BlasThreads:
     def enter(self, budget: int) -> int:
         """Begin a call with this thread budget; return the largest number of threads without limits."""
         with self._lock:
+            # The first call remembers the user's setting, which the last call restores.
             if not self._under_way:
                 self._before = [library.get() for library in self.libraries]
             self._under_way.append(budget)
@@ -118,13 +119,14 @@ def blas_limit(threads: int) -> AbstractContextManager[None] | None:
     Entering and leaving cost a few microseconds.
     """
     blas = find_blas()
+    # Compare with the unlimited number: another call may be limiting the libraries now.
     return _Limit(blas, threads) if blas.unlimited > threads else None
 
 
 @lru_cache(maxsize=1)
 def find_blas() -> BlasThreads:
     """The BLAS libraries that were loaded at the first call: NumPy's, and any loaded before."""
-    import numpy  # noqa: F401, ICN001  # it loads its own
+    import numpy  # noqa: F401, ICN001  # loads NumPy's BLAS
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers

@@ -47,11 +47,11 @@ def find_learned_definition(node: Node, function: Function) -> Function | None:
 def _meaning(one: Function) -> Function | None:
     page = _Page(one)
     if page.features() is None or any(attribute.name.endswith("_as_tensor") for attribute in page.node.attributes):
-        return None  # tensors hold double precision
+        return None  # these attributes are float64
     try:
         results = _MEANINGS[page.node.op_type](page)
         return None if results is None else infer_shapes(page.whole(results))
-    except (ModelError, ValueError, IndexError, TypeError, KeyError):  # attributes that do not fit each other
+    except (ModelError, ValueError, IndexError, TypeError, KeyError):  # inconsistent attributes
         return None
 
 
@@ -130,6 +130,7 @@ def _normalizer(page: _Page) -> Sequence[str]:
     greatest = page.write("ReduceMax", *inputs, keepdims=1, **axes)
     odd = page.write("Equal", greatest, page.constant(0.0)), page.write("Greater", greatest, page.constant(_LARGEST))
     one = page.constant(1.0)
+    # Rows that are all 0 or contain infinities are divided by 1.
     unit = page.write("Div", page.x, page.write("Where", page.write("Or", *odd), one, greatest))
     norm = page.attribute("norm", "MAX")
     if norm == "MAX":
@@ -239,6 +240,7 @@ def _leaves(page: _Page) -> str | None:
         for ids in (page.attribute("nodes_truenodeids"), page.attribute("nodes_falsenodeids"))
     ]
     depth = _depth(roots, behind)
+    # Each level adds nodes to the graph, and every row traverses all of them.
     if not 0 < depth <= DEEPEST:
         return None
     tables = {"feature": page.attribute("nodes_featureids"), "true": behind[0], "false": behind[1]}
@@ -274,6 +276,7 @@ def _added(page: _Page, prefix: str, columns: int) -> str | None:
         return None
     keys = zip(page.attribute("nodes_treeids"), page.attribute("nodes_nodeids"), strict=True)
     at = {key: place for place, key in enumerate(keys)}
+    # float64 sums: several entries may add to one leaf. Converted to float32 at the end.
     weights = np.zeros((len(at), columns))
     parts = ("treeids", "nodeids", "ids", "weights")
     for tree, number, column, value in zip(*(page.attribute(f"{prefix}_{part}") for part in parts), strict=True):
@@ -301,6 +304,7 @@ def _tree_ensemble_classifier(page: _Page) -> Sequence[str] | None:
     if len(ids) == 1:
         scores = page.write("Gather", scores, page.constant(ids, np.int32), axis=1)
         scores = page.write("Add", scores, page.constant(base[-1])) if base else scores
+        # Scores of positive weights are probabilities p and 1 - p; others are a margin, s and -s.
         scores = _of_one(page, scores, min(page.attribute("class_weights")) >= 0 and how == "NONE")
     elif base:
         scores = page.write("Add", scores, page.constant(base))

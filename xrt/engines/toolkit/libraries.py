@@ -18,7 +18,7 @@ __all__ = ["AllocationTracker", "hide_module", "remove_noise", "shorten"]
 
 def remove_noise(text: str, patterns: Iterable[str]) -> str:
     """Join the text to one line and remove all matches of the regular expressions, in order."""
-    text = f"{' '.join(text.split())} "  # a pattern that ends with a space matches at the end too
+    text = f"{' '.join(text.split())} "  # the trailing space lets a pattern that ends with one match at the end
     for pattern in patterns:
         text = re.sub(pattern, "", text)
     return text.strip(" .")
@@ -74,7 +74,7 @@ class _Counts(ctypes.Structure):
 def _counter() -> Callable[[], _Counts] | None:
     try:
         counter = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # another C library, or another system
+    except (AttributeError, OSError, TypeError):  # not glibc, or not Linux
         return None
     counter.restype = _Counts
     return counter
@@ -136,6 +136,7 @@ class AllocationTracker:
             if opened is None:
                 return
             opened.under_way -= 1
+            # A session that failed to open has no share of the growth.
             if error is None:
                 opened.weight += self.weight
             if not opened.under_way:

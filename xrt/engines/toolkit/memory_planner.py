@@ -40,6 +40,7 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
     ending: dict[int, list[LiveRange]] = defaultdict(list)
     now = -1
     for span in sorted(spans, key=lambda span: (span.first, -span.nbytes)):
+        # Free buffers whose last reader is done before placing the next ones.
         while now < span.first - 1:
             now += 1
             for dead in ending.pop(now, ()):
@@ -67,6 +68,7 @@ class _Gaps:
             if size > nbytes:
                 self._add(start + nbytes, size - nbytes)
             return start
+        # Extend a gap at the end of the arena instead of leaving it unused.
         start = self._start_of.get(self.end, self.end)
         if start != self.end:
             self._remove(start)
@@ -107,7 +109,7 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
         return None
     if isinstance(value, list | tuple):
         return {"list": put_values(buffer, value)}
-    if isinstance(value, dict):  # of Python's own numbers and texts, in pairs: keys of JSON's objects are texts
+    if isinstance(value, dict):  # as pairs, because keys of JSON objects are strings
         return {"map": list(value.items())}
     array = np.asarray(value)
     if array.dtype.kind in "USO":
@@ -131,6 +133,7 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
     blocks: dict[str, Block] = {}
 
     def keep(constant: Constant) -> str:
+        # By identity: constants that share an array are stored once.
         name = weights.setdefault(id(constant.array), f"weights:{len(weights)}")
         if name not in blocks:
             blocks[name] = buffer.put(encode_data(constant).cast("B"))

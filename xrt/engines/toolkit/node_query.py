@@ -104,13 +104,14 @@ def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]
     for shape in (*given, *made):
         if shape is None or any(not isinstance(dim, int) and dim not in known for dim in shape):
             return f"an extent of this {node.op} is known only when it is computed"
+    # A declared shape that cannot be inferred might be violated at another size.
     if made != list(_infer(NodeQuery.of(node, function, function.opset(), _find_small, [name for name in node.outputs if name]))):
         return f"the extents that the model declares for this {node.op} do not follow from those of its inputs"
     shapes = [shape or () for shape in given]
     rule = _RULES.get(node.op_type, _broadcasts)
     try:
         fits = rule(node, function, shapes)
-    except (IndexError, ValueError, TypeError):  # a node that lacks what its operator needs
+    except (IndexError, ValueError, TypeError):  # a malformed node
         fits = False
     return None if fits else f"symbolic dims decide what this {node.op} computes, or it is not known that they are equal"
 
@@ -121,7 +122,7 @@ def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
     alone = query.to_function()
     try:
         found = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
-    except ValueError:  # a node that breaks a rule
+    except ValueError:  # a malformed node
         return ()
     return tuple(_shape(value.name, found) for value in alone.outputs)
 
@@ -229,7 +230,7 @@ def _of_batches(node: Node, function: Function, shapes: Sequence[Shape]) -> bool
 
 
 def _along_one_axis(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    return function.opset() >= 13  # before, axes are flattened together
+    return function.opset() >= 13  # earlier versions flatten axes
 
 
 def _always(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
@@ -310,6 +311,7 @@ class CompiledBody:
         declared = self.function.outputs[output].type
         if not isinstance(declared, TensorType):
             raise ValueError(f"output {output} of body {self.function.name!r} was never computed, and its type is not declared")
+        # Named dims of inputs bind the named dims of outputs.
         sizes: dict[str, int] = {}
         for value, given in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.picks)], strict=True):
             if isinstance(value.type, TensorType) and hasattr(given, "shape"):

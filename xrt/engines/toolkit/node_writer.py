@@ -128,6 +128,7 @@ def as_function(node: Node, function: Function) -> Function:
     """
     names = _names(node)
     read = dict.fromkeys(filter(None, node.inputs))
+    # Large constants become inputs, so that nodes with different weights share a cache entry.
     small = {names[name]: c for name in read if (c := function.constants.get(name)) is not None and c.array.size <= SMALL}
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
@@ -259,6 +260,7 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
             return None
     x, w, y = shapes
     places, elements = math.prod(y[2:]), math.prod(w[2:])
+    # Size of the im2col matrix.
     is_small = places * math.prod(x[:2]) * elements * size <= MOST_BYTES
     return (x, w, y) if places <= MOST_PLACES and places < elements and is_small else None
 
@@ -321,6 +323,7 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
     """
     found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
+    # Quantization tools share one scalar between unrelated readers.
     is_number = constant is not None and constant.array.size == 1
     return any(found) if is_number else bool(found) and all(found)
 

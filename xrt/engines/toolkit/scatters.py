@@ -23,6 +23,7 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
     found = {}
     for place, value in enumerate(function.inputs):
         uses = function.users(value.name)
+        # Another reader, or an output with the old contents, would observe the update.
         if len(uses) != 1 or value.name in outputs or not isinstance(value.type, TensorType):
             continue
         node = uses[0].node

@@ -167,7 +167,7 @@ class JobFolder:
         wanted = _describe(job, files, chunks)
         manifest = self.path / MANIFEST
         parts = {part.name: part for part in self.path.glob("part-*.parquet")}
-        if not parts:  # what another job began, and wrote nothing, holds no result
+        if not parts:  # a job that wrote no parts may be replaced
             replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
         elif not manifest.exists():
             raise BatchJobError(f"{self.path} has parts, and no {MANIFEST} says of which job; use another folder")
@@ -175,6 +175,7 @@ class JobFolder:
             _check_equal(self.path, _read_manifest(manifest), wanted)
         remove_dead_temporaries(self.path)
         errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
+        # Damaged parts are computed again, like missing ones.
         missing = [chunk for chunk in chunks if errors.get(chunk) is None]
         total = sum(file.rows for file in files)
         present = total - sum(chunk.stop - chunk.start for chunk in missing)
@@ -196,7 +197,7 @@ def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) 
     model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
     settled = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
     description = {"format": FORMAT, "model": model, **settled, "rows": [asdict(file) for file in files], "parts": len(chunks)}
-    return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # as it will be read
+    return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # normalize to what reading it returns
 
 
 def _check_equal(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -235,6 +236,7 @@ def run_job(
         if not missing:
             return report
         count = min(workers or available_cores(), len(missing))
+        # One module serves all threads, each call with its share of the cores.
         model = job.open_model(max(1, available_cores() // count))
         with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:
             chunks = iter(missing)

@@ -80,7 +80,7 @@ class Rows:
         ragged = {name: column for name, column in self.columns.items() if isinstance(column, list)}
         if not ragged and not self.errors:
             if self.count:
-                yield RowGroup(np.arange(self.count), self.columns)  # type: ignore[arg-type]  # none is a list
+                yield RowGroup(np.arange(self.count), self.columns)  # type: ignore[arg-type]  # no column is a list
             return
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for row in range(self.count):
@@ -151,7 +151,7 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Row
 def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
     """Convert a column for an input, and record rows that do not fit in ``errors``."""
     if column.dtype != object:
-        with suppress(InputError):  # which rows are the cause is found below
+        with suppress(InputError):  # the failing rows are found below
             return _fit(wanted, column, column.shape[:1])
     items: list[Array | None] = []
     for row, value in enumerate(column):
@@ -204,6 +204,7 @@ def _cast(wanted: RowInput, array: Array) -> Array:
     kinds = array.dtype.kind, target.kind
     if wanted.dtype is DType.STRING and kinds[0] in "UT":
         return array.astype(object)
+    # Casts that lose information by kind (float to int, number to bool) are rejected.
     is_number = array.dtype.kind in "biuf" and (target.kind in "biufc" or wanted.dtype.is_float)
     if not is_number or (kinds[0] == "f" and target.kind in "biu") or (kinds[0] != "b" and target.kind == "b"):
         raise InputError(f"input {wanted}; {array.dtype} is another kind of value")
@@ -213,6 +214,7 @@ def _cast(wanted: RowInput, array: Array) -> Array:
             raise InputError(f"input {wanted}; got numbers from {array.min()} to {array.max()}, which {wanted.dtype} cannot hold")
     with np.errstate(over="ignore"):
         converted = array.astype(target)
+    # Rounding is fine, overflow is not.
     if wanted.dtype.is_float and np.count_nonzero(np.isinf(converted)) > np.count_nonzero(np.isinf(array)):
         large = array[np.isinf(converted) & ~np.isinf(array)].flat[0]
         raise InputError(f"input {wanted}; got {large}, which {wanted.dtype} cannot hold")
@@ -418,8 +420,7 @@ class RowModel:
             if len(group.indices) == 1:
                 errors[int(group.indices[0])] = str(error)
                 return
-            # Bisect until the failing rows are isolated.
-            for part in _slice(group, (len(group.indices) + 1) // 2):  # until the rows are known that cannot be run
+            for part in _slice(group, (len(group.indices) + 1) // 2):  # halve until the failing rows are isolated
                 self._run(part, results, errors)
 
     def _check_independence(self, group: RowGroup, together: Sequence[Array]) -> None:
@@ -447,6 +448,7 @@ class RowModel:
 
     def _call(self, group: RowGroup) -> list[Array]:
         rows = len(group.indices)
+        # A fixed batch is filled up with copies of the last row.
         missing = (self._fixed or rows) - rows
         values = [group.values[one.name] for one in self.inputs]
         if missing:

@@ -91,7 +91,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     if column.dtype == object:
         items = [None if gone or item is None else _to_plain(item) for item, gone in zip(column, mask, strict=True)]
         return pa.array(items, type_)
-    flat = column.astype(np.float32) if column.dtype.kind == "V" else column  # bfloat16 and its kin
+    flat = column.astype(np.float32) if column.dtype.kind == "V" else column  # ml_dtypes, which Arrow lacks
     return _nest(flat, mask, pa.array(np.ascontiguousarray(flat).reshape(-1)))
 
 
@@ -140,6 +140,7 @@ def _nest(array: Array, mask: Array, leaves: Any) -> Any:
     nested = leaves
     for axis in range(array.ndim - 1, 0, -1):
         count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
+        # Every list of a regular array has the same length.
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
         nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
     return nested
@@ -266,7 +267,7 @@ def _list_groups(path: str, stamp: Stamp) -> tuple[tuple[int | None, int], ...]:
     return tuple((group.id, group.num_rows) for group in groups) if groups else ((None, fragment.count_rows()),)
 
 
-@lru_cache(maxsize=2)  # chunks are taken in order, so that a large group is read once for all of its chunks
+@lru_cache(maxsize=2)  # chunks are in order: a large group is read once for all its chunks
 def _read_group(path: str, stamp: Stamp, group: int | None) -> Any:
     fragment = _open(path)
     return (fragment if group is None else fragment.subset(row_group_ids=[group])).to_table()

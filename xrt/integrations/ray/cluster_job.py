@@ -85,6 +85,7 @@ def _run(
     running: set[Any] = set()
     try:
         while True:
+            # Read each time: machines may join or leave.
             room = max(1, int(ray.cluster_resources().get("CPU", 1)) // num_cpus)
             limit = workers or AHEAD * room
             while len(running) < limit and submitted < len(missing):
@@ -111,7 +112,7 @@ def count_next_chunks(left: int, workers: int) -> int:
 
 def _take(ray: Any, reference: Any) -> list[ChunkReport]:
     try:
-        return ray.get(reference)  # type: ignore[no-any-return]  # Ray has no types here
+        return ray.get(reference)  # type: ignore[no-any-return]  # untyped
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, XRTError):
             raise error.cause from None

@@ -55,14 +55,15 @@ def deployment(
     _check_names(of_ray, serve.deployment)
     if sessions:
         of_app.setdefault("explicit_sessions", True)
-    of_app.setdefault("model_control", False)  # a request reaches one replica alone
-    ServingOptions.make(of_app)  # a mistake is known before a replica starts
+    of_app.setdefault("model_control", False)  # a control request would reach only one replica
+    ServingOptions.make(of_app)  # report invalid options before a replica starts
     ongoing = max_ongoing_requests or of_app.get("max_queue", USUAL_QUEUE)
     queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
     if sessions:
         from ray.serve.config import RequestRouterConfig
         from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
+        # Consistent hashing moves few sessions when replicas come and go.
         of_ray.setdefault("request_router_config", RequestRouterConfig(request_router_class=ConsistentHashRouter))
     server = serve.deployment(
         serve.ingress(None)(ModelReplica),

@@ -34,7 +34,7 @@ def count_granted_threads() -> int | None:
     Ray does not set CPU affinity; it limits only thread pools that read ``OMP_NUM_THREADS``.
     """
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():  # an actor's process has imported it
+    if ray is None or not ray.is_initialized():  # Ray's own processes have imported it
         return None
     context = ray.get_runtime_context()
     if context.worker.mode != ray.WORKER_MODE:

@@ -122,6 +122,7 @@ class Axis:
         if coordinates == "tf_crop_and_resize":
             span, first = (self.end - self.start) * (self.extent - 1), self.start * (self.extent - 1)
             return first + (i * span / (self.width - 1) if self.width != 1 else 0 * i + span / 2)
+        # half_pixel; the remaining modes modify it.
         centred = (i + 0.5) / self.scale - 0.5
         if coordinates == "pytorch_half_pixel" and self.width == 1:
             return 0 * i - 0.5
@@ -251,7 +252,7 @@ class Grid:
             nearest = self.within(xp, xp.rint(places), extent)
             return [(nearest, xp.ones_like(nearest))]
         if self.sampling.mode != "cubic":
-            places = self.within(xp, places, extent)  # the same as moving its taps, and right for infinite places too
+            places = self.within(xp, places, extent)  # equivalent to moving the taps, and correct for infinities
         first, reach = xp.floor(places), self.sampling.reach
         part = places - first
         offsets = range(1 - reach, reach + 1)
@@ -274,6 +275,7 @@ def read(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
         for (tap, factor), extent in zip(combination, extents, strict=True):
             place = how.within(xp, tap, extent)
             share = xp.where((place >= 0) & (place <= extent - 1) | xp.isnan(factor), share * factor, 0.0)
+            # Positions outside have weight 0, but the index must be valid.
             index.append(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1).astype(np.int64))
         total += share[..., None] * last[tuple(index)]
     return xp.moveaxis(total, -1, 1).astype(x.dtype)

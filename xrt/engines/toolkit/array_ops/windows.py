@@ -103,7 +103,7 @@ class Window:
         room = extent + begin + end - span
         count = room // stride + 1
         if self.round_up and self.auto_pad != "VALID" and room % stride and count * stride < extent + begin:
-            count += 1  # unless the last window would start in the padding at the end
+            count += 1  # unless the last window would start in the end padding
         return begin, max(end, (count - 1) * stride + span - extent - begin), end, count
 
 
@@ -135,6 +135,7 @@ def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inpu
     begins, ends = list(window.begins), list(window.ends)
     if asked is not None:
         totals = [n + e - a for n, e, a in zip(whole, extra, asked, strict=True)]
+        # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
         halves = [total // 2 for total in totals]
         rests = [total - half for total, half in zip(totals, halves, strict=True)]
         begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
