@@ -100,6 +100,7 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
     """
     drawn = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
     nodes = tuple(node for node in function.nodes if node.outputs[0] not in drawn)
+    # Shape constants of replaced fills have lost their readers.
     read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
     constants = {**function.constants, **drawn}
     return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
@@ -117,6 +118,7 @@ def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[
         for slot, name in enumerate(node.inputs):
             maker = _MAKERS.get((node.op_type, slot))
             if maker is not None and name in weights and weights[name].name not in done:
+                # A shared weight is drawn once, for its first reader.
                 done.add(weights[name].name)
                 yield weights[name].name, maker(generator, weights[name].shape, given, node)
         known.update(dict.fromkeys(node.defines, propagate_statistics(node, known)))

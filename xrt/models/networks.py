@@ -328,6 +328,7 @@ def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4,
         for skip in reversed(skips):
             given = get_value_shape(skip)[1]
             x = _twice(net, emit("Concat", skip, net.upsample(x, given), axis=1), given)
+        # One distribution over the classes per pixel.
         return net.finish(shares=emit("Softmax", net.convolution(x, classes, 1), axis=1))
 
 
@@ -380,6 +381,7 @@ def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: i
     signal = emit("Unsqueeze", padded, net.constant(np.array([-1])))
     spectrum = emit("STFT", signal, net.constant(np.array(hop)), net.constant(hann), net.constant(np.array(window)), onesided=1)
     power = emit("ReduceSum", spectrum * spectrum, net.constant(np.array([-1])), keepdims=0)
+    # The offset avoids log 0 in silent frames.
     return emit("Log", emit("MatMul", power, net.constant(_mel_filters(window, mels))) + 1e-6)
 
 

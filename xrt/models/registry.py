@@ -51,6 +51,7 @@ def list_model_sizes(name: str) -> dict[str, int]:
     if name not in _BY_CODE:
         return {}
     parameters = inspect.signature(_BY_CODE[name]).parameters.values()
+    # Sizes are the keyword-only parameters; `seed` is positional.
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 

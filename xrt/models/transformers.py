@@ -62,6 +62,7 @@ def gpt(
     _check_heads(hidden, heads)
     with LayerBuilder("gpt", seed) as net:
         ids = net.input("ids", batch, tokens, dtype=DType.INT64)
+        # Each token sees itself and the tokens before it.
         causal = net.constant(np.triu(np.full((tokens, tokens), _HIDDEN_FROM, np.float32), k=1))
         x = net.embed(ids, vocabulary, hidden) + net.normal(1, tokens, hidden)
         x = net.normalize(_pre_norm_layers(net, x, layers, heads, causal))
@@ -225,7 +226,9 @@ def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Arra
             x = x + _affine(net, _attend(net, step, layer, *heads), f"{at}.attn.c_proj", sizes.hidden, sizes.hidden)
             inner = _affine(net, _layer_norm(net, x, f"{at}.ln_2"), f"{at}.mlp.c_fc", sizes.hidden, sizes.inner)
             x = x + _affine(net, emit("Gelu", inner, approximate="tanh"), f"{at}.mlp.c_proj", sizes.inner, sizes.hidden)
+        # Generation needs the logits of the last token only.
         last = _layer_norm(net, _last_token(net, x), "transformer.ln_f")
+        # GPT-2 ties the output projection to the embedding.
         return _finish(net, emit("MatMul", last, emit("Transpose", table, perm=[1, 0])))
 
 
@@ -303,6 +306,7 @@ def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, 
     groups, heads = sizes.heads // sizes.key_heads, sizes.key_heads
     keys = builder.state(f"past_key_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.width, sizes.capacity)))
     values = builder.state(f"past_value_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.capacity, sizes.width)))
+    # Keys are cached transposed, so that the scores are a plain product.
     all_keys = emit("TensorScatter", keys, key.transpose(0, 1, 3, 2), step.start, axis=3)
     all_values = emit("TensorScatter", values, value, step.start, axis=2)
     builder.update(keys, all_keys)

@@ -108,6 +108,7 @@ class _Folding:
                 arrived.update(inner.name for inner in splice.inlined)
                 continue
             known.infer(node, again=node.name in arrived)  # of an If more was not known than is common to its branches
+            # A node with control edges orders effects, which a constant cannot.
             results = None if node.control or splice.is_awaited(node) else self.node(node, known)
             if results is None:
                 splice.nodes.append(self.inside(node, known) if node.bodies else node)
@@ -132,6 +133,7 @@ class _Folding:
             return None
         if node.op == "ConstantOfShape" and (filled := _fill(node, known)) is not None:
             return {node.outputs[0]: filled}
+        # A random operator must draw in each call; one without a schema may have side effects.
         if not is_deterministic(node, known.function):
             return None
         if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, known.function):

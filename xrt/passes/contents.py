@@ -248,6 +248,7 @@ def _cast_element(element: Any, given: DType, dtype: DType) -> Any:
     if isinstance(element, str) or element is None:
         # An extent may not fit 32 bits; as an extent of a type it does.
         return element if isinstance(element, str) and dtype in (DType.INT64, DType.INT32) else None
+    # Casting a float out of range is undefined in C, and engines differ.
     if isinstance(element, float) and not (math.isfinite(element) and abs(element) < 2**31):
         return None
     return np.array(element, given.numpy).astype(dtype.numpy).item()
@@ -263,6 +264,7 @@ def _where(case: PropagationCase) -> Sequence[Contents | None]:
     spread = [np.broadcast_to(one.elements, shape) for one in (condition, a, b)]
     for index in np.ndindex(shape):
         flag, x, y = (one[index] for one in spread)
+        # With an unknown condition the result is known if both branches agree.
         result[index] = (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
     return [Contents(a.dtype, result)]
 
@@ -431,6 +433,7 @@ def _split(case: PropagationCase) -> Sequence[Contents | None]:
         return [None] * count
     axis = case.node.attr("axis", 0)
     if sizes is None:
+        # The last part is smaller if the extent does not divide evenly.
         each = -(-given.elements.shape[axis] // count)
         sizes = [each] * count
     ends = np.cumsum(sizes)[:-1].tolist()

@@ -29,11 +29,12 @@ def inline_constant_control_flow(function: Function) -> Function:
 
 
 def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames) -> Function:
+    # Most Functions have no bodies and need no tables.
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
     given: dict[str, Constant] = {}  # of Constant nodes, which stay nodes
-    # # Constant nodes are collected too: a condition may come from one.
+    # Constant nodes are collected too: a condition may come from one.
     scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # the last is only read
     for node in splice.iter_pending():
         body = find_decided_body(node, scope.get, function.opsets.get("", 0))
@@ -79,6 +80,7 @@ def _turns(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
     if _flag(flag) is False or (count is not None and count <= 0):
         # Scan outputs of a Loop without iterations have a shape that only the declared type knows.
         stacked = any(node.outputs[len(carried) :])
+        # Without an iteration the carried values pass through unchanged.
         ends = body.inputs[2:]
         return (
             None
@@ -101,6 +103,7 @@ def _given(inputs: Sequence[Value], names: Sequence[str]) -> dict[str, str]:
 
 def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Function:
     """Close the body over the first iteration; scan outputs get a leading axis of 1."""
+    # The first iteration has number 0, and its condition is the loop's.
     step, go = (value.name for value in body.inputs[:2])
     constants = {**body.constants, step: Constant(np.array(0)), go: _shaped_like(flag, body.inputs[1])}
     taken = {*body.value_names(), *body.captures}

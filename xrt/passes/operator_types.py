@@ -117,6 +117,7 @@ def _classifier(o: Operands) -> Sequence[Type | None]:
 
 def _support_vectors(o: Operands) -> Sequence[Type | None]:
     _, count = _labels(o)
+    # Without probabilities the scores are one-vs-one decisions, whose number differs.
     return _classified(o, count if o.attr("prob_a") else None)
 
 
@@ -260,6 +261,7 @@ def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
 
 
 def _quantized_conv(o: Operands) -> Sequence[Type | None]:
+    # Inference of Conv assumes channels first.
     last = o.attr("channels_last", 0)
     return [make_type(o.dtype(7), None if last else o.like("Conv", (0, 3), *_WINDOW))]
 

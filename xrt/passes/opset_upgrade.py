@@ -47,6 +47,7 @@ def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None
 
 def _newer(node: Node, function: Function, scope: ConversionScope, opset: int) -> Function | None:
     """Convert one node to a Function at `opset`; None if the operator did not change."""
+    # An operator whose schema did not change in between needs no conversion.
     newest = find_operator(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, function)):
         return None

@@ -94,7 +94,7 @@ class FoldConstants(Pass):
     """Selects DequantizeLinear nodes of constants that must not be folded; None selects none."""
 
     def run(self, function: Function) -> Function:
-        # # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
+        # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
         while (folded := fold_constants(function, self.evaluate, self.is_kept)) is not function:
             if not any(node.bodies for node in folded.nodes):
                 return folded

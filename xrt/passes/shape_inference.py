@@ -124,6 +124,7 @@ def _expand(node: Node, types: Sequence[Type | None], known: Known) -> Shape | N
 
 
 def _broadcast(a: Dim, b: Dim) -> Dim:
+    # An extent other than 1 decides: in a valid model the other one is equal or 1.
     if a == 1 or (isinstance(b, int) and b != 1):
         return b
     if b == 1 or (isinstance(a, int) and a != 1):
@@ -512,6 +513,7 @@ class Knowledge:
             self._remember(node.outputs[0], Contents.of(value))
         elif node.op_type in PROPAGATED and not node.domain:
             self._follow(node)
+        # Otherwise onnx has inferred this node already, from the same facts.
         elif not (again or node.domain or self.has_news or node.op_type in SHAPED):
             return
         if not self._is_settled(node):
@@ -547,6 +549,7 @@ class Knowledge:
         elif node.bodies:
             return ()
         else:
+            # Bodies are left to `refine_bodies` and `infer_from_bodies`.
             found = self._asked(node)
         return found if shape is None else self._with_shape(node, found, shape)
 
@@ -668,6 +671,7 @@ def infer_shapes(function: Function) -> Function:
     """
     with pause_gc(function.size):
         inferred = infer_by_onnx(function)
+        # Static models without bodies are complete after onnx's inference.
         return inferred if _is_settled(inferred) else propagate_types(inferred, Knowledge(inferred))
 
 

@@ -73,6 +73,7 @@ class Splice:
         self.nodes: list[Node] = []
         """The nodes of the result, in order."""
         self._names = names
+        # A stack, so that inlined nodes are visited before the rest.
         self._waiting = list(reversed(function.nodes))
         self.inlined: list[Node] = []
         """The nodes inlined last."""
@@ -113,6 +114,7 @@ class Splice:
         self._last[node.name] = tuple(_last_names(inlined))
         self._awaited.update(name for inner in self.inlined for name in inner.control)
         if self.is_awaited(node):
+            # The last nodes inherit the waiters of the replaced node.
             self._awaited.update(self._last[node.name])
         return True
 
@@ -132,6 +134,7 @@ class Splice:
         values = dict(body.given)
         for result, name in body.results:
             if inner.producer(result) is not None:
+                # Write the outer name directly, which saves an Identity.
                 values.setdefault(result, name)
         captured = frozenset(inner.captures)
         for name in dict.fromkeys(_defined_in(inner)):

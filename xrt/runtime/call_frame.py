@@ -80,7 +80,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | N
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.last_uses()
     ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
-    # # A bound call has its in-place updates in `own` already.
+    # A bound call has its in-place updates in `own` already.
     inplace = {} if own else slots.inplace
     arrays = (LaunchArrays(table, read, fixed, free, inplace) for free in frees)
     made = ((ways.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
@@ -150,7 +150,7 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in reads]
-        # # fast_call skips the options, which most calls do not need.
+        # fast_call skips the options, which most calls do not need.
         if options is None or not _asks_for_more(options, filled):
             results = direct(*given)
         else:

@@ -73,6 +73,7 @@ def compile_plan(
     """
     outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    # Keep executables only if the whole plan compiled.
     if len(leases) == len(outcomes):
         return _program(plan, leases, streams, graph)
     for lease in leases:
@@ -168,6 +169,7 @@ class _Compilation:
     def outcomes(self) -> list[Lease | Refusal]:
         """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
         try:
+            # Hash all functions in parallel first; `signature` is cached.
             self._at_once(lambda region: region.signature, self._regions)
             self._at_once(self._compile, self._lanes())
         except BaseException:
@@ -257,6 +259,7 @@ def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefuse
         raise error
 
     with suppress(CompileRefused):
+        # `force` replaces the stored refusal, which names no nodes.
         cache.lease(region.signature, refuse, force=True, recipe=region.recipe)
 
 
@@ -356,7 +359,7 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
         return not compiles(places)
 
     while True:
-        # # kept[:least] is known to compile, kept[:enough] to fail.
+        # kept[:least] is known to compile, kept[:enough] to fail.
         least, enough = 0, len(kept)
         while enough - least > 1 and asked < most:
             middle = (least + enough) // 2
@@ -382,6 +385,7 @@ def _others(kept: Sequence[int], count: int) -> tuple[int, ...]:
 def describe_patterns(function: Function) -> list[object]:
     """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
     keys = QuestionKeys(function)
+    # Nodes without a key (with bodies, for example) equal only themselves.
     own = {node.name: keys.key(node) or node.name for node in function.nodes}
     return [(own[node.name], _around(function, node, own)) for node in function.nodes]
 

@@ -42,6 +42,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
 
 def _is_feed(given: Any, inputs: Sequence[Value]) -> bool:
     """Whether the only positional argument is a dict of inputs by name, as for ONNX Runtime's ``run``."""
+    # A dict with other keys may be the value of a map input.
     if type(given) is not dict or not given or not all(isinstance(name, str) for name in given):
         return False
     return not (inputs and isinstance(inputs[0].type, MapType))
@@ -99,6 +100,7 @@ def _array(name: str, type_: TensorType | None, given: Any, home: str) -> Any:
         raise InputError(
             f"input {name!r} must be a NumPy array; got {_described(given)}; convert it with np.asarray(..., dtype=...)"
         )
+    # Engines expect strings as Python objects.
     if array.dtype.kind in "US":
         return array.astype(object)
     return array if array.dtype.isnative else _native(array)

@@ -87,6 +87,7 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
         source = table.outputs[place]
         step = table.writer.get(source)
         reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step, pairs)
+        # An output can be computed in place of one input only.
         taken.add(source)
         found.append(Update(table.names[target], table.names[source], source, target, step, reason))
     return tuple(found)
@@ -130,7 +131,7 @@ def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
     spans = sorted(((*span, place in updated) for place, value in enumerate(inputs) for span in _spans(value)), key=itemgetter(0))
     end, written = -1, False
     for low, high, is_updated in spans:
-        # # The spans are sorted, so an overlap involves the span that reaches furthest so far.
+        # The spans are sorted, so an overlap involves the span that reaches furthest so far.
         if low < end and (is_updated or written):
             return True
         if high > end:
@@ -259,6 +260,7 @@ class _Decisions:
         self.own = own
         self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if is_known(type_)}
+        # A bound call reads the caller's arrays in place.
         small = () if own else (slot for slot in slots.inputs if self._is_small(slot))
         self.copied: set[int] = set(small)
         self.stored: set[int] = set()
@@ -266,6 +268,7 @@ class _Decisions:
         self.aimed: set[int] = set()
         for number, step in enumerate(slots.steps):
             self._decide(number, step)
+        # A copy pays off only if a bound launch reads it.
         read = {slot for number in self.bound for slot in slots.steps[number].reads}
         self.copied &= read
 
@@ -423,6 +426,7 @@ def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
     for value in values:
         chain = by_last.get(value.over)
         if chain is not None and _fits_over(chain[-1], value):
+            # Only one value can reuse the memory.
             del by_last[value.over]
             chain.append(value)
         else:

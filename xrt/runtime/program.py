@@ -78,6 +78,7 @@ class Program:
             return None
         (step,) = steps
         inputs, outputs = tuple(self._slots.inputs), tuple(self._slots.outputs)
+        # Constants, and outputs that are inputs, need a frame.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
         given, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
@@ -104,6 +105,7 @@ class Program:
             frame = make_frame(self._slots, self._layout)
         for _, target in self._slots.aliases:
             check_updated(self._slots.names[target], inputs[target])
+        # Overlapping inputs are updated by a copy at the end of the call.
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
         frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
         counter = self._make_counter(frame, inputs, options) if options.profile else None
@@ -237,6 +239,7 @@ class Program:
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if own.get(slot) is not buffer]
         aliases = enumerate(slots.aliases)
         updates = [(n, inputs[to], own[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in own]
+        # Computed in place: nothing to copy.
         updates = [(number, given, value) for number, given, value in updates if given is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:

@@ -91,6 +91,7 @@ def _each(root: Path, path: str, quota: Callable[[Path], float | None]) -> Itera
     """Yield the limits of a group and its ancestors; invisible groups are skipped."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
+        # In a cgroup namespace the path may lead out of the visible tree.
         if ".." not in group.parts and (limit := quota(root / group)) is not None:
             yield limit
 

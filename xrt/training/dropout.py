@@ -51,6 +51,7 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
     """
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise OptionError(f"seed must be an integer from 0 to {(1 << 32) - 1}; got {seed!r}")
+    # Keep the opset and the inputs of models without dropout.
     if not _holds_dropout(function, {}):
         return function, []
     function = infer_shapes(upgrade_opset(infer_shapes(function), OPSET))
@@ -217,6 +218,7 @@ def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dty
         return emit("Floor", ratio * float(1 << BITS)).astype(DType.UINT32), (1 / (1 - ratio)).astype(dtype)
     share = 0.5 if known is None else float(known.array)
     least = np.array(min(math.floor(share * (1 << BITS)), 1 << BITS), np.uint32)
+    # At ratio 1 everything is dropped; avoid a division by zero.
     scale = 0 if share >= 1 else 1 / (1 - share)
     return builder.constant(least), builder.constant(np.array(scale, dtype.numpy))
 

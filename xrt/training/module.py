@@ -75,6 +75,7 @@ class TrainModule:
         """The session with the state."""
         for name, constant in self._initial.items():
             self.session.state[name] = constant.array
+        # Buffers such as running statistics start at the values of the PyTorch module.
         self.session.state.update(read.buffers)
 
     def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
@@ -180,8 +181,10 @@ def _list_forms(node: Node, function: Function) -> Iterator[Node]:
     elif node.op == "Dropout":  # without its flag it does not train
         yield replace(node, inputs=node.inputs[:2])
     else:
+        # BatchNormalization in training mode.
         changed = [a for a in node.attributes if a.name != "training_mode"]
         yield replace(node, outputs=node.outputs[:1], attributes=(*changed, Attribute.of("training_mode", 0)))
+        # In inference the running statistics do not change: pass them through.
         for before, after in zip(node.inputs[3:], node.outputs[1:], strict=False):
             if after:
                 yield Node("Identity", (before,), (after,))
@@ -219,6 +222,7 @@ class EvalModule:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return the outputs of the model; raises errors of an XRTModule call."""
         given = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
+        # The weights are read in place: no copy per call.
         with self._session.borrow() as arrays:
             return self.module(*(given[v.name] if v.name in given else arrays[v.name] for v in self.module.inputs))
 

@@ -109,6 +109,7 @@ class SGD(Optimizer):
         self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         gradient = self.decay(parameter, gradient)
+        # Plain SGD needs no state.
         if not self.momentum:
             return parameter - at.rate_for(parameter) * gradient, {}
         velocity = slots["momentum"] * self.momentum + gradient
@@ -172,6 +173,7 @@ class LAMB(Adam):
         direction = self.decay(parameter, factor * ratio)
         norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
         zero, one = (np.asarray(value, parameter.dtype.numpy) for value in (0, 1))
+        # A zero norm would stop the parameter, so the trust ratio is 1 then.
         known = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))
         trust = emit("Where", known, norms[0] / emit("Where", known, norms[1], one), one)
         return parameter - at.rate_for(parameter) * trust * direction, moments
@@ -192,6 +194,7 @@ class Adagrad(Optimizer):
         total = slots["sum_of_squares"] + gradient * gradient
         rate = at.rate_for(parameter)
         if self.rate_decay:
+            # PyTorch counts the steps of the decay from 0.
             rate = rate / ((at.count - 1).astype(parameter.dtype) * self.rate_decay + 1)
         return parameter - rate * (gradient / (emit("Sqrt", total) + self.epsilon)), {"sum_of_squares": total}
 
@@ -289,5 +292,6 @@ def _clip(gradients: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
     """Scale the gradients to a global norm of at most `limit`; Pascanu et al., arXiv:1211.5063."""
     squares = [emit("ReduceSumSquare", g, keepdims=0) for g in gradients.values()]
     norm = emit("Sqrt", emit("Sum", *squares))
+    # The same epsilon as torch.nn.utils.clip_grad_norm_.
     scale = emit("Min", limit / (norm + 1e-6), np.asarray(1, norm.dtype.numpy))
     return {name: g * scale for name, g in gradients.items()}

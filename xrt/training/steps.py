@@ -122,6 +122,7 @@ def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
     """Capture a PyTorch module in eval mode; the modes of all submodules are restored."""
     from xrt.frontends.torch import from_torch
 
+    # Submodules may be in different modes, which `train()` would not restore.
     modes = [(one, one.training) for one in module.modules()]
     module.eval()
     try:

@@ -475,6 +475,7 @@ def compile_graph(
 
     def compile_forward(forward: GraphModule, fakes: Sequence[Any], *, is_training: bool) -> Compiled:
         context = TracingContext.try_get()
+        # Tensors that the graph writes to cannot be constants, nor parameters that an optimizer changes.
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
         fixed = {index: one for index, one in static.items() if index not in written and not (is_training and one.requires_grad)}
         compile_for = partial(compile_one, forward)
@@ -520,6 +521,7 @@ def _compile(
     except ModelError as error:
         warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
         return _box(graph.forward)
+    # Nothing to compute: views and inputs only.
     if not found.function.outputs:
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
@@ -546,6 +548,7 @@ def _compile(
             warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
             return graph.forward(*args)  # type: ignore[no-any-return]  # untyped there
         outputs = make_outputs(results, args)
+        # Boxed calling convention: release the inputs early.
         args.clear()
         return outputs
 

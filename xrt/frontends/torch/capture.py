@@ -56,6 +56,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except Exception as error:
         if "which is not a known type" not in str(error):
             raise
+    # The result contains an unregistered dataclass: register it when forward returns it, and retry.
     hook = module.register_forward_hook(_see_output)
     try:
         return _export(module, args, kwargs, dynamic_shapes)
@@ -299,6 +300,7 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     names = _name_symbols(module, args, named, shapes, program)
     program, declined = _simplify(program)
     found = _lower(program, names, type(module).__name__)
+    # Some rules refuse only certain arguments: decompose these operators and lower once more.
     again = {op for op in found[1] if op not in declined}
     if again and (decomposed := _decompose(program, again)) is not None:
         found = _lower(_simplify(decomposed)[0], names, type(module).__name__)

@@ -136,6 +136,7 @@ def _while_loop(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
             results = [as_tensor(one) for one in lowering.inline(body, [*states, *others])]
             return [_as_condition(_single(lowering.inline(condition, [*results, *others]))), *results]
 
+    # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
     start = _as_condition(_single(lowering.inline(condition, [*carried, *others])))
     return _several(apply("Loop", [None, start, *carried], {"body": run}))
 

@@ -89,6 +89,7 @@ def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any]
             return flatten(args, kwargs)
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given if isinstance(leaf, torch.Tensor)):
         raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
+    # The common case returns without a pass over the leaves.
     if kinds == {torch.Tensor}:
         return given, structure, given
     return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in given], structure, given
@@ -206,6 +207,7 @@ def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) 
     for index, value in zip(known.inputs, known.function.inputs, strict=False):
         declared, shape = cast("Any", value.type).shape, shapes[index] or ()
         axes = {axis for axis, (a, b) in enumerate(zip(declared, shape, strict=True)) if a != b}
+        # torch.export always specializes sizes 0 and 1.
         if any(shape[axis] < 2 for axis in axes):
             return None
         varying[index] = axes

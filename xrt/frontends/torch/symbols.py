@@ -119,6 +119,7 @@ class Symbols:
             value: Any = np.array([int(expression)], np.int64) if expression.is_integer else np.array([float(expression)])
             return emit("Identity", value)
         name, arguments = expression.func.__name__, expression.args
+        # SymPy writes products of equal sizes as powers.
         if name in ("Pow", "PowByNatural") and arguments[1].is_Integer and 0 < arguments[1] <= MOST_FACTORS:
             return _RULES["Mul"]([self.make_row(arguments[0])] * int(arguments[1]))
         rule = _RULES.get(name)

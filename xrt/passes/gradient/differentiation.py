@@ -164,6 +164,7 @@ def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence
                 total = zeros_like(tensors[name]) if found is None else found
             builder.output(total, _free_name(builder, f"{name}_gradient"))
     result = builder.function()
+    # Gradients of reductions begin with an Expand, which broadcasting often makes redundant.
     result = read_before_expansion(result)
     return drop_dead_nodes(result.replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
 
@@ -233,6 +234,7 @@ def _has_others(function: Function, node: Node) -> bool:
 
 def _cut(function: Function, starts: Collection[str], target: str) -> Function:
     """The subgraph from `starts` to `target` as a Function; other values that it reads become inputs."""
+    # Walk backward from the target and stop at the starts.
     needed: set[str] = set() if target in starts else {target}
     nodes = []
     for node in reversed(function.nodes):

@@ -247,6 +247,7 @@ def _expanded(function: Function, chosen: Collection[str]) -> Function:
     constants, types = dict(function.constants), dict(function.types)
     names: Names | None = None
     for node in function.nodes:
+        # The nodes of a decomposition could not keep control edges.
         meaning = _find_definition(node, function) if node.name in chosen and not node.control else None
         if meaning is None:
             nodes.append(node)

@@ -57,7 +57,7 @@ class Sweep:
             return None
         if len(parts) > 1:
             with self.builder.scope(f"{name}/gradient"):
-                # # Store the sum, so that a second reader does not add the parts again.
+                # Store the sum, so that a second reader does not add the parts again.
                 parts[:] = [add_up(parts)]
         return parts[0]
 

@@ -86,6 +86,7 @@ def reshape_to(x: Tensor, like: Tensor) -> Tensor:
     if x.type == like.type and x.tensor_type.is_static:
         return x
     wanted = get_shape(like)
+    # Without allowzero, Reshape copies an input extent where the shape has 0.
     may_be_empty = not like.tensor_type.is_static or 0 in like.shape
     return emit("Reshape", x, wanted, allowzero=1 if may_be_empty else None)
 
@@ -144,6 +145,7 @@ def fill_like(x: Tensor, value: float) -> Tensor:
 def count(whole: Tensor, part: Tensor) -> Any:
     """The ratio of the element counts of two tensors, as a scalar of their element type."""
     if whole.tensor_type.is_static and part.tensor_type.is_static:
+        # The maximum avoids a division by zero for empty tensors.
         return number(math.prod(whole.shape) / max(math.prod(part.shape), 1), whole)  # type: ignore[arg-type]  # static
     return cast(emit("Div", emit("Size", whole), emit("Size", part)), whole.dtype)
 
@@ -188,6 +190,7 @@ def _may_be_broadcast(whole: Any, part: Any) -> bool | None:
 
 def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
     source, target = emit("Shape", g), emit("Shape", like)
+    # Align the ranks with leading ones, then reduce where the extents differ.
     lead = emit("Sub", emit("Shape", source), emit("Shape", target))
     padded = emit("Concat", emit("ConstantOfShape", lead, value=np.ones(1, np.int64)), target, axis=0)
     differs = emit("Not", emit("Equal", source, padded))
@@ -324,6 +327,7 @@ class RuleContext:
 
     def replace_node(self, node: Node, types: Mapping[str, Type | None]) -> None:
         """Replace the forward node by one with more outputs; ``types`` has the types of the new ones."""
+        # The node is in the graph already, so it is replaced in its position.
         place = next(index for index, known in enumerate(self.builder.nodes) if known.name == self.node.name)
         self.builder.nodes[place] = self.node = node
         self.builder.types.update((name, type_) for name, type_ in types.items() if type_ is not None)

@@ -51,7 +51,7 @@ class _CachePadder(Padder):
         self.added = added
         self.fed[self._dim] = LENGTH
         self._room = Extent.of(capacity) - added
-        # # Read the capacity from the output: another reader of the input would prevent an update in place.
+        # Read the capacity from the output: another reader of the input would prevent an update in place.
         self._sources[CAPACITY] = (caches[0].state.output, caches[0].axis)  # a reader of the input would keep it from an update
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
@@ -194,6 +194,7 @@ def _find_limit(p: _CachePadder) -> int:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
         terms = dict(whole.terms)
         factor = terms.pop((CAPACITY,), 0)
+        # A condition a - c * capacity >= 0 bounds the capacity.
         if factor < 0:
             if set(terms) - {()}:
                 raise ModelError(f"the model needs {whole} not to be negative, which no capacity is known to fulfil")
@@ -277,6 +278,7 @@ def _find_axis(function: Function, name: str) -> int | None:
 
 def _choose_front(capacity: int, constants: dict[str, Constant]) -> list[Node]:
     """Nodes that compute the front; their constants are added to `constants`."""
+    # Powers of two keep the number of distinct shapes logarithmic.
     sizes, size = [], LEAST_FRONT
     while size < capacity:
         sizes.append(size)

@@ -192,6 +192,7 @@ def apply_reduction(p: Padder, node: Node) -> Node | None:
     _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
     if not any(p.is_padded(axes[n]) for n in over):
         return None
+    # The neutral element leaves the result over the valid part unchanged.
     masked = p.mask_all(given, over, _neutral(p, node))
     if node.op_type != "ReduceMean":
         return replace(node, inputs=(masked, *node.inputs[1:]))

@@ -164,7 +164,7 @@ def _divide(p: Padder, node: Node) -> Contents:
             return exact
         if other.number is None or other.number < 1:
             return None
-        # # Both are equal for numbers that are not negative.
+        # Both are equal for numbers that are not negative.
         p.require(one)  # operators round to zero, quotients down
         return one // other.number
 
@@ -265,6 +265,7 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
     left = list(_list_open(function) if dims is None else dims)
     refusals = _check_inputs(function, left)
     while True:
+        # A refused dim changes which values are padded, so walk again.
         p = Padder(function, frozenset(left) - frozenset(refusals))
         walk(p)
         found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
@@ -333,6 +334,7 @@ def _visit(p: Padder, node: Node) -> Node:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
+            # Rules index attributes and shapes without checks; a malformed node ends here.
             refusal = PaddingRefusal(node.name, node.op, "its inputs do not have the form that the rule knows", p.dims)
     p.states.update(dict.fromkeys(node.defines, refusal))
     return node
@@ -368,6 +370,7 @@ def _apply(p: Padder, node: Node) -> Node:
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
         return node
+    # A rule returns None if the node can stay as it is.
     made: Node | None = rule(p, node)
     return node if made is None else made
 

@@ -81,6 +81,7 @@ def apply_concat(p: Padder, node: Node) -> None:
             raise p.refuse(f"its inputs have different extents along axis {number}", *found)
         else:
             axes.append(next((axis for axis in found if axis[0].number is not None), found[0]))
+    # Along the concatenated axis the padding is that of the last input.
     zeros = frozenset.intersection(*(p.zeros(name) for name in node.inputs)) | (p.zeros(node.inputs[-1]) & {place})
     p.set(node.outputs[0], axes, zeros)
 
@@ -242,6 +243,7 @@ class _Parts:
             if not self.left:
                 raise self._p.refuse(f"the new shape has an extent {wanted} that the old one has not in this order", wanted)
             part = self.left.pop(-1 if last else 0)
+            # A part may be split over several output extents.
             wanted, used = self._match(part, wanted, last)
             taken.insert(0 if last else len(taken), used)
         return _merge(self._p, taken)
@@ -483,6 +485,7 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
     steps = p.integers(node, 4) or [1] * len(starts)
     moved: dict[int, tuple[int, Extent]] = {}
     for number, (start, end, place, step) in enumerate(zip(starts, ends, places, steps, strict=True)):
+        # Padding does not affect this axis: the slice is the same with and without it.
         if not p.is_padded(axes[place]) and not _is_size(p, start) and not _is_size(p, end):
             axes[place] = _cut_clean(p, node, axes[place], place, (start, end, step))
             continue

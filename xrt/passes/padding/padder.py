@@ -284,6 +284,7 @@ class Padder:
         state = self.states.get(name)
         if isinstance(state, Padded):
             return state.axes
+        # Extents derived by rules are more precise than the declared type.
         if name in self._noted:
             return self._noted[name]
         type_ = self._types.get(name) or self.function.get_type(name)
@@ -318,6 +319,7 @@ class Padder:
         type_ = self._types.get(name) or self.function.get_type(name)
         shape = type_.shape if isinstance(type_, TensorType) else None
         if shape is not None and len(shape) == len(axes):
+            # A static extent of the declared type is more precise than a symbol.
             known = zip(axes, shape, strict=True)
             axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in known)
         if any(map(self.is_padded, axes)):
@@ -473,6 +475,7 @@ class Padder:
         parts = self.axes(name)[axis]
         if len(parts) != 1:
             raise self.refuse("the padded axis is merged with others", parts)
+        # Equal extents share one mask.
         key = ("valid", parts)
         if key not in self._made:
             zero, one = self.constant(np.int64(0)), self.constant(np.int64(1))
@@ -482,6 +485,7 @@ class Padder:
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
         """Replace the padding of an axis by `fill`."""
+        # The padding is zero already.
         if fill == 0 and axis in self.zeros(name):
             return name
         shape = [1] * len(self.axes(name))

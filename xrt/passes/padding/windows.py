@@ -57,6 +57,7 @@ def _read_windows(p: Padder, node: Node, kernel: Sequence[int]) -> list[_Window]
 def _same(p: Padder, node: Node, number: int, reach: int, stride: int) -> tuple[int, int]:
     """Padding of the SAME modes, which is independent of the size only for stride 1."""
     axis = p.axes(node.inputs[0])[2 + number]
+    # SAME padding depends on the extent modulo the stride.
     if stride != 1 and p.is_padded(axis):
         raise p.refuse("what auto_pad adds depends on the size", axis)
     less, more = (reach - 1) // 2, reach // 2
@@ -74,6 +75,7 @@ def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tup
             raise p.refuse("the padded axis is merged with others", axis)
         p.require(axis[0] + Extent.of(window.begin + window.end - window.reach))
         spatial.append((window.count(axis[0]),))
+        # Without padding at the end, windows of valid outputs stay within the valid part.
         if window.end > 0 and p.is_padded(axis):
             name = p.mask(name, number, fill)
     return name, spatial

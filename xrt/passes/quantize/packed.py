@@ -132,6 +132,7 @@ def _rewrite_packed(
         packed[name, axis] = tuple(emission.add_constant(f"{name}_{part}", array) for part, array in parts.items())
     terms = packed[name, axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    # Omitted optional inputs before the bias need empty names.
     missing = ("",) * (BIAS - 1 - len(terms))
     inputs = (node.inputs[0], *terms, *((*missing, bias) if bias else ()))
     bits = 8 if options.weight_dtype.bits == 8 else 4

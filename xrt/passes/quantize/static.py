@@ -119,6 +119,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     options = options or QuantizationOptions()
     if options.weight_dtype.bits < 8:
         raise OptionError(f"weights of {options.weights} are for quantize_weights; with quantized activations they are of 8 bits")
+    # Checks that the table was calibrated on this model.
     ranges = table.bind(function)
     selected = {node.name for node in function.nodes if why_not_quantized(node, function, options) is None}
     if not selected:
@@ -206,7 +207,7 @@ class _StaticQuantization:
         steps = self.find_bias(node, bias, floats)
         scale = self.fitted[activation].scale
         axis = find_channel_axis(node, floats) if self.options.per_channel else None
-        # # A tiny weight scale would overflow the int32 bias, whose scale is the product: raise it.
+        # A tiny weight scale would overflow the int32 bias, whose scale is the product: raise it.
         floor = 0.0 if steps is None or axis is None else np.abs(steps) / (float(scale) * LARGEST_BIAS)
         weight = quantize_channels(floats, axis, self.options, floor)
         yield self.emission.dequantize(second, weight, (second, weight.axis, weight.parameters.scale.tobytes()))
@@ -226,6 +227,7 @@ class _StaticQuantization:
         if bias is None:
             return None
         steps = np.rint(bias.astype(np.float64) / scale)
+        # Would not fit int32: the bias stays in floating point.
         if np.abs(steps).max(initial=0.0) > 2 * LARGEST_BIAS - 1:
             return None
         parameters = Parameters(scale, np.zeros(scale.shape, np.int32))
@@ -389,6 +391,7 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
 
 
 def _fold(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
+    # Fold in float64, so that the weights are rounded only once.
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))
     weight = function.constants[convolution.inputs[1]].array

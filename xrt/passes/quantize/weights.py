@@ -56,6 +56,7 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 
     A range of exactly zero gets scale 1.
     """
+    # Zero must be exactly representable: it is the value of padding and of Relu.
     low, high = min(low, 0.0), max(high, 0.0)
     least, most = find_limits(dtype)
     if symmetric:
@@ -81,7 +82,9 @@ def fit_weight(
     if reduce_range and dtype is DType.UINT8:
         least, most = 0, 127
     middle = (least + most + 1) // 2
+    # A symmetric scale must cover the larger side.
     scale = np.maximum(-low, high) / (most - middle) if symmetric else (high - low) / (most - least)
+    # An all-zero channel needs some nonzero scale; the widest one is harmless.
     widest = max(float(scale.max(initial=0.0)), SMALLEST_SCALE) if scale.any() else 1.0
     scale = np.maximum(np.where(scale > SMALLEST_SCALE, scale, widest), floor)
     zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(least - low / scale), least, most)

@@ -90,6 +90,7 @@ class CudaDevice(Device):
     def memory(self) -> MemoryInfo:
         with self._here():
             free, total = self._cupy.cuda.runtime.memGetInfo()
+            # Freed blocks in CuPy's pool are available, too.
             return MemoryInfo(free + self._cupy.get_default_memory_pool().free_bytes(), total)
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
@@ -112,6 +113,7 @@ class CudaDevice(Device):
 
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
         with self.activate(stream):
+            # Staging in pinned memory makes the copy asynchronous, and the caller may reuse `host` at once.
             pinned = self._pinned(host.shape, host.dtype)
             np.copyto(pinned, host)
             array = self._cupy.empty(host.shape, host.dtype)
@@ -140,6 +142,7 @@ class CudaDevice(Device):
 
     def new_stream(self) -> Stream:
         with self._here():
+            # A blocking stream would synchronize with the legacy default stream.
             return self._cupy.cuda.Stream(non_blocking=True)
 
     def current_stream(self) -> Stream:

@@ -111,6 +111,7 @@ def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None
     ``origin`` is the import path with which worker processes do the same: see `register_device`.
     """
     with _lock:
+        # Devices that are open stay valid, but are hidden until the context ends.
         before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
         _makers[kind], _origins[kind] = maker, origin
     try:

@@ -28,6 +28,7 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
     if weight.ndim != 2 or x.ndim == 0 or (x.ndim != 2 and len(symbolic) > 1) or is_empty or not x.dtype.is_float:
         y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
         return y if bias is None else emit("Add", y, bias)
+    # Gemm supports matrices only: flatten the leading axes.
     rows = x if x.ndim == 2 else reshape(x, -1, _extent(weight, 1))
     y = emit("Gemm", rows, weight, bias, transB=1)
     return y if x.ndim == 2 else reshape(y, *[size if isinstance(size, int) else -1 for size in to_])

@@ -90,6 +90,7 @@ def scalar(value: Any, dtype: DType) -> Tensor:
     """A 0-d constant; floats are truncated for integer types, as in PyTorch."""
     if dtype.is_integer and isinstance(value, float) and not math.isfinite(value):
         raise Unsupported(f"{value} is no {dtype}")
+    # Negative numbers wrap around in unsigned types, as in PyTorch.
     if dtype.is_integer and dtype.numpy.kind == "u" and value < 0:
         value = int(value) % (1 << dtype.bits)
     return constant(value, dtype)

@@ -106,6 +106,7 @@ def subtract(at: RuleContext) -> Gradients:
 def multiply(at: RuleContext) -> Gradients:
     """d(a b) = b da + a db; d(a a) = 2 a da."""
     a, b = at.input(0), at.input(1)
+    # A square needs one product instead of two.
     if a.name == b.name:
         return (at.g * a * 2,)
     return sum_to(at.g * b, a) if at.wants(0) else None, sum_to(at.g * a, b) if at.wants(1) else None
@@ -127,7 +128,7 @@ def power(at: RuleContext) -> Gradients:
     known = at.constant(1)
     if at.wants(0) and known is not None and known.size == 1:
         value = float(known.reshape(()))
-        # # x^(p-1) at p - 1 = 1 is x: exact, and cheaper than Pow.
+        # x^(p-1) at p - 1 = 1 is x: exact, and cheaper than Pow.
         slope = x if value == 2 else emit("Pow", x, number(value - 1, x))
         base = zeros_like(x) if value == 0 else sum_to(at.g if value == 1 else at.g * (slope * value), x)
     elif at.wants(0):
@@ -137,7 +138,7 @@ def power(at: RuleContext) -> Gradients:
         base = sum_to(emit("Where", is_zero, number(0, x), at.g * slope), x)
     if at.wants(1):
         g, y, one = cast(at.g, p.dtype), cast(at.y, p.dtype), number(1, x)
-        # # log 0 times 0 would be NaN.
+        # log 0 times 0 would be NaN.
         is_flat = emit("And", emit("Equal", x, number(0, x)), emit("GreaterOrEqual", p, number(0, p)))
         log = cast(emit("Log", emit("Where", is_flat, one, x)), p.dtype)
         exponent = sum_to(emit("Where", is_flat, number(0, p), g * y * log), p)
@@ -258,6 +259,7 @@ def selu(at: RuleContext) -> Gradients:
 @rule("Celu")
 def celu(at: RuleContext) -> Gradients:
     """The function alpha (exp(x / alpha) - 1) below 0, x elsewhere; Barron, arXiv:1704.07483."""
+    # exp of a large positive x overflows; there the slope is exp(0) = 1.
     slope = emit("Exp", emit("Min", at.x, number(0, at.x)) * (1 / at.attr("alpha", 1.0)))
     return (at.g * slope,)
 
@@ -361,6 +363,7 @@ def _as_rows(x: Tensor) -> Tensor:
     """Flatten a stack of matrices to one matrix."""
     last = x.shape[-1]
     columns = integers(last) if isinstance(last, int) else emit("Shape", x, start=-1)
+    # Reshape cannot infer -1 next to an extent of 0.
     if isinstance(last, int) and last != 0:
         return emit("Reshape", x, integers(-1, last))
     leading = emit("ReduceProd", emit("Shape", x, end=-1), keepdims=1)
@@ -381,7 +384,7 @@ def multiply_matrices(at: RuleContext) -> Gradients:
     first = second = None
     if at.wants(0):
         first = reshape_to(sum_to(emit("MatMul", g, _swap(right)), left), a)
-    # # A weight shared by the batch: one large product instead of a batched product and a sum.
+    # A weight shared by the batch: one large product instead of a batched product and a sum.
     if at.wants(1) and ranks[1] == 2 and ranks[0] > 2:
         second = emit("MatMul", _swap(_as_rows(left)), _as_rows(g))
     elif at.wants(1):
@@ -445,5 +448,6 @@ def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], st
     if not arrow:
         named = left.replace(",", "").replace(".", "")
         right = ("..." if "..." in left else "") + "".join(sorted(letter for letter in set(named) if named.count(letter) == 1))
+    # Ellipses align at the last axes, as in broadcasting.
     expanded = [term.replace("...", letters[len(letters) - count :]) for term, count in zip(terms, counts, strict=True)]
     return expanded, right.replace("...", letters)

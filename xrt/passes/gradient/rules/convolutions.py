@@ -418,6 +418,7 @@ def take_norm(at: RuleContext) -> Gradients:
     mean = emit("AveragePool", raised, count_include_pad=1, **given)
     total = mean * float(np.prod(at.attr("kernel_shape")))
     is_zero = emit("Equal", total, number(0, total))
+    # The root has an infinite slope at 0, so it is taken at 1 there.
     root = emit("Pow", emit("Where", is_zero, number(1, total), total), number(1 / power, total))
     return (emit("Where", is_zero, number(0, total), root),)
 

@@ -130,6 +130,7 @@ def _known_pads(at: RuleContext) -> list[int] | None:
         if step != 1 or not isinstance(size, int):
             return None
         first, last, _ = slice(start, end).indices(size)
+        # An empty slice has last < first.
         before[axis], after[axis] = first, size - max(first, last)
     return [*before, *after]
 
@@ -219,6 +220,7 @@ def _put_back(at: RuleContext, axis: int) -> Tensor | None:
     if rows is None or not isinstance(size, int) or size == 0 or rows.ndim > 1:
         return None
     places = rows.reshape(-1) % size
+    # A permutation: the inverse gather is cheaper than a scatter.
     if len(places) == size and np.array_equal(np.sort(places), np.arange(size)):
         back = integers(*np.argsort(places).tolist())
         return emit("Gather", at.g, back, axis=axis) if rows.ndim else add_axes(at.g, axis)

@@ -187,6 +187,7 @@ def take_l2_norm(at: RuleContext) -> Gradients:
     _check_reduces(at)
     g, y = _with_axes(at, at.g), _with_axes(at, at.y)
     is_zero = emit("Equal", y, number(0, y))
+    # 0 / 0 would be NaN; the inner Where keeps it out of second derivatives, too.
     scale = emit("Where", is_zero, number(0, y), g / emit("Where", is_zero, number(1, y), y))
     return (scale * at.x,)
 
@@ -224,7 +225,7 @@ def multiply_elements(at: RuleContext) -> Gradients:
     others = emit("Where", is_zero, number(1, x), x)
     axes = () if _is_copy(at) or at.optional(1) is None else (at.optional(1),)
     product: Any = others if _is_copy(at) else emit("ReduceProd", others, *axes, keepdims=1)
-    # # With one zero only that element has a gradient; with more, none has.
+    # With one zero only that element has a gradient; with more, none has.
     at_zero = emit("Where", emit("Equal", zeros_in, number(1, x)), product, number(0, x))
     elsewhere = emit("Where", emit("Equal", zeros_in, number(0, x)), product / others, number(0, x))
     return (_with_axes(at, at.g) * emit("Where", is_zero, at_zero, elsewhere),)

@@ -195,12 +195,13 @@ def _scan(at: RuleContext, cell: _Cell, advance: Advance, inputs: Tensor, first:
         if lengths is None:
             return [*new, emit("Identity", new[0])]
         alive = emit("Unsqueeze", emit("Less", values[count + 1], lengths.astype("int64")), integers(1))
+        # Behind its length a sequence keeps its state and outputs zeros.
         kept = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
         return [*kept, emit("Where", alive, new[0], number(0, x))]
 
     rows: list[Tensor] = [inputs]
     if lengths is not None:
-        # # ONNX: an empty sequence ends in zero states, not in its initial states.
+        # ONNX: an empty sequence ends in zero states, not in its initial states.
         is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), integers(1))
         first = [emit("Where", is_empty, number(0, state), state) for state in first]  # their last states are 0
         size = emit("Reshape", extent(inputs, 0), integers())
@@ -392,6 +393,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: 
     if not isinstance(hidden, int):
         at.refuse("its hidden size is not known")
     x = _by_time(at.x, by_batch)
+    # The rule needs all hidden states, so the forward layer must return them.
     y = at.output(0, _result_type(at, len(ways), hidden))
     arriving = _get(at.gradients, 0)
     if by_batch:
@@ -419,6 +421,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: 
             ends=tuple(_take(end, place, 0, ways) for end in ends),
         )
         _collect(at, layer, go_back(layer), found)
+    # Both directions read the same input, so their gradients add up.
     whole = add_up(found[0]) if found[0] else None
     joined = [_join(parts) for parts in found[1:]]
     if by_batch:
