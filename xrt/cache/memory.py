@@ -52,7 +52,7 @@ class _Closer:
     """The background thread that closes executables, started on first use."""
 
     def __init__(self) -> None:
-        # Re-entrant: what is collected while a thread is in here may be handed in, too.
+        # Re-entrant: garbage collection inside this class may close another executable.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.queue: SimpleQueue[Close | None] = SimpleQueue()
@@ -67,9 +67,9 @@ class _Closer:
         while (close := self.queue.get()) is not None:
             try:
                 close()
-            except Exception:  # noqa: BLE001  # a library may raise anything: no call waits for the result
+            except Exception:  # noqa: BLE001  # libraries may raise anything, and no call waits for the result
                 _log.warning("an executable could not be closed", exc_info=True)
-            del close  # the next one may be long in coming
+            del close  # release it before blocking on the queue
 
     def finish(self) -> None:
         """Stop the thread: process exit must not interrupt it inside a native library."""
@@ -92,7 +92,7 @@ def close_with(user: object, close: Close) -> None:
 
     A call in progress keeps ``user`` alive. Neither the call nor the thread that frees ``user`` waits for the close.
     """
-    _closer.start()  # not when it is freed: that may be at any moment, and then a thread must not be started
+    _closer.start()  # now, because a thread must not be started during garbage collection
     weakref.finalize(user, _closer.queue.put, close).atexit = False
 
 
@@ -105,7 +105,7 @@ def wait_until_closed(seconds: float | None = None) -> bool:
 
 atexit.register(_closer.finish)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_closer.__init__)  # type: ignore[misc]  # a forked child has no such thread
+    os.register_at_fork(after_in_child=_closer.__init__)  # type: ignore[misc]  # a forked child does not inherit the thread
 CAPACITY = 256
 """Executables in the process-wide cache; those in use by a module live on after eviction."""
 MOST_BYTES = 1 << 30
@@ -197,7 +197,7 @@ class Lease:
     """A reference to an executable, which is closed after its last lease is released."""
 
     def __init__(self, cache: CompileCache, entry: _Entry) -> None:
-        self._entry: _Entry | None = None  # until the promise is kept: what raises here never held anything
+        self._entry: _Entry | None = None  # if result() raises, there is nothing to release
         self.executable: Executable = entry.made.result()
         self._cache = cache
         self._entry = entry
@@ -209,7 +209,7 @@ class Lease:
             self._cache._release(entry)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # the names of modules are None by then, and the process ends
+        if not is_finalizing():  # at interpreter shutdown module globals are None
             self.release()
 
 
@@ -231,7 +231,7 @@ class CompileCache:
         self.max_bytes = max_bytes
         self.disk = disk
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        # Re-entrant: a lease may be collected, and so released, while its thread is in here.
+        # Re-entrant: garbage collection inside this class may release a lease.
         self._lock = renew_after_fork(threading.RLock())
         self._hits = self._misses = self._failures = self._evictions = 0
 
@@ -292,7 +292,7 @@ class CompileCache:
             leave_to_parent(executable)
             entry.nbytes = count_bytes(executable)
             entry.made.set_result(executable)
-        except BaseException as error:  # noqa: BLE001  # raised again in every waiting thread, this one among them
+        except BaseException as error:  # noqa: BLE001  # raised again in all waiting threads
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:

@@ -117,7 +117,7 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
     """The CPU and its instruction sets, on which compiled code depends."""
-    from xrt.cache.disk.cpu_info import describe_cpu  # the room that touches files, which knows signatures
+    from xrt.cache.disk.cpu_info import describe_cpu  # imported here: xrt.cache.disk imports this module
 
     found = np.show_config(mode="dicts")["SIMD Extensions"]
     sets = " ".join([*found.get("baseline", ()), *found.get("found", ())])

@@ -27,7 +27,7 @@ def get_value_shape(x: Tensor) -> tuple[int, ...]:
     """The static shape of a tensor; raises ModelError if an extent is unknown."""
     if not isinstance(x.type, TensorType) or not x.type.is_static:
         raise ModelError(f"the extents of {x.value} are not all known; a layer needs them to draw its weights")
-    return tuple(int(dim) for dim in x.type.shape or ())  # type: ignore[arg-type]  # static: no names among them
+    return tuple(int(dim) for dim in x.type.shape or ())  # type: ignore[arg-type]  # static: all are integers
 
 
 def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tenso
     for expansion, channels, repeats, stride in _BLOCKS:
         for step in (stride, *[1] * (repeats - 1)):
             wide = x if expansion == 1 else relu6(net.convolution(x, get_value_shape(x)[1] * expansion, 1, gain=HE))
-            sixteenth = wide if step == 2 else sixteenth  # the last block that halves the image reads what is asked for
+            sixteenth = wide if step == 2 else sixteenth  # the input of the last stride-2 block has 1/16 of the size
             x = _narrowed(net, x, wide, _scaled(channels, width), step)
     return sixteenth, relu6(net.convolution(x, _scaled(1280, max(width, 100)), 1, gain=HE))
 

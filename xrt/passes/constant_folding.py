@@ -107,7 +107,7 @@ class _Folding:
             if body is not None and splice.inline(node, body):
                 arrived.update(inner.name for inner in splice.inlined)
                 continue
-            known.infer(node, again=node.name in arrived)  # of an If more was not known than is common to its branches
+            known.infer(node, again=node.name in arrived)  # the type of an If was only what its branches have in common
             # A node with control edges orders effects, which a constant cannot.
             results = None if node.control or splice.is_awaited(node) else self.node(node, known)
             if results is None:
@@ -149,7 +149,7 @@ class _Folding:
         """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
         try:
             results = self.evaluate(alone, [])
-        except Exception:  # noqa: BLE001  # whatever an evaluator cannot do is left to the engine that will run the node
+        except Exception:  # noqa: BLE001  # a node that cannot be evaluated is left to its engine
             return None
         if len(results) != len(alone.outputs) or not all(isinstance(result, np.ndarray) for result in results):
             return None

@@ -246,7 +246,7 @@ def _objects_like(elements: Elements, change: Callable[[Any], Any]) -> Elements:
 
 def _cast_element(element: Any, given: DType, dtype: DType) -> Any:
     if isinstance(element, str) or element is None:
-        # An extent may not fit 32 bits; as an extent of a type it does.
+        # A symbolic extent is assumed to fit 32 bits.
         return element if isinstance(element, str) and dtype in (DType.INT64, DType.INT32) else None
     # Casting a float out of range is undefined in C, and engines differ.
     if isinstance(element, float) and not (math.isfinite(element) and abs(element) < 2**31):
@@ -466,5 +466,5 @@ def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Typ
     try:
         found = rule(PropagationCase(node, inputs, types))
     except (IndexError, ValueError, TypeError, OverflowError):
-        return None  # inputs that do not fit the operator: the engine that runs the node will say so
+        return None  # invalid inputs are reported by the engine that runs the node
     return [one if one is None or one.elements.size <= MOST_ELEMENTS else None for one in found]

@@ -33,9 +33,9 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
-    given: dict[str, Constant] = {}  # of Constant nodes, which stay nodes
+    given: dict[str, Constant] = {}  # values of Constant nodes, which are kept
     # Constant nodes are collected too: a condition may come from one.
-    scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # the last is only read
+    scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
     for node in splice.iter_pending():
         body = find_decided_body(node, scope.get, function.opsets.get("", 0))
         if body is None or not splice.inline(node, body):
@@ -155,7 +155,7 @@ def _needed(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...]
     values = {value.name for value in function.outputs}
     names: set[str] = set()
     kept = []
-    for node in reversed(list(nodes)):  # users come after what they use, so one sweep from the end sees every need in time
+    for node in reversed(list(nodes)):  # topological order: one backward sweep suffices
         if node.name in names or not values.isdisjoint(node.outputs) or _may_have_effect(node, function):
             kept.append(node)
             values.update(node.uses)

@@ -58,7 +58,7 @@ class Operands:
         try:
             (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(kept)), floats, {}, {"": self.opset})
         except ModelError:
-            return None  # the inputs contradict each other: the engine that runs the node will say so
+            return None  # contradictory inputs are reported by the engine that runs the node
         return type_.shape if isinstance(type_, TensorType) else None
 
 
@@ -176,7 +176,7 @@ def _relabeled(o: Operands) -> Sequence[Type | None]:
         return [make_type(tensor.dtype, o.shape(0))]
     dtype = next((dtype for name, dtype in _VALUES.items() if o.attr(name)), None)
     if o.attr("classes_strings") and o.dtype(0) is DType.STRING:
-        dtype = DType.INT64  # the first version maps either way
+        dtype = DType.INT64  # version 1 maps in both directions
     return [make_type(dtype, o.shape(0))]
 
 
@@ -372,7 +372,7 @@ def _tokens(o: Operands) -> Sequence[Type | None]:
 
 def _block_gather(o: Operands) -> Sequence[Type | None]:
     data, indices, axis = o.shape(0), o.shape(1), o.attr("gather_axis", 0)
-    packed = o.dtype(0) is DType.UINT8  # several elements in one of the last axis
+    packed = o.dtype(0) is DType.UINT8  # several elements per byte of the last axis
     if data is None or indices is None or packed:
         return [make_type(o.dtype(2), None)]
     place = axis % len(data)

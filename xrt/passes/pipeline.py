@@ -66,7 +66,7 @@ class ExpandGradientNodes(Pass):
     def run(self, function: Function) -> Function:
         if "ai.onnx.preview.training" not in function.opsets:
             return function
-        from xrt.passes.gradient.differentiation import expand_gradient_nodes  # for models with such nodes alone
+        from xrt.passes.gradient.differentiation import expand_gradient_nodes  # imported only if needed
 
         expanded = expand_gradient_nodes(function)
         return function if expanded is function else infer_shapes(expanded)
@@ -148,7 +148,7 @@ class Pipeline:
                 raise OptionError(f"there is no pass {name!r}.{did_you_mean(name, PASSES)} There is: {', '.join(PASSES)}")
             kind = PASSES[name]
             wants = any(field.name == "evaluate" for field in dataclasses.fields(kind))
-            made.append(kind(evaluate) if wants else kind())  # type: ignore[call-arg]  # of the class that has the field
+            made.append(kind(evaluate) if wants else kind())  # type: ignore[call-arg]  # only classes with that field
         return cls(tuple(made))
 
     def __iter__(self) -> Iterator[Pass]:

@@ -55,7 +55,7 @@ def shape_from_contents(node: Node, types: Sequence[Type | None], known: Known) 
     try:
         return SHAPED[node.op_type](node, types, known)
     except (IndexError, ValueError, TypeError):
-        return None  # inputs that do not fit the operator: the engine that runs the node will say so
+        return None  # invalid inputs are reported by the engine that runs the node
 
 
 def _shape(types: Sequence[Type | None], index: int) -> Shape | None:
@@ -152,7 +152,7 @@ def _times(a: Dim, b: Dim) -> Dim:
 
 def _slice(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
     data = _shape(types, 0)
-    if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, of which ONNX knows
+    if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
         return None
     starts, ends = (_extents(known, index) for index in (1, 2))
     optional = [len(node.inputs) > index and bool(node.inputs[index]) for index in (3, 4)]
@@ -216,7 +216,7 @@ def _resize(node: Node, types: Sequence[Type | None], known: Known) -> Shape | N
     shape, scales = list(data), _at(known, 2)
     if sizes is None and scales is not None and scales.elements.size:
         for axis, scale in zip(node.attr("axes") or range(len(data)), scales.elements, strict=True):
-            shape[axis] = shape[axis] if scale == 1 else None  # numbers are ONNX's to round
+            shape[axis] = shape[axis] if scale == 1 else None  # onnx rounds numeric extents
         return tuple(shape)
     if sizes is None:
         return None
@@ -375,7 +375,7 @@ def _declares_more(function: Function, inferred: InferredTypes) -> bool:
 def combine(inferred: Type | None, declared: Type | None) -> Type | None:
     """Merge two types of one value; on a contradiction `inferred` wins."""
     if inferred is None or inferred == declared:
-        return declared  # the same object where it is the same type: comparing it with itself is quick
+        return declared  # the same object, because comparing identical objects is fast
     if declared is None:
         return inferred
     if isinstance(inferred, TensorType) and isinstance(declared, TensorType):
@@ -413,7 +413,7 @@ def propagate_types(function: Function, known: Knowledge) -> Function:
     for node in function.nodes:
         known.infer(node)
         if node.bodies:
-            node = known.refine_bodies(node)  # noqa: PLW2901  # the same node, better known
+            node = known.refine_bodies(node)  # noqa: PLW2901  # the same node with more precise types
             node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, known)))  # noqa: PLW2901
             known.infer_from_bodies(node)
         nodes.append(node)
@@ -580,7 +580,7 @@ class Knowledge:
     def _with_shape(self, node: Node, found: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
         type_ = (found[0] if found else None) or self.get_type(node.outputs[0])
         if type_ is None and node.op_type != "ConstantOfShape":
-            type_ = self.get_type(node.inputs[0])  # all the others give what they are given
+            type_ = self.get_type(node.inputs[0])  # the other operators keep the input's element type
         if not isinstance(type_, TensorType):
             return found
         if not found and self.get_type(node.outputs[0]) is None:

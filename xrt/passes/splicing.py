@@ -31,7 +31,7 @@ class BodyNames:
 
     def __init__(self, root: Function) -> None:
         self._root = root
-        self._counts: Counter[str] | None = None  # most models hold nothing to be inlined
+        self._counts: Counter[str] | None = None  # computed on demand: most models have nothing to inline
 
     @property
     def counts(self) -> Counter[str]:

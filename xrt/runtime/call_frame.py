@@ -91,7 +91,7 @@ def _action(way: Callable[[Step, LaunchArrays], Action], step: Step, ground: Lau
 
     try:
         return way(step, ground)
-    except Exception as error:  # noqa: BLE001  # an engine that fails to fix its arrays fails to run
+    except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
         raise to_run_failed(step.launch, error)  # noqa: B904
 
 

@@ -247,7 +247,7 @@ def _is_accepted(region: RegionToCompile, part: Function) -> bool:
     try:
         with _turn(region.engine):
             region.engine.compile(part, region.context).close()
-    except Exception:  # noqa: BLE001  # whatever the engine raises
+    except Exception:  # noqa: BLE001  # engines may raise anything
         return False
     return True
 

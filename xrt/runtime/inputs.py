@@ -169,7 +169,7 @@ def _check_batch(name: str, type_: TensorType, array: Any, most: int) -> None:
 def _check(name: str, type_: Type | None, given: Any, dims: Dims) -> None:
     if isinstance(type_, SequenceType):
         for index, item in enumerate(given):
-            _check(f"{name}[{index}]", type_.element, item, {})  # each element has a shape of its own
+            _check(f"{name}[{index}]", type_.element, item, {})  # elements may differ in shape
     elif isinstance(type_, OptionalType):
         if given is not None:
             _check(name, type_.element, given, dims)
@@ -234,7 +234,7 @@ def infer_type(given: Any) -> Type | None:
     """The type of a converted value; None for values without an ONNX type (a dict, an absent optional)."""
     if isinstance(given, np.ndarray):
         return TensorType(DType.of(given), given.shape)
-    if hasattr(given, "dtype") and hasattr(given, "shape"):  # of another device
+    if hasattr(given, "dtype") and hasattr(given, "shape"):  # an array of another device
         return TensorType(DType.of(given), tuple(given.shape))
     if isinstance(given, list):
         kinds = {infer_type(item) for item in given}

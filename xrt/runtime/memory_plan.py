@@ -334,7 +334,7 @@ class _Decisions:
         return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
 
     def _writer(self, slot: int) -> int:
-        """Return the step that writes the slot; inputs are there from the first on."""
+        """The step that writes the slot; 0 for inputs."""
         return self.slots.writer.get(slot, 0)
 
     def _over(self, slot: int, first: int, live: set[int]) -> str:

@@ -102,7 +102,7 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Timeline and table for a notebook."""
-        from xrt.runtime.html import render_profile  # for notebooks alone
+        from xrt.runtime.html import render_profile  # only for notebooks
 
         return render_profile(self)
 
@@ -215,7 +215,7 @@ def _number_tracks(moments: Sequence[Moment]) -> dict[tuple[str, int], _Track]:
     devices = sorted({moment.device for moment in moments}, key=lambda name: (name != HOST, name))
     processes = {name: number for number, name in enumerate(devices, 1)}
     names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in moments}
-    in_order = sorted(names, key=lambda track: processes[track[0]])  # within a process by their first event
+    in_order = sorted(names, key=lambda track: processes[track[0]])  # within a process, in the order of first events
     return {
         (device, thread): _Track(processes[device], number, device, names[device, thread])
         for number, (device, thread) in enumerate(in_order, 1)

@@ -43,7 +43,7 @@ class Program:
         self._layout = plan_memory(self._slots) if layout is None else layout
         self._suspects = self._slots.maybe_aliased()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
-        self._idle: list[CallFrame] = []  # as many as calls have run at once; making one costs more than a small call
+        self._idle: list[CallFrame] = []  # one per concurrent call; kept, because making one takes longer than a small call
         self._recorder = Recorder(tuple((x.name, x.engine, plan.get_device(x)) for x in plan.launches), self.updates)
 
     # ------------------------------------------------------------------ memory
@@ -128,7 +128,7 @@ class Program:
             results = list(fast_call(*inputs))
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
-        except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
+        except Exception as error:  # noqa: BLE001  # converted by `to_run_failed`
             raise to_run_failed(step.launch, error)  # noqa: B904  # it has its cause
         return results
 
@@ -143,9 +143,9 @@ class Program:
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
-            for action in actions:  # the error below names the launch that was begun last
+            for action in actions:  # the error below names the last launch
                 action()
-        except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
+        except Exception as error:  # noqa: BLE001  # converted by `to_run_failed`
             number = actions.index(action)
             failed = to_run_failed(self.plan.launches[number], error)
             if isinstance(failed, XRTError):
@@ -200,7 +200,7 @@ class Program:
         if self._suspects:
             self._unshare(results, inputs)
         for index in self._placed:
-            if index not in self._suspects:  # those are copies already
+            if index not in self._suspects:  # suspects are copies already
                 results[index] = results[index].copy()
         for number, (source, target) in enumerate(self._slots.aliases):
             if results[source] is not inputs[target]:

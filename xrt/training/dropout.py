@@ -199,7 +199,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
         key = _hash(emit("BitwiseXor", call, _array(number)))
         keep = _compare_places(x, key, call, limit)
-        if flag is not None:  # known in a call only
+        if flag is not None:  # known only at run time
             keep = emit("Or", keep, emit("Not", flag))
             scale = emit("Where", flag, scale, np.array(1, x.dtype.numpy))
         factor = emit("Where", keep, scale, np.array(0, x.dtype.numpy))

@@ -178,7 +178,7 @@ def _rewrite(function: Function) -> Function:
 def _list_forms(node: Node, function: Function) -> Iterator[Node]:
     if not is_training(node, function):
         yield node.map_bodies(_rewrite)
-    elif node.op == "Dropout":  # without its flag it does not train
+    elif node.op == "Dropout":  # without the flag it is in inference mode
         yield replace(node, inputs=node.inputs[:2])
     else:
         # BatchNormalization in training mode.

@@ -78,7 +78,7 @@ class CrossEntropy(Loss):
 
     def apply(self, output: Tensor, target: Tensor) -> Tensor:
         options = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
-        found: tuple[Tensor, ...] = apply("SoftmaxCrossEntropyLoss", (output, target), options, outputs=1)  # type: ignore[assignment]  # a tuple where outputs is given
+        found: tuple[Tensor, ...] = apply("SoftmaxCrossEntropyLoss", (output, target), options, outputs=1)  # type: ignore[assignment]  # a tuple, because outputs is given
         return found[0]
 
 
@@ -195,7 +195,7 @@ def step(
     seeded, drawn = write_dropout(read.function, seed)
     promoted = promote(_with_loss(seeded, loss), chosen)
     name = _find_loss(promoted, loss, drawn)
-    # Gradients of the last layers are known first: engines compute outputs in their order, and drop what was read last.
+    # Gradients of the last layers are computed first, so outputs in this order free memory early.
     order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
     found = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(found)

@@ -29,10 +29,10 @@ def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     asked = environment.get(DIRECTORY, "").strip()
     if asked:
         return expand_user(asked, DIRECTORY)
-    import platformdirs  # where nothing else says where
+    import platformdirs  # only needed for the default directory
 
     found = platformdirs.user_cache_path("xrt", appauthor=False)
-    if not found.is_absolute():  # of a user without a home it is "~/.cache"
+    if not found.is_absolute():  # without a home directory it is "~/.cache"
         raise CacheError(f"this user has no home directory to keep a cache in; name a directory in {DIRECTORY}")
     return found
 
@@ -41,7 +41,7 @@ def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
     """Expand ``~`` and make the path absolute; raises CacheError for an unknown user."""
     try:
         return Path(text).expanduser().absolute()
-    except RuntimeError:  # pathlib's, for a name that it does not find
+    except RuntimeError:  # raised by pathlib for an unknown user
         name = os.fspath(text).split("/")[0]
         raise CacheError(
             f"{whose} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"

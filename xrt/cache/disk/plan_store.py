@@ -112,7 +112,7 @@ def merge(before: StoredModel | None, model: StoredModel) -> StoredModel | None:
     """
     plans = list(model.plans)
     known: dict[str, Any] = {}
-    if before is not None and before[:3] == model[:3]:  # of the same files, inputs and outputs
+    if before is not None and before[:3] == model[:3]:  # same files, inputs and outputs
         new = {plan.key for plan in plans}
         plans, known = [*(plan for plan in before.plans if plan.key not in new), *plans], dict(before.sections)
     plans = plans[-MOST_PLANS:]
@@ -149,7 +149,7 @@ class PlanStore:
             raise CacheError(f"plans {file.name} cannot be used: {error}") from error
         if found is None or any(identify_file(Path(path)) != stamp for path, stamp in found.files):
             return None
-        with suppress(OSError):  # a directory that may only be read
+        with suppress(OSError):  # a read-only directory
             os.utime(file)
         return found._replace(sections={name: container for name in container.sections if name != _TEXT})
 
@@ -179,7 +179,7 @@ class PlanStore:
     @staticmethod
     def _make_room(folder: Path) -> None:
         if folder.is_symlink():
-            return  # nothing outside of the directory is removed
+            return  # never remove files outside the cache directory
         kept: list[tuple[float, Path]] = []
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
@@ -378,7 +378,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"a text is expected, not {type(value).__name__}")
-    value.encode()  # half of a surrogate pair is no text
+    value.encode()  # rejects lone surrogates
     return value
 
 

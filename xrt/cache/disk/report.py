@@ -80,7 +80,7 @@ def _signatures(store: Store) -> list[Signature]:
         try:
             found.append(CacheEntry.read(item.path).signature)
         except (CacheError, OSError):
-            continue  # what cannot be read is near to nothing
+            continue  # unreadable entries are never nearest
     return found
 
 

@@ -147,7 +147,7 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:
-        if folder.parent.is_dir():  # a file system such as /proc, where nothing can be made
+        if folder.parent.is_dir():  # for example /proc, where mkdir is impossible
             raise
         make_private(folder.parent)
         make_private(folder)
@@ -155,7 +155,7 @@ def make_private(folder: Path) -> None:
         if not folder.is_dir():
             raise
     else:
-        folder.chmod(0o700)  # an odd umask may have taken the user's own rights too
+        folder.chmod(0o700)  # an unusual umask may have removed the user's own rights
 
 
 def open_private(path: str, flags: int) -> int:
@@ -173,7 +173,7 @@ def why_not_trusted(directory: Path) -> str | None:
     if directory.is_symlink() and (reason := _why_not_owned(directory, directory.lstat())):
         return reason
     real = Path(os.path.realpath(directory))
-    with suppress(FileNotFoundError):  # made later, in the folders that are looked at below
+    with suppress(FileNotFoundError):  # not created yet; its parents are checked below
         if reason := why_not_private(real):
             return reason
     for folder in _above(real):
@@ -199,7 +199,7 @@ def _above(real: Path) -> Iterator[Path]:
     """Yield the parent folders, nearest first, up to the home directory: sshd checks no further either."""
     try:
         home = Path.home().resolve()
-    except RuntimeError:  # this user has none
+    except RuntimeError:  # the user has no home directory
         home = Path("/")
     for folder in () if real == home else real.parents:
         yield folder
@@ -346,7 +346,7 @@ class Store:
             entry = CacheEntry.read(path)
         except FileNotFoundError:
             return None
-        with suppress(OSError):  # a directory that may only be read
+        with suppress(OSError):  # a read-only directory
             os.utime(path)
         return entry
 
@@ -381,7 +381,7 @@ class Store:
 
     def _make_root(self) -> None:
         make_private(self.root)
-        if reason := self.why_not_trusted():  # another process may have made it first
+        if reason := self.why_not_trusted():  # it may have been created by another process
             raise PermissionError(reason)
         with suppress(FileExistsError), open(self.directory / "CACHEDIR.TAG", "x", encoding="utf-8", opener=open_private) as tag:
             tag.write(_TAG)
@@ -418,7 +418,7 @@ class Store:
     def _found(self) -> Iterator[Item]:
         for folder in self.list_folder("entries"):
             for path in self.list_folder("entries", folder.name):
-                with suppress(FileNotFoundError):  # another process was quicker
+                with suppress(FileNotFoundError):  # removed by another process meanwhile
                     status = path.lstat()
                     if path.suffix == _SUFFIX and stat.S_ISREG(status.st_mode):
                         yield Item(path, status.st_size, status.st_mtime)
@@ -496,7 +496,7 @@ def _why_not_usable(directory: Path) -> str | None:
         reason = why_not_trusted(directory)
         if reason is None and directory.exists() and not directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except (OSError, ValueError) as error:  # a folder without permission, a loop of links, too long a name; ValueError: a NUL
+    except (OSError, ValueError) as error:  # no permission, a link loop, a long name; ValueError: a NUL
         return f"it cannot be opened ({getattr(error, 'strerror', None) or error})"
     return reason
 
@@ -504,7 +504,7 @@ def _why_not_usable(directory: Path) -> str | None:
 def _remove(folder: Path) -> None:
     """Remove a folder and its content; ignore failures."""
     try:
-        folder.rmdir()  # most are empty: few engines save or load by way of files
+        folder.rmdir()  # mostly empty: few engines use files to save or load
     except OSError:
         import shutil
 
@@ -526,14 +526,14 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # it is another user's
+        return True  # the process of another user
     return True
 
 
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # what `acquire_lock` looks at
+    fcntl = None  # type: ignore[assignment]  # checked in `acquire_lock`
 POLL_SECONDS = 0.02
 """Interval for retrying a held lock."""
 
@@ -561,7 +561,7 @@ def _lock_by_system(path: Path, patience: float) -> Callable[[], object]:
 
     def release() -> None:
         try:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open, too
         finally:
             os.close(file)
 
@@ -571,7 +571,7 @@ def _lock_by_system(path: Path, patience: float) -> Callable[[], object]:
 def _try_lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # some file systems say the latter of a lock that is held
+    except (BlockingIOError, PermissionError):  # some file systems raise PermissionError for a held lock
         return False
     return True
 

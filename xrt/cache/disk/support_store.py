@@ -51,7 +51,7 @@ class SupportStore:
         path = self._path(function, engines, homes, context)
         if path is None or not path.is_file():
             return None
-        with suppress(FileNotFoundError):  # another process removed it meanwhile
+        with suppress(FileNotFoundError):  # removed by another process meanwhile
             self._store.check(path)
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
@@ -87,7 +87,7 @@ class SupportStore:
     @staticmethod
     def _make_room(folder: Path) -> None:
         if folder.is_symlink():
-            return  # nothing outside of the directory is removed
+            return  # never remove files outside the cache directory
         kept = sorted(_written(folder))
         for _, path in kept[: max(len(kept) - MOST, 0)]:
             path.unlink(missing_ok=True)

@@ -73,7 +73,7 @@ class DiskTier:
         self.weights = WeightHashStore(self.store)
         self._lock = renew_after_fork(threading.Lock())
         self._statistics = DiskStatistics()
-        self._room = -1  # not known before the first look
+        self._room = -1  # unknown until the first scan
 
     @cached_property
     def plans(self) -> PlanStore:
@@ -129,14 +129,14 @@ class DiskTier:
             return make()
         self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
-            return make()  # a change of this code cannot be detected, so nothing is stored
+            return make()  # code changes cannot be detected, so nothing is stored
         if not force and (found := self._found(signature, recipe)) is not None:
             return found
         if not recipe.is_kept:
             return self._made(signature, recipe, make)
         with self.store.lock(signature.key) as locked:
             if locked and not force and (found := self._found(signature, recipe)) is not None:
-                return found  # another process made it while this one waited
+                return found  # made by another process meanwhile
             return self._made(signature, recipe, make)
 
     # ------------------------------------------------------------------ reading
@@ -166,7 +166,7 @@ class DiskTier:
                 context = replace(recipe.context, workdir=folder)
                 executable = recipe.engine.load(entry.data, recipe.function, context)
                 executable.prepare()
-        except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: it can still compile
+        except Exception as error:  # noqa: BLE001  # engines may raise anything, and can still compile
             if stale := find_stale(error):
                 raise stale from None
             self.trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
@@ -197,7 +197,7 @@ class DiskTier:
             _log.info("not kept on disk: %s", error)
         except OSError as error:
             self.trouble(str(error))
-        except Exception:  # noqa: BLE001  # whatever the engine's library raises: the executable is there, and runs
+        except Exception:  # noqa: BLE001  # engines may raise anything, and the executable still runs
             _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
 
     def _write(self, signature: Signature, content: bytes | memoryview | StoredFailure) -> None:
@@ -208,7 +208,7 @@ class DiskTier:
             written = self.store.write(signature, content)
             self._count("writes")
             self._make_room(written)
-        except (OSError, ValueError) as error:  # a ValueError for what protobuf cannot say: a path that is not UTF-8
+        except (OSError, ValueError) as error:  # ValueError: protobuf cannot store a path that is not UTF-8
             self.trouble(str(error))
 
     def _make_room(self, written: int) -> None:

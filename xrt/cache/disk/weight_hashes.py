@@ -41,7 +41,7 @@ def identify_file(path: Path) -> Stamp | None:
     """The stamp of a file; None if it does not exist or changed just now."""
     try:
         status = path.stat()
-    except (OSError, ValueError):  # the latter for a NUL in a path that a memo names
+    except (OSError, ValueError):  # ValueError: a NUL in a stored path
         return None
     if max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED > time.time_ns():
         return None

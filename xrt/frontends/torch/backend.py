@@ -154,9 +154,9 @@ class _Outputs:
 
 # ---------------------------------------------------------------------- views
 #
-# Compiled code that runs after the graph knows the strides that PyTorch has traced, and which outputs are views of one memory. A
-# view is made in each call, of the tensor whose memory it shows; a tensor whose axes are in another order in memory is transposed
-# by the Function, so that nothing is copied.
+# Code that runs after the graph relies on the strides that PyTorch traced, and on which outputs are views of the same memory.
+# Each call therefore rebuilds the views. Outputs with permuted axes in memory are transposed by the Function, so that nothing
+# is copied.
 
 
 def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
@@ -188,7 +188,7 @@ def _find_parent(call: Call, storage: object) -> Call | None:
         if _get_storage(one) == storage:
             return one
         if isinstance(one.meta.get("val"), list | tuple) and (found := _find_parent(one, storage)) is not None:
-            return found  # through an operator that returns several views
+            return found  # an operator with several views, such as split
     return None
 
 
@@ -243,6 +243,7 @@ _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
 MOST_VARIANTS = 64
 """Limit on the sets of constant tensors that a graph is compiled for; afterwards parameters become inputs."""
 Compiled = Callable[[list[Any]], Sequence[Any]]
+"""Runs a graph on a list of inputs, which it empties, and returns the outputs in order."""
 
 
 def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -300,7 +301,7 @@ class FrozenGraph:
         self._made += 1
         versions = _get_versions(tensors)
         run = self._compile(dict(zip(self._indices, tensors, strict=True)))
-        others = (one for one in self._variants if not all(map(is_, one[0], tensors)))  # those of older versions are of no use
+        others = (one for one in self._variants if not all(map(is_, one[0], tensors)))  # variants for older versions are useless
         self._variants = ((tensors, versions, run), *others)
         return run
 
@@ -308,7 +309,7 @@ class FrozenGraph:
 def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     try:
         return [one._version for one in tensors]
-    except RuntimeError:  # a tensor of inference mode has none
+    except RuntimeError:  # inference tensors have no version
         return [-1 if one.is_inference() else one._version for one in tensors]
 
 
@@ -428,9 +429,6 @@ def choose_default_engines() -> list[str]:
 
 def _is_ready(name: str) -> bool:
     return name in names() and probe(name).state == "ready"
-
-
-"""Takes a list of inputs, which it empties, and returns the outputs in order."""
 
 
 # ---------------------------------------------------------------------- the backend
@@ -598,5 +596,5 @@ def _box(function: Callable[..., Any]) -> Compiled:
 
 
 def _mark_boxed(function: Compiled) -> Compiled:
-    function._boxed_call = True  # type: ignore[attr-defined]  # by this AOT knows that it takes a list
+    function._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that arguments are passed as one list
     return function

@@ -67,7 +67,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """Suppress PyTorch's dump of the failed graph: the error has the reason, and another capture may follow."""
     scope = vars(_trace)
-    scope["print"] = lambda *_, **__: None  # prints nothing else than that graph
+    scope["print"] = lambda *_, **__: None  # it is used only to print that graph
     try:
         with drop_warnings("torch.fx.experimental.symbolic_shapes", "torch.export._trace"):
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -93,7 +93,7 @@ def _is_asked_for(record: logging.LogRecord) -> bool:
 
 
 def _see_output(_: torch.nn.Module, given: Any, output: Any) -> None:
-    register_dataclasses(output)  # what a hook returns would replace the output
+    register_dataclasses(output)  # returns None, because a result would replace the output
 
 
 def register_dataclasses(values: Any) -> bool:
@@ -147,7 +147,7 @@ class ModuleState:
         marks: list[tuple[object, ...]]
         try:
             marks = [() if one is None else (one.data_ptr(), one._version, one.dtype, one.shape) for one in tensors]
-        except RuntimeError:  # a tensor without memory of its own, or without a version
+        except RuntimeError:  # a tensor without storage or version counter
             check_module(model)
             marks = [() if one is None else _mark(one) for one in tensors]
         return cls(layout, tuple(flags), tensors, marks)
@@ -272,8 +272,8 @@ def capture(
         check_module(module)
     with _EXPORT, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)  # of PyTorch about itself
-        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # a list of parameters that nn.LSTM keeps
+            warnings.simplefilter("ignore", category)  # PyTorch's own deprecations
+        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # kept by nn.LSTM
         return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 
@@ -386,7 +386,7 @@ def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram
     wanted = {op: table[op] for op in operators if op in table}
     try:
         return program.run_decompositions(wanted) if wanted else None
-    except Exception:  # noqa: BLE001  # PyTorch's own decomposition of its graph may fail; the operators stay opaque
+    except Exception:  # noqa: BLE001  # a decomposition may fail; the operators stay opaque
         return None
 
 
@@ -476,7 +476,7 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
 
 def _name_outputs(spec: Any) -> Iterator[str]:
     """Yield a name for each output leaf, from its keys and fields; ``output`` by default."""
-    tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # a cache looks for tensors among its leaves
+    tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # transformers' caches expect tensor leaves
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
         named = ".".join(parts)

@@ -50,13 +50,13 @@ def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
     Raises InputError for a tensor that is not dense or not on the CPU.
     """
-    if type(tensor) not in _PLAIN:  # what a subclass does instead of an operator is not for its memory
+    if type(tensor) not in _PLAIN:  # bypass the subclass's __torch_function__
         with torch._C.DisableTorchFunctionSubclass():
             tensor = tensor.as_subclass(torch.Tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:
-        return tensor.numpy()  # type: ignore[no-any-return]  # numpy() knows the negative bit; DLPack gives the wrong sign
+        return tensor.numpy()  # type: ignore[no-any-return]  # numpy() handles the negative bit, DLPack does not
     except (RuntimeError, TypeError):
         return _share_uncommon(tensor)
 
@@ -86,7 +86,7 @@ def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     if type(array) is np.ndarray and array.flags.writeable:
         try:
             return torch.from_numpy(array)
-        except (TypeError, ValueError):  # an element type that PyTorch names otherwise, or a negative stride
+        except (TypeError, ValueError):  # an element type that NumPy lacks, or a negative stride
             pass
     return _share_uncommon_array(array)
 

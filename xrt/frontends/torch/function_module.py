@@ -77,7 +77,7 @@ def _share_constant(constant: Constant) -> torch.Tensor:
     if is_mapped(constant.array) or constant.array.dtype.isbuiltin != 1:
         return share_tensor(constant.array)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of PyTorch, of memory that is not writable
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch warns about read-only memory
         return torch.from_numpy(constant.array)
 
 
@@ -97,7 +97,7 @@ def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tenso
     function = _find(number)._function
     known: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):
-        known.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # tensors alone
+        known.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # all are tensors
     fakes = []
     for value in function.outputs:
         type_: Any = value.type

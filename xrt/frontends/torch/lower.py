@@ -101,7 +101,7 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
         raise ModelError(f"the module uses the higher-order operator {name}, which has no ONNX form; run it without XRT")
     results = rule(lowering, args)
     if name in _INLINED or not isinstance(fakes, list | tuple):
-        return results  # type: ignore[return-value]  # what is computed in place returns what its graph returns
+        return results  # type: ignore[return-value]  # an inlined graph returns its results unchanged
     return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=False)]
 
 
@@ -111,7 +111,7 @@ def _inline(lowering: Lowering, args: list[Any]) -> Any:
     part = args[index]
     count = sum(call.op == "placeholder" for call in part.graph.nodes)
     if len(operands) > count:
-        operands = [one for one in operands if not isinstance(one, str)]  # the name of the part
+        operands = [one for one in operands if not isinstance(one, str)]  # the name of the subgraph
     if len(operands) == 1 and isinstance(operands[0], list) and count != 1:
         operands = operands[0]
     return lowering.inline(part, operands)
@@ -408,7 +408,7 @@ class Lowering:
             result = self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001  # a call that a rule does not know of makes no model fail
+        except Exception as error:  # noqa: BLE001  # an unexpected call must not fail the model
             reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
         else:
             return result

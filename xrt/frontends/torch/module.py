@@ -127,7 +127,7 @@ def describe(leaf: Any) -> object:
         return leaf.dtype, leaf.ndim
     if isinstance(leaf, float | complex):
         number = complex(leaf)
-        return type(leaf), struct.pack("dd", number.real, number.imag)  # by their bits: NaN, and the sign of a zero
+        return type(leaf), struct.pack("dd", number.real, number.imag)  # compare bits, for NaN and signed zeros
     try:
         hash(leaf)
     except TypeError:
@@ -257,7 +257,7 @@ class SplitModule:
     def run(self, leaves: list[Any], structure: Any, given: list[Any]) -> Any:
         """Run on flattened inputs; return arrays if all inputs are arrays."""
         args, kwargs = unflatten(leaves, structure)
-        with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # of the breaks, which are meant
+        with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # warnings about intended graph breaks
             result = self._compiled(*args, **kwargs)
         if not gives_arrays(given):
             return result
@@ -315,7 +315,7 @@ class _Compiled:
         if self.capture.guards is not None:
             try:
                 self.capture.guards(*leaves)
-            except Exception:  # noqa: BLE001  # PyTorch's check of the sizes raises what it likes
+            except Exception:  # noqa: BLE001  # PyTorch's size guards raise arbitrary errors
                 return False
         if len(self.known) < MOST_SIZES:
             self.known.add(shapes)
@@ -324,7 +324,9 @@ class _Compiled:
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
     """Extend an error of PyTorch with the names of tensors that share memory."""
-    distinct = {id(one): (name, one) for name, one in zip(list_tensor_names(model), state.tensors, strict=True)}  # tied: one name
+    distinct = {
+        id(one): (name, one) for name, one in zip(list_tensor_names(model), state.tensors, strict=True)
+    }  # tied tensors have one name
     tensors = [one for _, one in distinct.values()]
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
         return error
@@ -370,7 +372,7 @@ class TorchModule(XRTModule):
         settings = parse_options(options)
         check_sizes_closed(settings)
         if engine is not None:
-            make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
+            make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an unavailable engine
         self._max_bytes = settings.max_specialization_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
@@ -420,7 +422,7 @@ class TorchModule(XRTModule):
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
-                if self._is_closed or not compiled.module._closed:  # else another thread has dropped the capture meanwhile
+                if self._is_closed or not compiled.module._closed:  # otherwise another thread dropped the capture: retry
                     raise
 
     def _check_memory(self, compiled: _Compiled, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
@@ -486,10 +488,12 @@ class TorchModule(XRTModule):
     def _capture(self, leaves: list[Any], structure: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                share_array(leaf)  # refuses what is not on the CPU, or not dense
+                share_array(leaf)  # raises for tensors that are not dense or not on the CPU
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         if find_shared_memory([*tensors, *state.tensors], range(len(leaves))):
-            leaves = [leaf if one is None else one.clone() for leaf, one in zip(leaves, tensors, strict=True)]  # only to capture
+            leaves = [
+                leaf if one is None else one.clone() for leaf, one in zip(leaves, tensors, strict=True)
+            ]  # clones, for the capture only
         args, kwargs = unflatten(leaves, structure)
         dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
         if dynamic is not None:
@@ -499,7 +503,7 @@ class TorchModule(XRTModule):
                 if found.accepts(leaves):
                     return found
             except ModelError:
-                pass  # a module that cannot be captured with symbolic sizes is captured for each
+                pass  # fall back to a capture with static sizes
         try:
             return self._compile(capture(self.model, args, kwargs), state)
         except DataDependentError:
@@ -670,7 +674,7 @@ class TorchModule(XRTModule):
 
     def _repr_html_(self) -> str:
         """The plan of the last call for a notebook; the repr before the first call."""
-        from html import escape  # for notebooks alone
+        from html import escape  # only for notebooks
 
         return self._latest.module._repr_html_() if self._latest is not None else f"<pre>{escape(repr(self))}</pre>"
 

@@ -10,7 +10,7 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.function import pause_gc
 from xrt.graph.node import Names
-from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
+from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
 from xrt.passes.gradient.preparation import (
     continue_function,
     list_names,
@@ -85,7 +85,7 @@ class _Rewriter:
         assert isinstance(type_, TensorType)
         assert shape is not None
         name = self._names.plain(f"{node.outputs[0]}_before")
-        self.types[name] = type_.with_shape(shape)  # type: ignore[arg-type]  # as _find_shape has them
+        self.types[name] = type_.with_shape(shape)  # type: ignore[arg-type]  # from _find_shape
         self._before[node.outputs[0]] = name
         return replace(node, inputs=inputs, outputs=(name,), name=self._names.plain(f"{node.name}_before"))
 

@@ -111,7 +111,7 @@ def lift_constants(function: Function) -> Function:
         return function
     awaited = {name for node in kept for name in node.control}
     if awaited.intersection(node.name for node in function.nodes if node.outputs[0] in lifted):
-        return function  # another node must run after one of them
+        return function  # a control edge starts at one of them
     types = {name: type_ for name, type_ in function.types.items() if name not in lifted}
     return function.replace(nodes=tuple(kept), constants={**function.constants, **lifted}, types=types)
 
@@ -274,7 +274,7 @@ def _find_definition(node: Node, function: Function) -> Function | None:
         newer = upgrade_opset(infer_shapes(_with_constants(meaning, function)), function.opset())
         return drop_dead_nodes(infer_shapes(fold_constants(infer_shapes(newer), _evaluate_nothing)))
     except ModelError:
-        return None  # the sweep says that there is no rule
+        return None  # the sweep reports the missing rule
 
 
 def _evaluate_nothing(function: Function, inputs: list[Any]) -> Sequence[Any]:

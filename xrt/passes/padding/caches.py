@@ -52,7 +52,10 @@ class _CachePadder(Padder):
         self.fed[self._dim] = LENGTH
         self._room = Extent.of(capacity) - added
         # Read the capacity from the output: another reader of the input would prevent an update in place.
-        self._sources[CAPACITY] = (caches[0].state.output, caches[0].axis)  # a reader of the input would keep it from an update
+        self._sources[CAPACITY] = (
+            caches[0].state.output,
+            caches[0].axis,
+        )  # another reader of the input would prevent the update in place
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
@@ -207,7 +210,7 @@ def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | s
     if cache is None:
         return value
     type_ = function.get_type(cache.state.input)
-    assert isinstance(type_, TensorType)  # it is one of a known rank
+    assert isinstance(type_, TensorType)  # `_find_cache` requires a known rank
     assert type_.shape is not None
     return Value(value.name, TensorType(type_.dtype, (*type_.shape[: cache.axis], dim, *type_.shape[cache.axis + 1 :])))
 
@@ -245,7 +248,7 @@ def read_fronts(function: Function, capacity: int) -> Function:
     ModelError for a capacity that the model does not allow.
     """
     declared = find_capacity(function)
-    assert declared is not None  # it is one of static caches
+    assert declared is not None  # a result of make_static_caches
     if capacity > declared.size:
         raise ModelError(f"capacity={capacity} is more than the {declared.size} entries that a table of {function.name!r} has")
     states = list_states(function)

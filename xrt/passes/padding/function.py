@@ -42,7 +42,7 @@ def follow(p: Padder, node: Node) -> bool:
         return False
     p.set_contents(node.outputs[0], found)
     if any(one is None for one in found.flat) and any(name in p.states for name in node.inputs):
-        p.states[node.outputs[0]] = SIZE  # what is not known may be what padding changes
+        p.states[node.outputs[0]] = SIZE  # an unknown element may depend on padding
     return True
 
 
@@ -117,7 +117,7 @@ def _unknown(p: Padder, name: str) -> Contents:
     if name in p.states:
         raise Refused("padding changes it")
     ((extent,),) = p.axes(name)
-    return np.full(int(extent.number), None, object)  # type: ignore[arg-type]  # a TypeError says that it is no number
+    return np.full(int(extent.number), None, object)  # type: ignore[arg-type]  # raises TypeError for a symbolic extent
 
 
 def _reshape(p: Padder, node: Node) -> Contents:
@@ -165,7 +165,7 @@ def _divide(p: Padder, node: Node) -> Contents:
         if other.number is None or other.number < 1:
             return None
         # Both are equal for numbers that are not negative.
-        p.require(one)  # operators round to zero, quotients down
+        p.require(one)  # Div rounds towards zero, Quotient down
         return one // other.number
 
     return _lift(divide)(_given(p, node, 0), _given(p, node, 1))

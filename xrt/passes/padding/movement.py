@@ -276,7 +276,7 @@ def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
         if part == ONE[0]:
             continue
         if found and not p.is_padded(part) and not p.is_padded(found[-1]):
-            part *= found.pop()  # noqa: PLW2901  # one part with the one before it
+            part *= found.pop()  # noqa: PLW2901  # merge with the previous part
         found.append(part)
     return found
 
@@ -489,7 +489,7 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
         if not p.is_padded(axes[place]) and not _is_size(p, start) and not _is_size(p, end):
             axes[place] = _cut_clean(p, node, axes[place], place, (start, end, step))
             continue
-        start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # the same places
+        start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # resolved to non-negative
         axes[place] = ((end - start + Extent.of(step - 1)) // step,)
         if p.is_padded(start):
             if step != 1 or p.is_padded(axes[place]):

@@ -197,7 +197,7 @@ class PaddingRefusal:
         return f"node {self.node!r} ({self.op}): {self.reason}" if self.node else self.reason
 
 
-class Refused(Exception):  # it never leaves the package
+class Refused(Exception):  # internal to this package
     """Internal: an operator cannot be padded along ``dims``; empty means all dims of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
@@ -336,7 +336,7 @@ class Padder:
     def require(self, extent: Extent) -> None:
         """Add the condition that this extent is not negative, with and without padding."""
         if not self.is_padded(extent):
-            return  # it is the same with padding
+            return  # padding does not change it
         if not self.is_known(extent):
             raise self.refuse(f"the extent {extent} is known only in a call", extent)
         self.conditions[extent] = None

@@ -186,7 +186,7 @@ def apply_attention(p: Padder, node: Node) -> Node:
         _check_mask(p, names[_MASK], query[sequence], key[sequence])
     if p.is_padded(key[sequence]):
         names[_MASK] = _hide(p, names[_K], sequence, names[_MASK])
-        names[_K:_MASK] = [p.mask(name, sequence, 0) for name in names[_K:_MASK]]  # a mask is added: NaN would stay
+        names[_K:_MASK] = [p.mask(name, sequence, 0) for name in names[_K:_MASK]]  # the mask is added, so NaN would remain
     width = p.unknown(node.outputs[0], 2) if is_flat else value[-1]
     p.set(node.outputs[0], [*query[:-1], width])
     return replace(node, inputs=tuple(names[:4] if names[_MASK] else names[:3]))

@@ -162,6 +162,6 @@ def list_calibrated_values(function: Function, options: QuantizationOptions | No
 
     Without options, all values that any options may need. Infer shapes first.
     """
-    options = options or QuantizationOptions(include=("*",), activation_products=True)  # type: ignore[arg-type]  # texts are read
+    options = options or QuantizationOptions(include=("*",), activation_products=True)  # type: ignore[arg-type]  # strings are parsed
     quantized = [node for node in function.nodes if why_not_quantized(node, function, options) is None]
     return list(dict.fromkeys(find_root(name, function) for node in quantized for name in list_activations(node, function)))

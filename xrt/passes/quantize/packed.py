@@ -151,7 +151,7 @@ def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
     )
     zeros = found.parameters.zero_point.astype(np.uint8)
     count = zeros.shape[0]
-    integers = np.repeat(zeros, block, axis=0)  # what a last block lacks counts as zero
+    integers = np.repeat(zeros, block, axis=0)  # a short last block is filled with zeros
     integers[: matrix.shape[0]] = found.integers.astype(np.uint8)
     blocks = integers.T.reshape(matrix.shape[1], count, block)
     scales = np.ascontiguousarray(found.parameters.scale.T)
@@ -191,7 +191,7 @@ def unpack_weights(function: Function) -> Function:
 def _is_packed(node: Node, function: Function) -> bool:
     if node.domain != DOMAIN or node.op_type != "MatMulNBits":
         return False
-    # Blocks of rows are deprecated. With zero points ONNX Runtime computes something else than its description says.
+    # Group indices are deprecated. With zero points, too, ONNX Runtime deviates from its own description.
     if all(node.inputs[ZERO_POINTS : GROUPS + 1]) and len(node.inputs) > GROUPS:
         return False
     return all(name in function.constants for name in node.inputs[1 : GROUPS + 1] if name)
@@ -234,7 +234,7 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
         zero: Any = np.full((columns, count), 1 << (bits - 1), np.float32)
     elif zeros.dtype == np.uint8:
         zero = _split_bytes(zeros.reshape(columns, -1), bits)[:, :count].astype(np.float32)
-    else:  # as they are, in the type of the scales
+    else:  # unpacked, in the type of the scales
         zero = zeros.reshape(columns, count).astype(np.float32)
     at = np.arange(inner) // block if groups is None else groups[:inner].astype(np.intp)
     return np.ascontiguousarray(((integers.astype(np.float32) - zero[:, at]) * scale[:, at]).T)

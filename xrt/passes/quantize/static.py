@@ -85,7 +85,7 @@ def _find_bounds(node: Node, function: Function) -> tuple[float, float]:
     """The bounds of a Relu or Clip; NaN, which fails every comparison, for a computed bound."""
     if node.op == "Relu":
         return 0.0, np.inf
-    if len(node.inputs) == 1:  # attributes before opset 11, or no bounds
+    if len(node.inputs) == 1:  # bounds are attributes before opset 11
         return node.attr("min", -np.inf), node.attr("max", np.inf)
     found = [-np.inf, np.inf]
     for place, name in enumerate(node.inputs[1:3]):

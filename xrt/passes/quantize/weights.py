@@ -113,7 +113,7 @@ class QuantizedWeight:
 def find_channel_axis(node: Node, weight: Array) -> int | None:
     """The output channel axis of a weight; None if there is none."""
     if node.op == "ConvTranspose":
-        return 1 if node.attr("group", 1) == 1 else None  # the channels of all groups share the axis
+        return 1 if node.attr("group", 1) == 1 else None  # channels of all groups share the axis
     if node.op == "MatMul":
         return 1 if weight.ndim == 2 else None
     return 0 if node.op == "Conv" or node.attr("transB", 0) else 1
@@ -206,7 +206,7 @@ class Emission:
             if weight.block:
                 attributes["block_size"] = weight.block
             terms = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", found.scale)]
-            if weight.integers.dtype != np.int32:  # a bias; it has no zero point
+            if weight.integers.dtype != np.int32:  # a bias has no zero point
                 terms.append(self.add_constant(f"{name}_zero_point", found.zero_point))
             type_ = TensorType(DType.FLOAT32, weight.integers.shape)
             self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", tuple(terms), type_, attributes)

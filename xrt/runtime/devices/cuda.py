@@ -196,7 +196,7 @@ class CudaDevice(Device):
         """See `Device.record`. The work runs once beforehand to fill the pool: a capture must not allocate."""
         pool = self._cupy.cuda.MemoryPool()
         with self.activate(stream), self._cupy.cuda.using_allocator(pool.malloc):
-            work()  # fills the pool, and compiles what is compiled on first use
+            work()  # fills the pool, and triggers lazy compilation
             stream.synchronize()
             stream.begin_capture()
             try:

@@ -108,7 +108,7 @@ def _array(capsule: object, tensor: _Tensor, dtype: np.dtype[Any]) -> np.ndarray
     back = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     ahead = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
     memory = (ctypes.c_uint8 * (ahead - back + dtype.itemsize)).from_address(tensor.data + tensor.byte_offset + back)
-    memory.capsule = capsule  # any attribute: the memory lives as long as the array
+    memory.capsule = capsule  # keeps the memory alive as long as the array
     array = np.ndarray(shape, dtype, memory, -back, strides)
     array.flags.writeable = False
     return array

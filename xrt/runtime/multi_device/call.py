@@ -236,7 +236,7 @@ class DeviceCall:
     def _allocating(self, target: str, nbytes: int, copy: Callable[[], PendingCopy]) -> PendingCopy:
         try:
             return copy()
-        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
+        except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             raise make_out_of_memory_error(self.devices[target], error, "a copy of a value of the model", nbytes) or error  # noqa: B904
 
     # ------------------------------------------------------------------ waiting

@@ -167,7 +167,7 @@ class HostAdapter(Executable):
         """Convert a lack of device memory to OutOfDeviceMemory."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever it is, only that has another name
+        except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             raise make_out_of_memory_error(self.where, find_root_cause(error), "a region that is looked at") or error  # noqa: B904
 
     def memory(self) -> Sequence[MemoryUse] | None:

@@ -73,12 +73,12 @@ class CapturedCall:
             call = program.call()
             stream = call.streams[program.plan.device]
             program.begin(DEFAULT, call.streams)
-            if not is_first:  # those of the first are there, for it was recorded with them
+            if not is_first:  # the recording already has the inputs of the first call
                 self._fill(inputs, call)
             try:
                 fresh = [self._allocated(output, stream) for output in self._outputs] if self._buffers is None else []
                 self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
-                call.held[program.plan.device] += [self._recording, self._outputs]  # and with it the memory that it works in
+                call.held[program.plan.device] += [self._recording, self._outputs]  # keeps its memory alive, too
                 for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
                     program.home().copy_within(result, output, stream)
             finally:
@@ -89,17 +89,17 @@ class CapturedCall:
         """Record a call; on failure keep the reason, and run step by step from now on."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
-        alone = device.new_stream()  # what other threads put on the module's stream meanwhile is no part of the recording
+        alone = device.new_stream()  # excludes work that other threads enqueue on the module's stream
         try:
             program.begin(DEFAULT, call.streams)
             self._inputs = {i: x if self._stays(x) else self._allocated(x, stream) for i, x in enumerate(inputs)}
             self._fill(inputs, call)
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
-        except Exception as error:  # noqa: BLE001  # a library may raise anything where it cannot be recorded
+        except Exception as error:  # noqa: BLE001  # libraries raise arbitrary errors when a capture fails
             said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
             self._reason = f"recording a call failed: {' '.join(said.split())}"
-            device.wait([alone])  # what was begun there uses memory that is now let go
+            device.wait([alone])  # pending work uses memory that is released below
             _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
             self.close()
         finally:
@@ -240,7 +240,7 @@ class MultiDeviceProgram(Program):
             results = self._outputs(call, inputs, options)
         finally:
             self.hold(call)
-            self.end(options, call.streams)  # where a region has failed too: what was begun may still read the inputs
+            self.end(options, call.streams)  # also after a failure: pending work may still read the inputs
         self._wait(options, call.streams)
         if options.profile:
             self._recorder.add_call(began, perf_counter())
@@ -311,7 +311,7 @@ class MultiDeviceProgram(Program):
         began = perf_counter()
         try:
             results = self._computed(one, call, given)
-        except Exception as error:  # noqa: BLE001  # whatever it is, `_error` says what to make of it
+        except Exception as error:  # noqa: BLE001  # converted by `_error`
             raise self._error(one, error)  # noqa: B904  # it has its cause
         if options.profile:
             call.settle([] if on_host else [one.device])
@@ -440,7 +440,7 @@ class MultiDeviceProgram(Program):
         while under_way:
             try:
                 first = under_way.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # emptied by another thread
                 return
             if not first[0].is_done(first[1]):
                 under_way.appendleft(first)
@@ -488,7 +488,7 @@ class MultiDeviceProgram(Program):
         """An uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory."""
         try:
             return self.home().allocate(shape, dtype, stream)
-        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
+        except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             nbytes = math.prod(shape) * dtype.itemsize
             raise make_out_of_memory_error(self.home(), error, who, nbytes) or error  # noqa: B904
 

@@ -116,7 +116,7 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
         raise Unsupported("a write by index of axes that are no neighbors")
     lead, wide = used[0], max(indices[i].ndim for i in used)
     order = [*used, *range(lead), *range(used[-1] + 1, x.ndim)]
-    rank = wide + x.ndim - len(used)  # of the values: the axes before, those of the indices, the axes behind
+    rank = wide + x.ndim - len(used)  # rank of the values: leading axes, index axes, trailing axes
     if values.ndim:
         values = emit("Unsqueeze", values, ints(*range(rank - values.ndim))) if values.ndim < rank else values
         moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
@@ -215,7 +215,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduction: str) ->
     axis, values = dim % x.ndim, as_tensor(source)
     if values.ndim == 0:
         values = emit("Expand", cast(source, x.dtype), emit("Shape", index))
-    elif values.shape != index.shape or None in index.shape:  # more may be given than is written
+    elif values.shape != index.shape or None in index.shape:  # there may be more values than masked elements
         ends = emit("Shape", index)
         values = emit("Slice", values, ints(*[0] * x.ndim), ends)
     return emit("ScatterElements", x, index, cast(values, x.dtype), axis=axis, reduction=reduction)

@@ -218,7 +218,7 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Masked scores, and whether each row has any key."""
     if mask.dtype is DType.BOOL:
         shown = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
-        # ReduceMax of float32: engines without a kernel for integers would be cut here.
+        # ReduceMax on float32, because not all engines have an integer kernel.
         return shown, cast(emit("ReduceMax", cast(mask, DType.FLOAT32), ints(-1), keepdims=1), DType.BOOL)
     numbers = _widen(mask)
     is_seen = emit("Greater", emit("ReduceMax", numbers, ints(-1), keepdims=1), scalar(-math.inf, numbers.dtype))
@@ -250,7 +250,7 @@ def _attend_with_logs(
     shape = scores.shape
     if mask is not None:
         scores = emit("Add", scores, cast(mask, scores.dtype))
-    least = scalar(float(lowest(scores.dtype)), scores.dtype)  # keeps a row that sees nothing free of NaN
+    least = scalar(float(lowest(scores.dtype)), scores.dtype)  # avoids NaN in rows without keys
     top = emit("Max", emit("ReduceMax", scores, ints(-1), keepdims=1), least)
     weights = emit("Exp", emit("Sub", scores, top))
     total = emit("ReduceSum", weights, ints(-1), keepdims=1)

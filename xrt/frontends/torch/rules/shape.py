@@ -38,7 +38,7 @@ def identity(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
 @rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy", "type_as", "to.prim_Device", "to.prim_dtype")
 def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     if x.dtype.is_float and result.dtype.is_integer and result.dtype.numpy.kind == "u":
-        x = cast(x, DType.INT64)  # a negative float to an unsigned type is undefined in C, and wraps around in PyTorch
+        x = cast(x, DType.INT64)  # undefined in C, but wraps around in PyTorch
     return cast(x, result.dtype)
 
 
@@ -66,7 +66,7 @@ def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
         return reshape_exactly(x, to_)  # type: ignore[arg-type]  # all are numbers
     if _has_zero(from_) or _has_zero(to_):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
-    # 0 keeps the extent of the same axis, and -1 is computed: with at most one left, nothing is to be read from shapes.
+    # With at most one -1 (0 copies an extent), no shape has to be read at run time.
     wanted = [size if isinstance(size, int) else 0 if i < len(from_) and from_[i] == size else -1 for i, size in enumerate(to_)]
     if wanted.count(-1) <= 1:
         return emit("Reshape", x, np.array(wanted, np.int64))

@@ -223,13 +223,13 @@ def relu(at: RuleContext) -> Gradients:
 
 @rule("LeakyRelu")
 def leaky_relu(at: RuleContext) -> Gradients:
-    """The function alpha x below 0, x elsewhere."""
+    """Alpha x below 0, x elsewhere."""
     return (_where(_is_negative(at.x), at.g * at.attr("alpha", 0.01), at.g, at.g),)
 
 
 @rule("PRelu")
 def parametric_relu(at: RuleContext) -> Gradients:
-    """The function slope x below 0, x elsewhere."""
+    """Slope times x below 0, x elsewhere."""
     x, slope = at.input(0), at.input(1)
     below = _is_negative(x)
     first = _where(below, at.g * slope, at.g, at.g) if at.wants(0) else None
@@ -238,27 +238,27 @@ def parametric_relu(at: RuleContext) -> Gradients:
 
 @rule("ThresholdedRelu")
 def relu_above_threshold(at: RuleContext) -> Gradients:
-    """The function x above alpha, 0 elsewhere."""
+    """The input above alpha, 0 elsewhere."""
     return (_where(emit("Greater", at.x, number(at.attr("alpha", 1.0), at.x)), at.g, 0, at.g),)
 
 
 @rule("Elu")
 def elu(at: RuleContext) -> Gradients:
-    """The function alpha (exp x - 1) below 0, x elsewhere."""
+    """Alpha (exp x - 1) below 0, x elsewhere."""
     alpha = at.attr("alpha", 1.0)
     return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
 
 
 @rule("Selu")
 def selu(at: RuleContext) -> Gradients:
-    """The function gamma alpha (exp x - 1) up to 0, gamma x above."""
+    """Gamma alpha (exp x - 1) up to 0, gamma x above."""
     alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
     return (_where(_is_positive(at.x), at.g * gamma, at.g * (at.y + alpha * gamma), at.g),)
 
 
 @rule("Celu")
 def celu(at: RuleContext) -> Gradients:
-    """The function alpha (exp(x / alpha) - 1) below 0, x elsewhere; Barron, arXiv:1704.07483."""
+    """Alpha (exp(x / alpha) - 1) below 0, x elsewhere; Barron, arXiv:1704.07483."""
     # exp of a large positive x overflows; there the slope is exp(0) = 1.
     slope = emit("Exp", emit("Min", at.x, number(0, at.x)) * (1 / at.attr("alpha", 1.0)))
     return (at.g * slope,)
@@ -273,7 +273,7 @@ def hard_sigmoid(at: RuleContext) -> Gradients:
 
 @rule("HardSwish")
 def hard_swish(at: RuleContext) -> Gradients:
-    """The function x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
+    """For x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
     x = at.x
     inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
     return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
@@ -288,7 +288,7 @@ def shrink(at: RuleContext) -> Gradients:
 
 @rule("Sigmoid")
 def sigmoid(at: RuleContext) -> Gradients:
-    """The function s = 1 / (1 + exp(-x)): s (1 - s)."""
+    """For s = 1 / (1 + exp(-x)): s (1 - s)."""
     return (at.g * (at.y * (1 - at.y)),)
 
 
@@ -300,16 +300,16 @@ def softplus(at: RuleContext) -> Gradients:
 
 @rule("Softsign")
 def softsign(at: RuleContext) -> Gradients:
-    """The function x / (1 + |x|): 1 / (1 + |x|)^2."""
+    """For x / (1 + |x|): 1 / (1 + |x|)^2."""
     base = emit("Abs", at.x) + 1
     return (at.g / (base * base),)
 
 
 @rule("Gelu")
 def gelu(at: RuleContext) -> Gradients:
-    """The function x P(x) with the normal distribution P, or its form by tanh; Hendrycks and Gimpel, arXiv:1606.08415.
+    """For x P(x) with the normal distribution P, or its tanh approximation; Hendrycks and Gimpel, arXiv:1606.08415.
 
-    That form is x s(2 v) with the sigmoid s, since tanh v = 2 s(2 v) - 1.
+    The approximation is x s(2 v) with the sigmoid s, since tanh v = 2 s(2 v) - 1.
     """
     x, square = at.x, at.x * at.x
     if at.attr("approximate", "none") == "tanh":
@@ -325,14 +325,14 @@ def gelu(at: RuleContext) -> Gradients:
 
 @rule("Mish")
 def mish(at: RuleContext) -> Gradients:
-    """The function x tanh(log(1 + exp x)) = x t: t + x (1 - t^2) s with the sigmoid s; Misra, arXiv:1908.08681."""
+    """For x tanh(log(1 + exp x)) = x t: t + x (1 - t^2) s with the sigmoid s; Misra, arXiv:1908.08681."""
     t = emit("Tanh", emit("Softplus", at.x))
     return (at.g * (t + at.x * (1 - t * t) * emit("Sigmoid", at.x)),)
 
 
 @rule("Swish")
 def swish(at: RuleContext) -> Gradients:
-    """The function x s(alpha x) with the sigmoid s: s + alpha x s (1 - s); Ramachandran et al., arXiv:1710.05941."""
+    """For x s(alpha x) with the sigmoid s: s + alpha x s (1 - s); Ramachandran et al., arXiv:1710.05941."""
     alpha = at.attr("alpha", 1.0)
     s = emit("Sigmoid", at.x * alpha)
     return (at.g * (s + at.x * s * (1 - s) * alpha),)
@@ -340,7 +340,7 @@ def swish(at: RuleContext) -> Gradients:
 
 @rule("Softmax")
 def softmax(at: RuleContext) -> Gradients:
-    """The function y = exp x / sum exp x: dx = y (g - sum(g y)); Bridle, *Probabilistic interpretation of ... outputs* (1990)."""
+    """For y = exp x / sum exp x: dx = y (g - sum(g y)); Bridle, *Probabilistic interpretation of ... outputs* (1990)."""
     weighted = at.g * at.y
     total = emit("ReduceSum", weighted, [at.attr("axis", -1)], keepdims=1)
     return (weighted - at.y * total,)
@@ -348,7 +348,7 @@ def softmax(at: RuleContext) -> Gradients:
 
 @rule("LogSoftmax")
 def log_softmax(at: RuleContext) -> Gradients:
-    """The function y = x - log sum exp x: dx = g - exp(y) sum g."""
+    """For y = x - log sum exp x: dx = g - exp(y) sum g."""
     total = emit("ReduceSum", at.g, [at.attr("axis", -1)], keepdims=1)
     return (at.g - emit("Exp", at.y) * total,)
 

@@ -75,7 +75,7 @@ def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs
     if not all(isinstance(size, int) for size in (*sizes, *results)):
         at.refuse(f"its padding is {mode!r}, which needs extents that are known; bind the symbolic ones first")
     totals = [
-        max((o - 1) * s + reach - i, 0)  # type: ignore[operator]  # integers, as was checked
+        max((o - 1) * s + reach - i, 0)  # type: ignore[operator]  # checked above
         for o, i, s, reach in zip(results, sizes, strides, windows.reaches, strict=True)
     ]
     halves = tuple(total // 2 for total in totals)
@@ -90,7 +90,7 @@ def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int
     `whole` has at least ``leasts`` elements along these axes.
     """
     axes = np.arange(2, 2 + len(begins))
-    if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # there may be less than is cut off
+    if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # `whole` may end before `begins`
         nothing = (0,) * len(begins)
         longer = _pad(whole, like, nothing, begins, axes)
         return emit("Slice", longer, integers(*begins), integers(*(np.iinfo(np.int64).max,) * len(begins)), axes)
@@ -178,7 +178,7 @@ def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
     sizes = zip(x.shape[2:], windows.begins, windows.ends, strict=True)
     read = zip(g.shape[2:], windows.strides, windows.reaches, strict=True)
     return [
-        int(size) + begin + end - ((int(count) - 1) * stride + reach)  # type: ignore[arg-type]  # integers, as was checked
+        int(size) + begin + end - ((int(count) - 1) * stride + reach)  # type: ignore[arg-type]  # checked above
         for (size, begin, end), (count, stride, reach) in zip(sizes, read, strict=True)
     ]
 
@@ -245,7 +245,7 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     windows = _transposed_windows(at, _kernel(at, w))
     options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
-    # The result is what all windows reach, cut at the begins; at the ends zeros may follow.
+    # The output is the full extent of all windows, cropped at the begins and possibly zero-padded at the ends.
     whole = _uncut(at.g, x, windows)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
     bare = Windows(windows.kernel, windows.strides, windows.dilations, (0,) * windows.axes, (0,) * windows.axes)
@@ -321,7 +321,7 @@ def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
     if not all(isinstance(size, int) for size in (*sizes, *results)):
         at.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
     totals = [
-        (i - 1) * s + reach + more - o  # type: ignore[operator]  # integers, as was checked
+        (i - 1) * s + reach + more - o  # type: ignore[operator]  # checked above
         for i, o, s, reach, more in zip(sizes, results, strides, windows.reaches, extra, strict=True)
     ]
     halves = tuple(total // 2 for total in totals)
@@ -397,7 +397,7 @@ def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
     if isinstance(channels, int):
         ones: Any = np.ones((channels, 1, *windows.kernel), g.dtype.numpy)
         whole = emit("ConvTranspose", g, ones, group=channels, **options)
-    else:  # channels join the batch
+    else:  # merge channels into the batch
         spatial = [extent(g, axis) for axis in range(2, 2 + windows.axes)]
         apart = emit("Reshape", g, emit("Concat", integers(-1, 1), *spatial, axis=0))
         whole = emit("ConvTranspose", apart, np.ones((1, 1, *windows.kernel), g.dtype.numpy), **options)

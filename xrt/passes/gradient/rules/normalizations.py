@@ -65,7 +65,7 @@ def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tens
     share = 1 - at.attr("momentum", 0.9)
     for place, slope in ((1, None), (2, centered)):
         running = at.gradients[place] if place < len(at.gradients) else None
-        if running is not None:  # the running statistics depend on the batch
+        if running is not None:  # the running statistics also depend on the batch
             spread = _per_channel(running, at.x, at.x.dtype) / count(at.x, running)
             found = found + (spread * share if slope is None else spread * slope * (2 * share))
     return found
@@ -121,7 +121,7 @@ def drop_out(at: RuleContext) -> Gradients:
     mask = at.output(1, TensorType(DType.BOOL, at.y.tensor_type.shape))
     ratio = at.optional(1)
     kept = number(0.5, at.x) if ratio is None else 1 - cast(ratio, at.x.dtype)
-    if flag is None:  # the flag is known at run time only
+    if flag is None:  # known only at run time
         kept = emit("Where", at.input(2), kept, number(1, at.x))
     return (emit("Where", mask, at.g / kept, number(0, at.g)),)
 

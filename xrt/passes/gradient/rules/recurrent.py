@@ -203,7 +203,7 @@ def _scan(at: RuleContext, cell: _Cell, advance: Advance, inputs: Tensor, first:
     if lengths is not None:
         # ONNX: an empty sequence ends in zero states, not in its initial states.
         is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), integers(1))
-        first = [emit("Where", is_empty, number(0, state), state) for state in first]  # their last states are 0
+        first = [emit("Where", is_empty, number(0, state), state) for state in first]  # the final states of empty sequences are 0
         size = emit("Reshape", extent(inputs, 0), integers())
         rows.append(emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64)))
     found: Any = apply(
@@ -228,7 +228,7 @@ _FUNCTIONS: dict[str, Sequence[tuple[str, ...]]] = {
 }
 _WAYS = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}
 _LENGTHS, _PEEPHOLES = 4, 7
-"""Places of inputs."""
+"""Input positions."""
 
 
 def is_usual(node: Node) -> bool:
