@@ -93,6 +93,7 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
     if scope not in ("operator", "network"):
         raise InputError(f"a tolerance is declared for the scope 'operator' or 'network'; got {scope!r}")
     kind = np.dtype(dtype)
+    # Complex numbers are as accurate as their parts.
     name = {"complex64": "float32", "complex128": "float64"}.get(kind.name, kind.name)
     if name not in _DECLARED:
         return EXACT

@@ -198,6 +198,7 @@ def _start(thread: threading.Thread) -> bool:
 
 
 def _tick(line: ProgressLine, ended: threading.Event) -> None:
+    # Work that ends within the delay shows nothing.
     if ended.wait(DELAY):
         return
     while _try(line.tick) and not ended.wait(PAUSE):

@@ -130,6 +130,7 @@ def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
         return array.astype(object)
     converted = array.astype(dtype.numpy)
+    # Compare as Python integers, which do not wrap around.
     if dtype.is_integer and array.size and not bool((converted.astype(object) == array.astype(object)).all()):
         raise ModelError(f"{value!r} is out of the range of {dtype}; convert the tensor that it meets with .astype(...)")
     return converted

@@ -218,6 +218,7 @@ def _placed(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
         else:
             items += _rows(axis, item)
             axis += _covers(item)
+            # Next to arrays, integers are gathered after slicing, so their axes are still there.
             place += _covers(item) if arrays or isinstance(item, slice) else 0
             continue
         place += item is None

@@ -54,6 +54,7 @@ def write_bundle(
 
     def keep(constant: Constant) -> str:
         name = f"{_WEIGHT}{constant.digest.hex()}"
+        # Sections are named by digest, so equal constants are stored once.
         constants.setdefault(name, constant)
         return name
 

@@ -189,6 +189,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             if Path(path).exists() and not Path(path).is_file():
                 raise CalibrationError("it is not a regular file")
             with Path(path).open("rb") as file:
+                # One byte more than allowed, so that `_parse` detects a file that is too large.
                 return cls.loads(file.read(MOST_BYTES + 1))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error

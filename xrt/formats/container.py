@@ -93,6 +93,7 @@ class ContainerWriter:
         """Write the table, then the head, which makes the file valid."""
         table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()
         self._file.write(table)
+        # The head is written last, so that an incomplete file is never valid.
         head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
         self._file.seek(0)
         self._file.write(head + _SEAL.pack(zlib.crc32(head)))

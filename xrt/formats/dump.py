@@ -43,6 +43,7 @@ def _edges(function: Function) -> Iterator[_Edge]:
         return producer.name if producer else ("input", value) if value in inputs else None
 
     for node in function.nodes:
+        # `uses` lists the inputs, then the captures.
         own = len(node.uses) - len(node.captures)
         for slot, value in enumerate(node.uses):
             if (origin := source(value)) is not None:

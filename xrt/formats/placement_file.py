@@ -386,6 +386,7 @@ def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> No
     """
     data, name = dumps(document).encode(), os.fspath(path)
     try:
+        # Verify that the text can be read back before replacing an existing file.
         loads(data)
     except PlacementFileError as error:
         raise PlacementFileError(f"cannot write {name!r}: {error}", file=name, position=error.position) from None
@@ -416,6 +417,7 @@ def _read_bytes(path: Path) -> bytes:
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise PlacementFileError("it is not a regular file")  # opening a pipe may block forever
     with path.open("rb") as file:
+        # One byte more than allowed, so that `_parse` detects a file that is too large.
         return file.read(MOST_BYTES + 1)
 
 

@@ -103,6 +103,7 @@ def _fill(message: Any, values: Mapping[str, Any], model: Callable[[Function], A
         if isinstance(value, Function):
             getattr(message, name).CopyFrom(model(value))
         elif isinstance(value, Mapping):
+            # Mark the message as present even if all its fields have default values.
             getattr(message, name).SetInParent()
             _fill(getattr(message, name), value, model)
         elif isinstance(value, list | tuple):

@@ -114,6 +114,7 @@ def _kind_of(name: str, value: Any) -> AttrKind:
         if len(kinds) == 1 and (only := kinds.pop()) in _AS_LIST:
             return _AS_LIST[only]
         raise ModelError(f"attribute {name!r} is a list of mixed kinds: {value!r}")
+    # ONNX has no boolean attributes; it stores them as INT.
     if isinstance(value, bool | int | np.integer | np.bool_):
         return AttrKind.INT
     if isinstance(value, float | np.floating):

@@ -85,6 +85,7 @@ class DeferredFunction(Function):
                     raise StaleFunction(str(error)) from error
                 if whole.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
+                # From now on the fields are found in the instance, without the descriptors.
                 facts.update({name: value for name, value in whole.__dict__.items() if name not in facts})
                 facts["_whole"] = whole
         return facts["_whole"]  # type: ignore[no-any-return]  # set above

@@ -345,6 +345,7 @@ class Function:
         return all(getattr(self, f) == getattr(other, f) for f in self.__dataclass_fields__)
 
     def __hash__(self) -> int:
+        # Hashing all nodes would be slow, and equal Functions have equal hashes anyway.
         return hash((self.inputs, self.outputs, len(self.nodes)))
 
     def _repr_html_(self) -> str:

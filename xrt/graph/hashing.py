@@ -95,6 +95,7 @@ class _Encoder:
                 if name in function.constants and name not in numbers:
                     number(name)
                     yield self.constant(function.constants[name])
+            # By index, because names must not matter.
             after = sorted(nodes[name] for name in node.control)
             yield _tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
             for attribute in node.attributes:

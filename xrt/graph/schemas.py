@@ -358,6 +358,7 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
     """
     bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
+        # Unknown types and maps are not checked.
         spelled = onnx_spelling(type_) if type_ is not None else None
         if spelled is None:
             continue

@@ -86,6 +86,7 @@ def _read(function: Function) -> tuple[State, ...]:
     if stored is None:
         return tuple(State(before, after) for before, after in function.aliases)
     try:
+        # RecursionError: deeply nested JSON.
         pairs = json.loads(stored)
     except (ValueError, RecursionError):
         pairs = None

@@ -57,6 +57,7 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
         return place
     crossings = CutCounter(units, sequence, ends, place)
     done = 0
+    # None: until a sweep saves nothing.
     while done != sweeps:
         before = list(crossings.place)
         if not crossings.sweep():
@@ -85,6 +86,7 @@ class CutCounter:
             after = self._after[unit]
             if not after:
                 continue
+            # The last slot that has no edge to an earlier one.
             target = min([self.place[later] for later in after])
             if target > self.place[unit] and self._kind[unit] in self._accepted[target]:
                 saved += self._try(unit, target)
@@ -188,6 +190,7 @@ class _Groups:
     def _reach(self, starts: set[int], edges: Sequence[set[int]], low: int, high: int) -> set[int]:
         """Groups reachable from ``starts``, restricted to a range of positions."""
         place = self.place
+        # A path between the two groups visits only positions between theirs.
         found = {group for group in starts if low <= place[group] <= high}
         stack = list(found)
         while stack:

@@ -85,6 +85,7 @@ class CostTable:
         _check_seconds("boundary", self.boundaries.items())
         if self.boundaries:
             once, per_byte = zip(*self.boundaries.values(), strict=True)
+            # Computed here once, not at every lookup of a pair that was not measured.
             object.__setattr__(self, "_usual_boundary", (median(once), median(per_byte)))
 
     def region(self, key: str, spec: str) -> RegionCost | None:
@@ -139,6 +140,7 @@ class CostTable:
         launches = {x.engine: x.seconds for x in records.launches}
         boundaries = {(x.source, x.target): (x.seconds, x.per_byte) for x in records.boundaries}
         for name, found in (("regions", regions), ("launches", launches), ("boundaries", boundaries)):
+            # Entries with the same key have become one.
             if len(found) != len(getattr(records, name)):
                 raise PlacementFileError(f"costs.{name}: a cost is listed twice", position=f"costs.{name}")
         return cls(regions, launches, boundaries)

@@ -25,6 +25,7 @@ def schedule_updates(successors: Sequence[Collection[int]], waits: Mapping[int, 
     with those of the numbers that the rest of the cycle depends on. O((n + edges + waits) log n).
     """
     order, is_complete = _sort(successors, waits, [0] * len(successors))
+    # Not all waits can be satisfied. Only then are the ranks needed, which cost another pass.
     if not is_complete:
         order, _ = _sort(successors, waits, _rank_cycles(successors, waits))
     positions = [0] * len(successors)
@@ -54,10 +55,12 @@ def _sort(  # noqa: C901, PLR0912
     while released or held:
         if released:
             number = released.pop()
+            # All its predecessors have run, but not everything it should wait for.
             if awaited[number]:
                 heappush(held, (ranks[number], number))
                 continue
         else:
+            # Nothing else can run: drop the remaining waits of a number of the lowest rank.
             number = heappop(held)[1]
             is_complete = is_complete and done[number]
         if done[number]:

@@ -85,6 +85,7 @@ class _Question:
         index = {node.name: number for number, node in enumerate(function.nodes)}
         kept = {value.name for value in function.outputs} - copied.keys()
         part: set[int] = set()
+        # Readers first: a node can join only if all its users have.
         for number in reversed(range(len(function.nodes))):
             node = function.nodes[number]
             if target not in self.candidates[number] or node.control or self.devices[target] != self.devices[self._first(number)]:
@@ -181,6 +182,7 @@ def _reasons(function: Function, choices: EligibleEngines, found: Clustering, op
             home[number] = one.engine
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
+            # If the node was allowed on the engine, its cluster there was dissolved.
             text = choices.reason(number, earlier) or _too_small(found.dissolved[number, earlier], options.minimum_nodes)
             yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
 
@@ -305,6 +307,7 @@ def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
     ready = [number for number, count in enumerate(waiting) if not count]
     left = len(clusters)
     while ready:
+        # The lowest index first, so that the order is deterministic.
         number = heapq.heappop(ready)
         left -= 1
         yield number

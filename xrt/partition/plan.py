@@ -71,6 +71,7 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
         for name in launch.inputs:
             read.setdefault((name, launch.device or device), []).append(launch.name)
     for value in function.outputs:
+        # Outputs are returned on the plan's device, even if no launch reads them there.
         read.setdefault((value.name, device), [])
     wanted: dict[str, list[str]] = {}
     for name, target in read:
@@ -261,6 +262,7 @@ class Plan:
                 return None
             most = max(most, sum(alive.values()) + inner)
             alive.update((name, size or 0) for name, size in sizes.items() if name not in updated)
+            # Values are freed after their last reader.
             alive = {name: size for name, size in alive.items() if last.get(name, -1) > number}
         return most
 

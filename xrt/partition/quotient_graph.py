@@ -28,6 +28,7 @@ class Targets:
 
     def phases(self) -> tuple[int, ...]:
         """The kinds that regions may have: without those that another kind of the same engine accepts."""
+        # A region on a device also accepts units of the engine that require none.
         placed = {engine for engine, device in self.pairs if device}
         return tuple(k for k, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
 

@@ -97,6 +97,7 @@ def _attribute(attribute: Attribute) -> str | None:
 def without_names(reason: str, node: Node) -> str:
     """Replace names of the node's values in a reason by placeholders, so that it applies to all nodes with the key."""
     for place, name in enumerate(_names(node)):
+        # Names appear in reasons as their repr.
         reason = reason.replace(repr(name), _MARK.format(place)) if name else reason
     return reason
 

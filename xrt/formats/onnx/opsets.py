@@ -299,6 +299,7 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
             nodes.append(Node("Identity", (value.name,), (name,)))
         taken.add(name)
         outputs.append(Value(name, value.type))
+    # The inserted Identity is of ai.onnx.
     opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
 

@@ -73,6 +73,7 @@ class Walk:
             yield Field(tag >> 3, holds_bytes, at, content, content + length)
             at = content + length
             self.left -= 1
+            # A tag below 8 has the field number 0, which is invalid.
             if self.left < 0 or tag < 8:
                 raise MalformedMessage("a field without a number, or too many fields")
 

@@ -62,6 +62,7 @@ def _save_in_two(function: Function, path: Path) -> None:
         replace_file(data, layout.write)
         replace_file(path, lambda file: file.write(model))
     except BaseException:
+        # Remove only a new data file: an existing one belongs to the model that is still there.
         if is_new:
             data.unlink(missing_ok=True)
         raise

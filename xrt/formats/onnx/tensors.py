@@ -396,6 +396,7 @@ def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
     proto.elem_type = type_.dtype.onnx
     if type_.shape is None:
         return
+    # An empty shape means rank 0, a missing one an unknown rank.
     proto.shape.SetInParent()
     for dim in type_.shape:
         if isinstance(dim, int):
