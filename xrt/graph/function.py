@@ -159,7 +159,7 @@ class Function:
     aliases: tuple[tuple[str, str], ...] = ()
     """(input, output) pairs: after a call the input's buffer contains that output."""
     types: Mapping[str, Type] = FrozenDict()
-    """Types of inner values, where known. Inputs, outputs and constants carry theirs."""
+    """Types of inner values, where known. The types of inputs, outputs and constants are stored with them."""
     name: str = "main"
     doc: str = ""
     metadata: Mapping[str, str] = FrozenDict()

@@ -451,5 +451,5 @@ def may_equal(a: Type, b: Type) -> bool:
 
 
 def refine_types(inferred: Type | None, declared: Type | None) -> Type | None:
-    """Prefer the inferred type to the declared one, if known."""
+    """The inferred type, or the declared one if nothing was inferred."""
     return declared if inferred is None else inferred

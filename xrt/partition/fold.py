@@ -306,7 +306,7 @@ def _outer(function: Function, nodes: Sequence[Node]) -> Function:
 
 
 def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
-    """Known types of values defined by the nodes, except outputs, which carry theirs."""
+    """Known types of values defined by the nodes, without outputs, whose types are stored with them."""
     known = function.types
     made = (name for node in nodes for name in node.outputs)
     return FrozenDict({name: known[name] for name in made if name in known and name not in outputs})
@@ -343,8 +343,8 @@ def _is_read_outside(function: Function, value: str, own: set[str]) -> bool:
 def _aliases(function: Function, inputs: Sequence[str], outputs: Sequence[str], own: set[str]) -> tuple[tuple[str, str], ...]:
     """The aliases that the part can update in place in any plan, consistent with `fold`.
 
-    These are aliases whose input no other node reads, and all of them if nothing runs after the part, such as parameter updates:
-    then it waits for all other readers of its state.
+    These are the aliases whose input no other node reads. If nothing runs after the part (parameter updates, for example), all
+    aliases qualify, because the part waits for the other readers of its state.
     """
     if not function.aliases:
         return ()

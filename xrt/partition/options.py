@@ -198,8 +198,8 @@ class NodeDevices:
     def devices(self, engines: Sequence[int]) -> list[str]:
         """The device of each node on the given engine; empty if it may run on the device of its neighbors.
 
-        A required or requested device is a constraint. Other nodes may run with their neighbors, if their engine supports them
-        there, which saves a copy.
+        A required or requested device is a constraint. Other nodes may run on the device of their neighbors if their engine
+        supports them there, which saves a copy.
         """
         # The common case: devices of one kind, and none requested for an engine.
         if not self.homes.by_engine and not self.elsewhere:

@@ -166,7 +166,7 @@ def number_questions(function: Function) -> tuple[Sequence[int], tuple[Node, ...
 
 
 def ask_engine(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
-    """Explain why the engine does not support the node on this device, or return None. Handles engines that raise."""
+    """Explain why the engine does not support the node on this device, or return None. An engine that raises does not."""
     device = node.device or home
     if device.partition(":")[0] not in engine.devices:
         return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
