@@ -199,14 +199,17 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -
         return
     runner.start = answer
     runner.agreement = _agreement(runner.worker.results, expected)
+    # Results may be large; only the agreement is needed from now on.
     runner.worker.results.clear()
 
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
     """Run turns round by round; a candidate whose time is used up drops out."""
+    # Each candidate has its own budget: a slow one does not shorten the others' rounds.
     left = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
+        # Rotating the order spreads drift of the machine over all candidates.
         for runner in rotate([r for r in runners if left.get(id(r), 0) > 0], turn):
             left[id(runner)] -= _turn(runner, settings)
 
@@ -236,6 +239,7 @@ def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Calla
 def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
     """Add a row per candidate: fastest first, then wrong ones, then failed ones."""
     sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
+    # Only candidates with correct results can be the reference for ratios.
     fastest = min(sound, key=lambda runner: runner.timing.median, default=None)
     rows = [_row(runner, fastest) for runner in runners]
     last = {"wrong": 1, "failed": 2}

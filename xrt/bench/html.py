@@ -65,6 +65,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
     sound = _list_sound(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
     timed = [Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in sound and row.timeline]
+    # One color per engine across all candidates of the group.
     colors = color_engines(region.engine for one in timed for region in one.plan)
     return {
         "title": group.title,

@@ -81,6 +81,7 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     given = sample_inputs(function, job.seed)
     module, import_seconds = time_call(lambda: _module(function, job))
     versions = tuple(registry.create(spec).version() for spec in module.engines)
+    # Before the compile, to separate its memory from that of imports and the model.
     loaded = peak_bytes()
     _, compile_seconds = time_call(lambda: module.compile(**given))
     ready = _Ready(module, [given[value.name] for value in function.inputs])
@@ -94,6 +95,7 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
 
 def _module(function: Function, job: Job) -> XRTModule:
     """Create the module with an empty cache and without the implicit reference engine."""
+    # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
     options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
     return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
 
@@ -105,6 +107,7 @@ def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple
 
 
 def _warmed(call: Call, job: Job) -> tuple[int, Warmup, float]:
+    # The reference computes results only.
     if not job.warm_seconds:
         return 1, Warmup(0, False), 0.0
     warmth = warm_up(call, seconds=job.warm_seconds)

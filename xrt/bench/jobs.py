@@ -23,6 +23,7 @@ class JobAnswer:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Parse the output of `to_dict`."""
+        # JSON turns tuples into lists.
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 
 

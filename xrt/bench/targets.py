@@ -78,6 +78,7 @@ class BenchTarget:
         if os.path.lexists(self.source):
             return
         shipped = models.names()
+        # Looks like a path, so do not suggest shipped models.
         if Path(self.source).suffix or os.sep in self.source:
             raise ModelError(f"cannot load {self.source!r}: there is no such file; without a suffix it may name a shipped model")
         raise ModelError(

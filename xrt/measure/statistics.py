@@ -102,6 +102,7 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
     # A candidate that ran out of time has fewer rounds.
     count = min(len(of), len(to))
     mine, theirs = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
+    # The same rounds for both candidates keep them paired.
     drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
     medians = np.median(mine[drawn], axis=1) / np.median(theirs[drawn], axis=1)
     return _make_interval(float(np.median(mine) / np.median(theirs)), medians, 0.95)

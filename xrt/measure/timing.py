@@ -83,6 +83,7 @@ def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> i
 
     The first call may be slow only because it is the first, so it counts only if it takes `FAR` turns.
     """
+    # Too slow to call three more times.
     if seconds_per_call(call, 1, clock) > FAR * turn:
         return 1
     return min(MOST_CALLS, choose_calls_per_turn(seconds_per_call(call, 3, clock), turn))

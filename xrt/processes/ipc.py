@@ -80,6 +80,7 @@ def send(channel: socket.socket, message: Mapping[str, Any], buffer: SharedBuffe
 
 def receive(channel: socket.socket) -> tuple[Message, memoryview]:
     """Receive a message and its memory; raises EOFError at the end, TimeoutError, or another OSError."""
+    # The descriptor arrives with the first bytes of a message.
     head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
     memory = _map(handles[0]) if handles else memoryview(b"")
     if len(head) < _LENGTH.size:

@@ -69,6 +69,7 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
     except ModuleNotFoundError as error:
         raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt-engine[serve]'") from error
     limit = application.options.max_request_bytes
+    # No SO_REUSEPORT: a second server on the same port must fail.
     options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options)
     service = _Service(application, grpc.StatusCode)

@@ -180,6 +180,7 @@ def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
     count = math.prod(shape)
     if skeleton == b"[" + b"," * (count - 1) + b"]" if len(skeleton) == max(count - 1, 0) + 2 else count == 1 and not skeleton:
         return True
+    # Compute the length first: the expected text may be huge.
     length = 0
     for extent in reversed(shape):
         length = 2 + extent * length + max(extent - 1, 0)
@@ -285,6 +286,7 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise RequestRefusal(f"input {name!r} is {datatype} of shape {list(shape)}, {expected} bytes; got {len(data)}")
+    # NumPy would keep other bytes as invalid booleans.
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
         raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
     little = dtype.newbyteorder("<") if sys.byteorder == "big" and dtype.itemsize > 1 else dtype

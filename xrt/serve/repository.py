@@ -96,6 +96,7 @@ class Repository:
             except (XRTError, OSError) as error:
                 errors.append(error)
                 entry.reason = str(error)
+        # Start with the models that work, but not without any.
         if not list(self):
             raise errors[0]
         for name, version, entry in self._list_entries():
@@ -204,6 +205,7 @@ class Repository:
                 if old is not None:
                     # Sessions of the old model are gone; their clients get 410 with this reason.
                     entry.served.sessions.inherit(old.sessions, "the model was loaded again")
+                    # New requests go to the new model already.
                     await old.drain()
                     old.close()
 

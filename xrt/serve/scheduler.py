@@ -227,6 +227,7 @@ class Scheduler:
         """Queue a call. Requests with equal keys other than None may be batched. Raises RequestRefusal if the queue is full."""
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
+        # A request larger than the largest batch runs alone.
         joins = key is not None and 0 < rows <= self._most
         self._queue.append(_Waiting(call, values, key if joins else None, rows, future))
         self._start_calls()
@@ -264,6 +265,7 @@ class Scheduler:
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
+        # The batch is full already.
         if sum(one.rows for one in self._queue if one.key == first.key) >= self._most:
             return 0.0
         return self._max_wait - (time.perf_counter() - first.since)
@@ -273,6 +275,7 @@ class Scheduler:
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]
+        # Requests that do not fit keep their order in the queue.
         batch, rows, rest = [first], first.rows, []
         while self._queue and rows < self._most:
             other = self._queue.popleft()

@@ -94,7 +94,7 @@ class ServedModel:
 
     @property
     def has_state(self) -> bool:
-        """Whether its calls are steps of sessions."""
+        """Whether calls are steps of sessions."""
         return self._stateful is not None
 
     # ------------------------------------------------------------------ before requests
@@ -227,6 +227,7 @@ class ServedModel:
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
         outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
+        # No listed outputs means all.
         wanted = request.outputs or outputs
         parameters = {"session_id": session.name} if session else {}
         return InferResponse(self.name, self.version, {n: outputs[n] for n in wanted}, self._datatypes, parameters)
@@ -263,10 +264,12 @@ class ServedModel:
             return self._scheduler.submit(partial(self._step, session), values)
         if not self.options.sizes or not values:
             return self._scheduler.submit(self._call, values)
+        # Requests can be joined if all other axes agree, so their sizes are the key.
         rows = count_joinable_rows(values)
         return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values) if rows else None, rows)
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
+        # Never blocks for long: the scheduler runs at most one call per instance.
         module = self._free.get()
         try:
             return _call_module(module, *values)
@@ -393,13 +396,12 @@ class ServingOptions:
             if not _is_number(value) or not value > 0:
                 raise OptionError(f"{name} is a number of seconds above 0; got {value!r}")
         sizes = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
-        """Allowed batch sizes, sorted; empty if requests are not batched."""
         if self.batch is not None and (not sizes or any(type(size) is not int or size < 1 for size in sizes)):
             raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of batches in order; empty where requests are not joined."""
+        """Allowed batch sizes, sorted; empty if requests are not batched."""
         sizes = {*self.batch} if isinstance(self.batch, Sequence) else {self.batch or 1}
         return tuple(sorted(sizes)) if max(sizes) > 1 else ()
 

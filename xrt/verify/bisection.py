@@ -100,6 +100,7 @@ def bisect_plan(
         engine = engines[launch.engine]
         if (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
             return found
+        # This region is correct: the next one gets the reference's results.
         results = reference(launch.function.replace(aliases=()), [copy_values(value) for value in given])
         values.update(zip(launch.outputs, results, strict=True))
     return None
@@ -130,6 +131,7 @@ class _Search:
 
     def differs(self, nodes: Sequence[Node]) -> bool:
         """Whether the engine differs on these nodes given correct inputs. Cached."""
+        # Delta debugging often tries the same set again.
         key = tuple(node.name for node in nodes)
         if key not in self.seen:
             self.seen[key] = self.difference(self.part(nodes)) is not None

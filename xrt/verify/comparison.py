@@ -193,6 +193,7 @@ def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     if node.op == "DynamicQuantizeLinear":
         return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
     scale = values[node.inputs[1]].astype(np.float64)
+    # A scale per channel broadcasts along the quantized axis.
     if scale.ndim == 1 and scale.size > 1:
         shape = [1] * x.ndim
         shape[node.attr("axis", 1)] = -1
@@ -315,6 +316,7 @@ class OutputJudge:
         differing = self._find_difference(results, expected)
         if not differing:
             return CheckVerdict(Verdict.AGREES)
+        # Beyond the tolerance: decide by the reference in float64.
         names = [value.name for value in self.function.outputs]
         tolerances = [find_output_tolerance(self.function, *pair) for pair in zip(names, expected, strict=True)]
         if self._exact.explains(results, expected, tolerances):

@@ -47,6 +47,7 @@ def compile_alone(
     context = context or CompileContext(threads=available_cores())
     ready = fit_inputs(passes.inline_constant_control_flow(function), inputs, engine)
     for node in ready.nodes:
+        # Engines decide by the device of the node.
         placed = node if context.device == "cpu" else replace(node, device=context.device)
         if (reason := engine.why_not(placed, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
@@ -134,6 +135,7 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
     for place, piece in enumerate(pieces):
         results = run(piece, [values[value.name] for value in piece.inputs])
         values.update((value.name, result) for value, result in zip(piece.outputs, results, strict=True))
+        # Drop the list, so that values can be freed below.
         del results
         for value in (*piece.inputs, *piece.outputs):
             if last.get(value.name, -1) <= place:

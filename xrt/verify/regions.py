@@ -149,6 +149,7 @@ def verify(
         progress(done, len(plan.launches))
         where = on_device(plan.get_device(launch), context)
         precision = find_precision(engines[launch.engine], where)
+        # The whole plan is as accurate as its least accurate region.
         lowest = precision if is_lowered(precision) else lowest
         asked = _Asked(engines[launch.engine], where, reference, precision)
         checks.append(_region(launch, asked, right, actual, inner=inner))
@@ -190,6 +191,7 @@ class _Asked:
 
 def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
     """Check a region; add its expected outputs to ``right`` and the actual ones to ``actual``."""
+    # Without aliases no engine may overwrite the inputs, which are used again.
     function = launch.function.replace(aliases=())
     given = [right[value.name] for value in function.inputs]
     expected = list(asked.reference(function, _copies(given)))
@@ -199,6 +201,7 @@ def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[s
     except RunFailed as error:
         raise to_run_failed(launch, error) from error.__cause__
     check = RegionCheck(launch.name, launch.engine, len(launch.nodes), asked.judge(function, given, own, expected))
+    # A region of one node has no inner values.
     if inner and len(function.nodes) > 1:
         check = _with_inner(check, function, asked, given)
     if check.differs and not check.note:

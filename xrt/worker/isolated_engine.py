@@ -223,6 +223,7 @@ class RemoteExecutable(Executable):
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
         """Send a request about this executable; compiles it again if its worker has died."""
         with self._home.lock:
+            # Another region's crash ended the worker and all executables in it.
             if self._generation != self._home.generation:
                 self._made, self._generation = self._compiled()
             return self._home.ask({**message, "made": self._made}, buffer)

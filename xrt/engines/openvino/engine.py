@@ -87,6 +87,7 @@ class OpenVino(GraphCompiler):
         for value in function.inputs:
             if isinstance(value.type, TensorType) and value.type.shape is None:
                 return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
+        # Nodes are accepted one by one for fixed sizes; check them again with symbolic dims.
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -106,10 +107,12 @@ class OpenVino(GraphCompiler):
             return OpenVinoExecutable(function, None)
         check_pools()
         lowered = _lower(function)
+        # The plugin does not report its memory, so measure the growth of the process.
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = export_function(lowered)
                 model = core().compile_model(imported.model, DEVICE, self._settings(context, function))
+                # The plugin may silently choose another precision.
                 check_precision(model, self._choose_precision(context))
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:

@@ -230,6 +230,7 @@ class RequestFrame:
         """The array that the request writes to; None if it writes to its own memory or to a preset array."""
         type_ = self._compiled.outputs[place]
         if shape is not None and not self._compiled.passed[place]:
+            # The shape is known from the inputs, so the request can write to the final array directly.
             target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
             self.give("output", place, target, type_.dtype)
             return target
@@ -257,6 +258,7 @@ class RequestFrame:
 
 def bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
     """A call over these C-contiguous arrays with a separate request; requires `is_fixed`."""
+    # No memory for small values: all tensors are set once, on the caller's arrays.
     frame = RequestFrame(compiled, empty=True)
     for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
         frame.give("output", place, array, type_.dtype)
@@ -320,6 +322,7 @@ class OpenVinoExecutable(Executable):
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
         self.inplace = (find_inplace_outputs(function) if compiled is not None else {}) if inplace is None else inplace
+        # One frame per concurrent call so far; pop and append are atomic.
         self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
@@ -337,6 +340,7 @@ class OpenVinoExecutable(Executable):
 
     def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
+            # The plugin supports empty inputs in some operators only.
             if self._sized and not all(inputs[place].size for place in self._sized):
                 raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
             if self._shared:
@@ -350,7 +354,7 @@ class OpenVinoExecutable(Executable):
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
-        """Shapes of the dynamic outputs, as far as they follow from the inputs; empty if all are static."""
+        """Shapes of the dynamic outputs that follow from the inputs, None for others; empty if all are static."""
         if not self._has_open:
             return ()
         return [

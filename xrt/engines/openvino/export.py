@@ -43,6 +43,7 @@ def export_function(function: Function) -> ImportedModel:
     """
     heavy = {name: c for name, c in function.constants.items() if _is_heavy(c)}
     light = {name: c for name, c in function.constants.items() if name not in heavy}
+    # Large constants come after the real inputs, so that positions tell them apart.
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in heavy.items()))
     model = read_model(function.replace(inputs=inputs, constants=light) if heavy else function)
     weights = list(heavy.values())
@@ -53,6 +54,7 @@ def export_function(function: Function) -> ImportedModel:
         if place >= count:
             _put(model, parameter, to_tensor(held[place - count], weights[place - count].dtype))
     _keep_order_of_ties(model)
+    # Constants in place of inputs may determine more types and shapes.
     model.validate_nodes_and_infer_types()
     copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)
     return ImportedModel(model, tuple(p for p in places if p < count), _passed(model), tuple(held), copied)
@@ -103,6 +105,7 @@ def _keep_order_of_ties(model: Any) -> None:
             data, count = node.input_value(0), node.input_value(1)
             kind = how["index_element_type"]
             stable = openvino.opset13.topk(data, count, how["axis"], how["mode"], "value", kind, stable=True)
+            # Redirect all readers from the old node to the stable one.
             for old, new in zip(node.outputs(), stable.outputs(), strict=True):
                 for reader in list(old.get_target_inputs()):
                     reader.replace_source_output(new)

@@ -39,6 +39,7 @@ def _without_telemetry() -> Iterator[None]:
         yield
     finally:
         del modules[_TELEMETRY]
+        # Restore the real module for other users in this process.
         if before is not None:
             modules[_TELEMETRY] = before
 

@@ -112,6 +112,7 @@ def decompose_pad(writer: OpenVinoWriter) -> Function | None:
     if x is None or x.shape is None or not isinstance(count, int) or not is_constant:
         return None
     zero = writer.literal(0, np.int64)
+    # Positive pads add elements, negative ones remove them.
     more, cut = (writer.op(kind, writer.inputs[1], zero) for kind in ("Max", "Min"))
     padded = writer.op("Pad", writer.inputs[0], more, *writer.inputs[2:], attributes=writer.node.attributes)
     axes = writer.get_input(3) or writer.literal(range(len(x.shape)), np.int64)
@@ -132,6 +133,7 @@ def decompose_tensor_scatter(writer: OpenVinoWriter) -> Function | None:
     rank, along = len(update.shape), writer.node.attr("axis", -2) % len(update.shape)
     steps = np.arange(update.shape[along], dtype=np.int32).reshape([-1 if axis == along else 1 for axis in range(rank)])
     places = writer.literal(np.broadcast_to(steps, update.shape))  # type: ignore[arg-type]  # checked above
+    # write_indices holds the first position of each batch entry.
     if writer.get_input(2):
         starts = writer.op(
             "Reshape", writer.cast(writer.get_input(2), DType.INT32), writer.literal([-1] + [1] * (rank - 1), np.int64)

@@ -139,6 +139,7 @@ def check_conversion(node: Node, function: Function) -> str | None:
     Takes about a millisecond for the first node of a kind. The types of inputs must be known.
     """
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
+    # Equal definitions share a cache entry, whatever the opset of the model.
     version = since_version(node, function) or function.opsets[""]
     return _answer(NodeQuery.of(node, function, version, _find_constant, tensors))
 
@@ -172,6 +173,7 @@ def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
 def _disagreement(question: NodeQuery, outputs: Sequence[Value], model: Any) -> str | None:
     for port, value in zip(model.outputs, outputs, strict=True):
         got, want = type_from(port.element_type, port.partial_shape), value.type
+        # Another element type or shape reveals that the frontend ignored an attribute.
         if got is None or not _agrees(got, want):
             shown = got or port.element_type.get_type_name()
             return f"{LIBRARY} takes the result of this {question.op_type} for {shown}, where ONNX says {want}"

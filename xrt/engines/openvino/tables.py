@@ -120,6 +120,7 @@ def why_not_computed(node: Node, function: Function) -> str | None:
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType):
             continue
+        # float64 would silently lose precision, even for values that are only moved.
         if type_.dtype is DType.FLOAT64:
             return f"{name!r} is float64, and {LIBRARY} computes float64 in float32"
         if name in data and type_.dtype not in dtypes:
@@ -212,6 +213,7 @@ def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
         if not node.attr("ceil_mode", 0):
             return False
         extents, kernel = (_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
+        # Without all sizes, assume that the condition holds.
         known = [extent for extent in extents if isinstance(extent, int)]
         if not known or len(known) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
             return True

@@ -170,6 +170,7 @@ class OrtOnDevice(Executable):
         for name, array in given.items():
             binding.bind_input(name, place.kind, place.index, _element(array.dtype), list(array.shape), self._address(array))
         for name, array in made.items():
+            # A dynamic output: the library allocates it.
             if array is None:
                 binding.bind_output(name, place.kind, place.index)
             else:

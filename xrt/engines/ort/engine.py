@@ -197,6 +197,7 @@ class Ort(GraphCompiler):
             raise CompileRefused(f"ONNX Runtime needs memory of {context.device} at addresses, and is given none")
         if reason := why_not_present(self.on_device):
             raise CompileRefused(reason)
+        # A session has one stream for its lifetime, given when it is opened.
         stream = accelerator.new_stream()
         # Needed by `check_assigned`.
         options.add_session_config_entry(RECORDED, "1")
@@ -266,6 +267,7 @@ class Ort(GraphCompiler):
 
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
+        # The session has the names of the Function that was saved.
         border, inplace = saved.border(function), dict(saved.header["inplace"])
         executable = self._mapped(saved, function, border, threads)
         if executable is None:

@@ -102,6 +102,7 @@ class OrtExecutable(Executable):
         self.files = files
         """Memory of the weights by file name in the model; the session reads it in place."""
         self._inputs = [value.name for value in function.inputs]
+        # A single input is common and allows a faster call.
         self._only = self._inputs[0] if len(self._inputs) == 1 else None
         self._names = [value.name for value in computed]
         self._calls = None if session is None else SessionCalls(session, function.inputs, computed)

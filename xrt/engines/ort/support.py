@@ -91,6 +91,7 @@ def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: 
     # The list of kernels decides if there is a kernel; only otherwise a session is tried.
     if reason is None and node.op not in _CHECKED_AT_OPENING:
         return None
+    # A trial session needs the types of all inputs.
     if _has_unknown(node, inputs):
         return reason
     refusal = check_conversion(node, function, type_of, providers)

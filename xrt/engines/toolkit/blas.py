@@ -93,6 +93,7 @@ class BlasThreads:
 
     def _set(self, limit: int | None) -> None:
         for library, before in zip(self.libraries, self._before, strict=True):
+            # Never raise the number above the user's setting.
             library.set(before if limit is None else min(before, limit))
 
 

@@ -212,6 +212,7 @@ def _svm_regressor(page: _Page) -> Sequence[str] | None:
     if kind == "LINEAR":
         near = page.write("MatMul", page.x, page.constant(vectors.T))
     else:
+        # All pairs [rows, supports, features], bounded by WIDEST.
         apart = page.write("Sub", page.write("Unsqueeze", page.x, page.constant([1], np.int64)), page.constant(vectors))
         distance = page.sum(page.write("Mul", apart, apart), 2, 0)
         near = page.write("Exp", page.write("Mul", distance, page.constant(-page.attribute("kernel_params")[0])))
@@ -228,6 +229,7 @@ def _leaves(page: _Page) -> str | None:
     at = {key: place for place, key in enumerate(keys)}
     modes = page.attribute("nodes_modes")
     kinds = {mode for mode in modes if mode != "LEAF"}
+    # Reversed, so that the first node of each tree wins: its root.
     roots = list({tree: place for place, (tree, _) in reversed(list(enumerate(keys)))}.values())
     if len(kinds) != 1 or not kinds <= set(_COMPARED) or any(page.attribute("nodes_missing_value_tracks_true")):
         return None
@@ -247,6 +249,7 @@ def _leaves(page: _Page) -> str | None:
     tables = {name: np.array(table, np.int32) for name, table in tables.items()}
     tables["value"] = np.array(page.attribute("nodes_values"), np.float32)
     compare = _COMPARED[kinds.pop()]
+    # The first level reads constants: all rows start at the roots.
     first = {name: page.constant(table[roots], table.dtype) for name, table in tables.items()}
     holds = page.write(compare, page.write("Gather", page.x, first["feature"], axis=1), first["value"])
     place = page.write("Where", holds, first["true"], first["false"])

@@ -52,6 +52,7 @@ def hide_module(name: str) -> Iterator[None]:
     A module that is already imported stays imported; a hidden one can be imported afterwards.
     """
     finder = _Hidden(name)
+    # First in the list, before the finders that would find the module.
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -126,6 +127,7 @@ class AllocationTracker:
 
     def __enter__(self) -> Self:
         with AllocationTracker._lock:
+            # Join sessions that are opening already: their growth cannot be separated.
             self._openings = AllocationTracker._now = AllocationTracker._now or _Openings()
             self._openings.under_way += 1
         return self

@@ -329,6 +329,7 @@ class CompiledBody:
         """Compile the body in an attribute of a node with a compiler of closed Functions."""
         function = context.node.attr(attribute)
         captures = context.node.captures
+        # A node with two bodies captures the union of both; each body reads a part of it.
         picks = tuple(captures.index(name) for name in function.captures)
         closed = close_over(function, context.function)
         return cls(closed, compiler(closed), picks)
@@ -341,6 +342,7 @@ def close_over(body: Function, outer: Function) -> Function:
 
 def list_last_uses(function: Function) -> list[list[str]]:
     """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
+    # Outputs and constants never die.
     kept = {value.name for value in function.outputs} | set(function.constants)
     seen = set(kept)
     dying: list[list[str]] = []

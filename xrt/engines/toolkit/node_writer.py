@@ -109,8 +109,10 @@ def write_nodes(function: Function, write: Callable[[NodeWriter], bool]) -> Func
         if not write(writer):
             nodes.append(node)
             continue
+        # The last node keeps name, control edges and device of the original.
         nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
         constants |= writer.constants
+    # Return the same object, so that callers can detect that nothing was rewritten.
     unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
     return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
 
@@ -168,6 +170,7 @@ def insert_nodes(meaning: Function, node: Node, constants: dict[str, Constant], 
     def here(name: str) -> str:
         return names.setdefault(name, f"{next(iter(node.defines))}/meaning/{name}")
 
+    # Names of inputs and outputs map to values outside; all others are new.
     known = set(names)
     constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
     types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
@@ -245,6 +248,7 @@ def _write_convolution(writer: NodeWriter) -> bool:
 
 def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
     """Shapes of input, weights and result if the Conv should become a product; None otherwise."""
+    # Only the plain form: no bias, groups or auto_pad.
     if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:

@@ -53,6 +53,7 @@ def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.nd
     of ml_dtypes, which the array interface cannot describe, are viewed as integers of their size in between.
     """
     own = array if owner is None else owner
+    # ml_dtypes register their types as user types.
     if array.dtype.isbuiltin == 1:
         return np.asarray(_WritableMemory(array, own))
     return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), own)).view(array.dtype)

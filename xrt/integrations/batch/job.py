@@ -169,6 +169,7 @@ class JobFolder:
         parts = {part.name: part for part in self.path.glob("part-*.parquet")}
         if not parts:  # a job that wrote no parts may be replaced
             replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
+        # Without the manifest it is unknown whether the parts belong to this job.
         elif not manifest.exists():
             raise BatchJobError(f"{self.path} has parts, and no {MANIFEST} says of which job; use another folder")
         else:

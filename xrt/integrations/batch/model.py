@@ -273,6 +273,7 @@ class ResultRows:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
         if len(shapes) == 1:
             ((shape, dtype),) = shapes
+            # Same shapes in all groups: one dense array.
             column = np.full((self._count, *shape), _missing(dtype), dtype)
             for indices, array in parts:
                 column[indices] = array

@@ -76,6 +76,7 @@ def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
     if v.size == 1:
         return v.reshape(())
     if block:
+        # The last block may be shorter than the others.
         return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
     return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
 

@@ -149,6 +149,7 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     weights = weight(xp, (indices - places[:, None]) * shrink, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
+    # Excluded taps and the widened filter change the sum of weights, which must be 1.
     if sampling.exclude_outside or sampling.antialias:
         weights = weights / weights.sum(axis=1, keepdims=True)
     return xp.clip(indices, 0, axis.extent - 1).astype(np.int64), weights
@@ -199,6 +200,7 @@ def _sized(shape: Sequence[int], sizes: Sequence[int], chosen: Sequence[int], pa
     scales = [size / shape[i] for i, size in zip(chosen, sizes, strict=True)]
     if policy != "stretch":
         one = min(scales) if policy == "not_larger" else max(scales)
+        # The same scale for all axes keeps the aspect ratio.
         scales, sizes = [one] * len(scales), [int(shape[i] * one + 0.5) for i in chosen]
     quadruples = zip(chosen, sizes, scales, parts, strict=True)
     return [Axis(i, shape[i], size, scale, s, e) for i, size, scale, (s, e) in quadruples]
