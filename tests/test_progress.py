@@ -20,7 +20,6 @@ from xrt.cli.screen import WorkStatus
 from xrt.engines import CompileContext, Executable
 from xrt.graph import Function
 from xrt.placement.result import Progress
-from xrt.processes.spawn import _python_environment
 from xrt.progress import ERASE, NotebookLine, ProgressLine, TerminalLine, find_display, show_progress
 
 RELU = function(node("Relu", "x", "y"))
@@ -160,9 +159,6 @@ class TestWhere:
     def test_not_in_a_child_of_multiprocessing(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace(parent_process=lambda: object()))
         assert find_display() is None
-
-    def test_not_in_a_worker_of_xrt(self) -> None:
-        assert _python_environment({})[progress.SWITCH] == "off"
 
     @pytest.mark.parametrize(
         ("shell", "kind"), [(SimpleNamespace(kernel=object()), NotebookLine), (SimpleNamespace(), type(None)), (None, type(None))]

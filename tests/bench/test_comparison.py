@@ -14,7 +14,7 @@ import pytest
 
 from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
 from xrt.bench.comparison import BenchWorker
-from xrt.bench.jobs import Job, JobFailure, Start, Turn
+from xrt.bench.jobs import Job, Start
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
@@ -98,34 +98,7 @@ def test_a_candidate_that_takes_too_long_is_ended() -> None:
     assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --time-limit"
 
 
-def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
-    answers = [Turn(30.0), Turn(31.0), Turn(32.0)]
-
-    class Slow:
-        def turn(self, timeout: float) -> Turn:
-            return answers.pop(0)
-
-    start = Start(("1",), ("toy",), 0.1, 0.1, 0.1, 1, False, 0.1, 1, 1)
-    runner = comparison._Runner(BenchCandidate(("toy",)), Slow(), start)  # type: ignore[arg-type]  # all that is asked of it
-    comparison._take_turns([runner], BenchOptions(rounds=5, limit_seconds=60), lambda turn: None)
-    assert runner.rounds == [30.0, 31.0]
-
-
 JOB = Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, 0, 0.1, 0.001)
-
-
-def test_a_worker_that_crashes_says_how() -> None:
-    with BenchWorker(JOB) as worker:
-        assert isinstance(worker.start(60), Start)
-        assert isinstance(worker.turn(60), Turn)
-        worker._process._process.kill()
-        assert worker.turn(60) == JobFailure("its process was ended by SIGKILL: a crash, or the system had no memory left")
-
-
-def test_a_worker_is_gone_when_it_is_closed() -> None:
-    with BenchWorker(JOB) as worker:
-        worker.start(60)
-    assert worker._process._process.returncode == 0
 
 
 def test_memory_is_the_workers_own() -> None:

@@ -56,10 +56,11 @@ def main(folder: Path, spec: str, *, strict: bool) -> None:
         from xrt.engines.ort import engine
 
         engine.WORTH_SAVING = 1  # a model of one node is not worth saving otherwise
-    with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=folder, strict=strict, threads=1) as made:
+    cache = CompileCache(disk=open_disk_tier(directory=folder))
+    with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=cache, strict=strict, threads=1) as made:
         warnings.simplefilter("always")
         results = made(X).tolist()
-        disk = made._cache.statistics.disk
+        disk = cache.statistics.disk
         left = [str(path) for path in folder.glob("xrt-cache-1/work/*")]
         try:
             made.save(folder / "full.xrt")

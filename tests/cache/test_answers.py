@@ -14,7 +14,6 @@ import pytest
 import xrt
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.cache.disk.support_store import SupportStore
 from xrt.errors import CacheWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.testing.fault_injection import RecordingEngine
@@ -172,10 +171,6 @@ def test_what_is_removed_before_it_is_read_is_asked(tmp_path: Path, monkeypatch:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         assert started(tmp_path) == (asked, plan)
-
-
-def test_a_folder_that_is_cleared_meanwhile_is_nobodys_trouble(tmp_path: Path) -> None:
-    SupportStore._make_room(tmp_path / "gone")
 
 
 def test_without_a_disk_each_signature_is_asked_once() -> None:

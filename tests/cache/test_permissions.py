@@ -168,8 +168,8 @@ def test_measured_costs_and_answers_of_another_user_are_not_read(tmp_path: Path)
         assert store.statuses() == {}
     tier = open_disk_tier({}, tmp_path)
     assert tier is not None
-    (store._store.kept / "tvm").mkdir(parents=True)
-    open_to_all(store._store.kept / "tvm")
+    (tmp_path / "xrt-cache-1" / "kept" / "tvm").mkdir(parents=True)
+    open_to_all(tmp_path / "xrt-cache-1" / "kept" / "tvm")
     with pytest.warns(CacheWarning, match="tvm cannot be used: others may write to"):
         assert tier.find_learning_directory("tvm") is None
     open_to_all(tmp_path)

@@ -49,7 +49,7 @@ def shown(width: int, monkeypatch: pytest.MonkeyPatch, *, verbose: bool = False)
     console = Console(file=StringIO(), force_terminal=True, no_color=True, width=width, highlight=False, soft_wrap=True)
     for module in (bench, screen):
         monkeypatch.setattr(module, "out", console)
-    bench._show(GROUP, verbose=verbose)
+    bench.show_group(GROUP, verbose=verbose)
     assert isinstance(console.file, StringIO)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
     return [line.rstrip() for line in plain.splitlines()]
@@ -81,7 +81,7 @@ def test_the_rest_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
-    bench._show(GROUP, verbose=False)
+    bench.show_group(GROUP, verbose=False)
     _, head, *rows = capsys.readouterr().out.splitlines()
     assert head.split("\t") == ["engine", "ms", "ratio", "verdict", *bench.DETAILS, "note"]
     assert [row.count("\t") for row in rows] == [len(bench.DETAILS) + 4] * 3

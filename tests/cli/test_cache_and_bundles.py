@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import xrt
-from xrt.cache import Store, default_cache
+from xrt.cache import CompileCache, Store, default_cache
 from xrt.cli import main
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -147,13 +147,14 @@ def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.C
     assert "float32[5, 3]" in call(capsys, "run", path, "--dim", "N=5")[1]
     assert "no input has a dimension 'M'" in call(capsys, "run", path, "--dim", "M=5")[2]
     assert "compiled for N=2; N=5; for other sizes the bundle compiles when it meets them\n" in out
-    with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
+    cache = CompileCache()
+    with xrt.load(path, cache=cache, strict=True) as loaded:
         assert str(loaded.inputs[0].type) == "float32[N,3]"
         for rows in (2, 5):
             loaded(np.ones((rows, 3), np.float32))
-        assert loaded._cache.statistics.disk.hits == 2 and loaded._cache.statistics.disk.misses == 0
+        assert cache.statistics.disk.hits == 2 and cache.statistics.disk.misses == 0
         assert loaded(np.ones((7, 3), np.float32)).shape == (7, 3)
-        assert loaded._cache.statistics.disk.misses == 1
+        assert cache.statistics.disk.misses == 1
 
 
 @pytest.mark.slow
@@ -169,11 +170,12 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.C
     ]
     code, out, _ = call(capsys, "compile", str(tmp_path / "m.onnx"), "-e", "xla", "--strict", "-o", path, *dims)
     assert code == 0 and "compiled for a=1, b=1; a=1, b=2; " in out and "; a=4, b=5; for other sizes" in out
-    with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
+    cache = CompileCache()
+    with xrt.load(path, cache=cache, strict=True) as loaded:
         for a in range(1, 5):
             for b in range(1, 6):
                 loaded(np.ones((a, b), np.float32))
-        assert (loaded._cache.statistics.disk.hits, loaded._cache.statistics.disk.misses) == (20, 0)
+        assert (cache.statistics.disk.hits, cache.statistics.disk.misses) == (20, 0)
 
 
 @pytest.mark.slow

@@ -287,7 +287,9 @@ def test_debug_shows_the_traceback() -> None:
 
 def test_a_difference_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
-    assert app._run(["run", str(model), "--verify"], debug=False) == 1
+    with pytest.raises(SystemExit) as ended:
+        app.main(["run", str(model), "--verify"])
+    assert ended.value.code == 1
 
 
 def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies(tmp_path: Path, xrt: Command) -> None:

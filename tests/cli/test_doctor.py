@@ -34,7 +34,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
 
 
 def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
-    assert app._run(["doctor", "--json"], debug=True) == 0
+    with pytest.raises(SystemExit, match=r"^0$"):
+        app.main(["doctor", "--json", "--debug"])
     found = json.loads(capsys.readouterr().out)
     keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "cache", "environment", "engines"]
     assert list(found) == keys
@@ -47,7 +48,8 @@ def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.Ca
 
 def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     engines.append(BROKEN)
-    assert app._run(["doctor"], debug=True) == 1
+    with pytest.raises(SystemExit, match=r"^1$"):
+        app.main(["doctor", "--debug"])
     said = capsys.readouterr().out
     assert f"numpy\t{np.__version__}" in said
     assert "odd\tbroken\todd 1.0\tImportError: no" in said

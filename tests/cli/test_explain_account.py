@@ -28,7 +28,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(told: CostReport, monkeypatch: 
     console = Console(file=StringIO(), force_terminal=True, no_color=True, width=60, highlight=False, soft_wrap=True)
     for module in (explain, screen):
         monkeypatch.setattr(module, "out", console)
-    explain._show(told)
+    explain.show_explain(told)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 60
     text = "\n".join(lines)
@@ -40,7 +40,7 @@ def test_a_pipe_gets_a_row_per_line(
     told: CostReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explain, "out", Console(file=StringIO()))
-    explain._show(told)
+    explain.show_explain(told)
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["region", "engine", "nodes", "predicted", "known", "took"]
     assert rows[1] == ["xrt_ort_0", "ort", "2", "1 ms", "measured", "1.1 ms"]
@@ -49,5 +49,5 @@ def test_a_pipe_gets_a_row_per_line(
 
 
 def test_of_nothing_known_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    explain._show(CostReport(None, 1.0))
+    explain.show_explain(CostReport(None, 1.0))
     assert capsys.readouterr().out == ""

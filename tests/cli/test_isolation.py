@@ -13,7 +13,6 @@ from xrt.cache import default_cache
 from xrt.cli import bench
 from xrt.engines import split_specs
 from xrt.formats import onnx
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = pytest.mark.sample(3)
@@ -99,23 +98,3 @@ def test_bench_needs_none_of_these() -> None:
 
 
 # ---------------------------------------------------------------------- hashes of weights
-
-
-@pytest.mark.parametrize("dims", [(), ("--dim", "n=3")])
-def test_a_files_weights_are_hashed_once(
-    dims: tuple[str, ...], tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
-    weights = Constant(np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32))
-    ends = [Value(name, TensorType(DType.FLOAT32, ("n", 600))) for name in "xy"]
-    path = tmp_path / "large.onnx"
-    onnx.save(Function((ends[0],), (ends[1],), (Node("MatMul", ("x", "w"), ("y",)),), {"w": weights}, {"": 18}), path)
-    hashed: list[int] = []
-    whole = constants._hashed
-    monkeypatch.setattr("xrt.graph.constants._hashed", lambda constant: hashed.append(constant.nbytes) or whole(constant))
-    for expected in (1, 0):
-        default_cache.cache_clear()
-        assert call(capsys, "run", str(path), "-e", "ort", *dims)[0] == 0
-        assert hashed.count(weights.nbytes) == expected
-        hashed.clear()
-    assert len(list(directory.rglob("weights/*.xrt"))) == 1

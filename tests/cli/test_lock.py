@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ from tests.cli.locks import BUDGET, NEVER, altered
 from tests.cli.test_cache_and_bundles import call
 from tests.damaging import mutants
 from tests.module.test_faults import chain
-from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval
-from xrt.placement import TuningResult
-from xrt.placement.regression_check import RegressionResult
 from xrt.placement.throughput.load_check import LoadCheckResult
 from xrt.placement.throughput.result import ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
@@ -135,33 +131,6 @@ def test_a_regression_is_one_that_two_processes_have_seen(
     assert asked == [{"lock": path, "model": None, "named": None, "limit": 0.05, "budget": 1.0, "validate": None}]
     said = "one process saw a regression; a second one, asked to confirm it: "
     assert (said in out) == (code == 0)
-
-
-@pytest.mark.full
-def test_a_second_process_that_hangs_is_an_error(
-    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The plan is on an engine that runs for an hour; only the second process, a real one, has to do with it."""
-    info = tmp_path / "found" / "xrt_faulty-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xrt-faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.fault_injection:FaultyEngine\n")
-    monkeypatch.syspath_prepend(str(info.parent))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")]))
-
-    def regressed(facts: Any) -> None:
-        for run in facts["plan"]:
-            run.update(engine="faulty{how=hang}", region=0)
-
-    path = altered(lock, regressed)
-    seen = RegressionResult("regressed", 0.05), None, ()
-    monkeypatch.setattr("xrt.cli.lock._checked", lambda *given: seen)
-    code, out, err = call(capsys, "check", path, "--budget", "1s", "--confirm-limit", "6s")
-    assert (code, out) == (2, "")
-    assert err == (
-        "error: the plan has regressed, and the process that was to confirm it hung: it was not done after 1 s of --budget and "
-        "6 s more. --confirm-limit gives it longer, --once does without it\n"
-    )
 
 
 @pytest.mark.slow
@@ -336,20 +305,6 @@ def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
     assert bool(out) != err.startswith("error: "), "either an outcome or an error"
     if out:
         assert json.loads(out)["state"] in ("held", "regressed", "undecided", "alone", "cannot run")
-
-
-@pytest.mark.full
-def test_what_is_interrupted_is_not_locked(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(module: Any, values: Any, budget: float, *, retune: bool) -> TuningResult:
-        return TuningResult(module.plan, how="interrupted")
-
-    monkeypatch.setattr("xrt.cli.lock._tuned", stopped)
-    target = tmp_path / "x.lock"
-    code, _, err = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
-    assert (code, target.exists()) == (INTERRUPTED, False)
-    assert err.endswith(f"interrupted: nothing is locked; {target} is as it was\n")
 
 
 def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:

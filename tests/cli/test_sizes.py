@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from onnx import parser
 
-from xrt import passes
 from xrt.cli import main
-from xrt.errors import InputError, ModelError
+from xrt.errors import ModelError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.models import sample_inputs
 
 HUGE = "9" * 20
 
@@ -55,20 +53,6 @@ def test_an_extent_beyond_memory(model: str, capsys: pytest.CaptureFixture[str])
         "error: there is not enough memory: Unable to allocate"
     )
     assert "is a number of 5000 digits, and no extent" in error_of(capsys, "bench", f"{model}{{n={'9' * 5000}}}", "-e", "toy")
-
-
-def test_memory_that_runs_out_meanwhile(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = passes.bind_dims(onnx.load(model), {"n": 2})
-
-    def starved(*_: object) -> None:
-        raise MemoryError("Unable to allocate 64 bytes")
-
-    monkeypatch.setattr("xrt.graph.sample_inputs._tensor", starved)
-    with pytest.raises(InputError) as caught:
-        sample_inputs(function)
-    assert str(caught.value) == (
-        "input 'x' is float32[2,4], and there is no memory for random values of it: Unable to allocate 64 bytes"
-    )
 
 
 @pytest.mark.parametrize("end", ["input", "output"])

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -107,33 +106,12 @@ def test_sizes_of_a_symbolic_dim(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_interrupt_shows_the_best_by_then(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupts(self: Any, progress: Any) -> None:
-        if progress.stage.startswith("timing"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("xrt.cli.tune._Lines.__call__", interrupts)
-    code, out, _ = command("--engines", "toy", "--budget", "30")
-    assert code == 130
-    assert "placed by measurement, which was interrupted: toy" in out
-
-
-@pytest.mark.full
 def test_a_bar_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr("xrt.cli.tune.err", Console(force_terminal=True, width=160, file=shown))
     code, out, err = command("--engines", "toy", "--budget", "30")
     assert (code, "chosen" in out, err) == (0, True, "")
     assert "of 30 s: timing 1 plan in turn" in shown.getvalue()
-
-
-@pytest.mark.full
-def test_a_budget_too_small_is_exit_code_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.placement.session.TuningSession._measure_here", lambda search, until: None)
-    code, out, err = command("--engines", "toy", "--budget", "0.000001s")
-    assert code == 1
-    assert "placed by the order of the list, without a measurement: toy" in out
-    assert " was not placed by measurement: " in err
 
 
 @pytest.mark.parametrize(

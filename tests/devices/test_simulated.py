@@ -20,14 +20,6 @@ from xrt.testing.simulated.machine import Order, WorkItem
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
 
-def test_nothing_is_done_before_a_caller_waits() -> None:
-    with simulate_devices(order="late"):
-        there = device("cuda")
-        array = there.upload(X) + 1
-        assert np.isnan(array._view).all()
-        np.testing.assert_array_equal(array.get(), X + 1)
-
-
 def read(ordered: bool, order: Order = "late", free: bool = False) -> None:
     """Write on one stream and read on another; with ``free``, give the memory back before that is done."""
     with simulate_devices(order=order):

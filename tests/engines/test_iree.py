@@ -18,7 +18,7 @@ from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, w
 from tests.engines.written import tensor
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
-from xrt.engines.iree import Iree, compiler, support
+from xrt.engines.iree import Iree, compiler
 from xrt.engines.iree.export import export_module
 from xrt.engines.iree.known_issues import GAPS
 from xrt.errors import CompileRefused, OptionError
@@ -193,23 +193,6 @@ def test_bodies_and_other_domains_are_declined() -> None:
     assert why(f) == "If has a body, and XRT hands IREE straight-line code only"
     f = function(Node("FusedConv", ("x",), ("y",), domain="com.microsoft"), inputs={"x": tensor(2)})
     assert why(f) == "IREE's compiler has rules for ONNX's own operators, not for those of 'com.microsoft'"
-
-
-def test_all_kinds_of_a_function_are_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def lowered(texts: list[str], names: list[str]) -> list[str | None]:
-        asked.append(len(texts))
-        return [None] * len(texts)
-
-    monkeypatch.setattr(support, "lower_module", lowered)
-    monkeypatch.setattr(support, "_check_conversion", support._Memory())
-    chain = [Node(op, (f"v{k}",), (f"v{k + 1}",)) for k, op in enumerate(("Ceil", "Erf", "Ceil", "Round", "NoSuch"))]
-    f = function(*chain, inputs={"v0": tensor(3, 1, 4)}, outputs=("v5",))
-    assert [IREE.why_not(node, f) for node in f.nodes[:4]] == [None] * 4
-    assert asked == [3]
-    assert IREE.why_not(f.nodes[0], f.replace(name="other")) is None
-    assert asked == [3]
 
 
 @pytest.mark.slow

@@ -36,22 +36,6 @@ def test_a_library_says_what_it_is() -> None:
     assert opened is kernels(), "it is opened once"
 
 
-def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "SHIPPED", library())
-    bindings._shipped.cache_clear()
-    try:
-        reason = native.why_not_shipped()
-        with pytest.raises(EngineUnavailable, match="was built of other sources"):
-            native.requires_native()
-    finally:
-        bindings._shipped.cache_clear()
-    name = library().name
-    assert reason == (
-        f"{name} was built of other sources than this XRT's: it lacks {', '.join(bindings.FUNCTIONS)}; rebuild it with "
-        "`make native`, or install XRT again"
-    )
-
-
 def test_every_function_that_is_called_is_looked_for_first() -> None:
     source = Path(bindings.__file__).read_text()
     assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(bindings.FUNCTIONS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -234,17 +233,3 @@ def test_nothing_is_sent_written_or_printed(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("calls", [0, 1])
-def test_the_last_to_refer_to_a_closed_model_is_a_request(calls: int) -> None:
-    """The library frees a model without the interpreter's lock then, and with it otherwise: that holds up calls of others."""
-    executable = compiled(relu())
-    for _ in range(calls):
-        executable.run([SQUARE])
-    freed: list[str] = []
-    assert executable.compiled is not None
-    weakref.finalize(executable.compiled.model, freed.append, "model")
-    weakref.finalize(executable._idle[0]._request, freed.append, "request")
-    executable.close()
-    assert freed == ["model", "request"]

@@ -106,26 +106,26 @@ def test_an_impossible_option_is_an_error_that_says_what_is_possible(options: di
 
 def test_options_reach_the_session() -> None:
     engine = Ort(optimization="basic", memory_arena=False, deterministic=True, config={"session.set_denormal_as_zero": 1})
-    options = engine._session_options(3)
+    options = engine.make_session_options(3)
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern, options.use_deterministic_compute) == (False, True, True)
     assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
-    parallel = Ort(execution_mode="parallel")._session_options(3)
+    parallel = Ort(execution_mode="parallel").make_session_options(3)
     assert (parallel.execution_mode, parallel.inter_op_num_threads) == (onnxruntime.ExecutionMode.ORT_PARALLEL, 3)
 
 
 def test_spinning_is_stopped_unless_the_user_says_otherwise() -> None:
     key = "session.force_spinning_stop"
-    assert Ort()._session_options(1).get_session_config_entry(key) == "1"
-    assert Ort(config={key: 0})._session_options(1).get_session_config_entry(key) == "0"
+    assert Ort().make_session_options(1).get_session_config_entry(key) == "1"
+    assert Ort(config={key: 0}).make_session_options(1).get_session_config_entry(key) == "0"
 
 
 def test_weights_are_not_quantized_and_a_slow_fused_kernel_is_not_used_on_the_cpu() -> None:
     key = "optimization.disable_specified_optimizers"
-    assert Ort()._session_options(1).get_session_config_entry(key) == "WeightBiasQuantization;SkipLayerNormFusion"
-    assert Ort(config={key: "GeluFusion"})._session_options(1).get_session_config_entry(key) == "GeluFusion"
-    assert Ort()._session_options(1, "cuda:0").get_session_config_entry(key) == "WeightBiasQuantization"
+    assert Ort().make_session_options(1).get_session_config_entry(key) == "WeightBiasQuantization;SkipLayerNormFusion"
+    assert Ort(config={key: "GeluFusion"}).make_session_options(1).get_session_config_entry(key) == "GeluFusion"
+    assert Ort().make_session_options(1, "cuda:0").get_session_config_entry(key) == "WeightBiasQuantization"
 
 
 def test_execution_options_that_are_not_honoured_are_named() -> None:

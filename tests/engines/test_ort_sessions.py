@@ -15,8 +15,7 @@ from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, 
 from xrt.engines import Executable
 from xrt.engines.ort import Ort
 from xrt.engines.ort.executable import SessionCalls
-from xrt.engines.ort.export import export_model
-from xrt.engines.ort.session import AllocationTracker, ExportedModel, open_session
+from xrt.engines.ort.session import AllocationTracker
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 
@@ -47,32 +46,6 @@ def test_without_the_librarys_inner_call_its_public_one_serves() -> None:
     calls = SessionCalls(session, (Value("x", TensorType(F32)),), (Value("y", TensorType(F32)),))
     assert calls.direct == session.run
     assert calls({"x": SQUARE}, {})["y"] is SQUARE
-
-
-def test_a_session_that_starts_with_blocked_threads_is_like_the_librarys_own() -> None:
-    model = export_model(relu()).model
-    options = Ort()._session_options(2)
-    opened = open_session(ExportedModel(model), options, [("CPUExecutionProvider", {})])
-    own = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"], enable_fallback=0)
-    assert type(opened) is not type(own)
-    assert vars(opened).keys() == vars(own).keys()
-    for name, value in vars(own).items():
-        assert type(vars(opened)[name]) is type(value), name
-    assert opened.get_providers() == own.get_providers()
-    assert opened.get_provider_options() == own.get_provider_options()
-    x = np.array([[-1, 2, 3]], np.float32)
-    for session in (opened, own):
-        (result,) = session.run(None, {session.get_inputs()[0].name: x})
-        assert result.tolist() == [[0, 2, 3]]
-
-
-def test_where_the_library_opens_sessions_otherwise_its_own_method_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise TypeError("takes another argument")
-
-    monkeypatch.setattr("xrt.engines.ort.session._BlockedSession._open_blocked", fail)
-    (result,) = compiled(relu()).run([SQUARE])
-    assert result.tolist() == np.maximum(SQUARE, 0).tolist()
 
 
 def test_an_error_while_running_has_its_cause_and_its_sense() -> None:

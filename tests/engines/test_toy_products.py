@@ -15,7 +15,7 @@ import pytest
 from xrt.engines.native import multiply as multiply_natively, why_not_shipped
 from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import products
-from xrt.engines.toy.products import ProductThreads, multiply, product_threads
+from xrt.engines.toy.products import ProductThreads, multiply
 
 Array = np.ndarray[Any, Any]
 BACKENDS = [False, *([True] if why_not_shipped() is None and find_blas().calls is not None else [])]
@@ -129,23 +129,6 @@ def test_a_forked_child_multiplies(three_threads: ProductThreads) -> None:
         with three_threads:
             os._exit(int(not (multiply(np, a, a.T.copy()) == 50).all()))
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_within_a_run_blas_has_one_thread_and_runs_within_runs_end_in_turn() -> None:
-    blas = of_threads(8)
-    outer, inner = ProductThreads(blas, 4, False), ProductThreads(blas, 99, False)
-    with outer:
-        assert (blas.threads, products._runs.threads) == (1, [(4, False)])
-        with inner:
-            assert products._runs.threads == [(4, False), (8, False)], "no more than BLAS has by itself"
-        assert (blas.threads, products._runs.threads) == (1, [(4, False)])
-    assert (blas.threads, products._runs.threads) == (8, [])
-
-
-def test_a_blas_of_one_thread_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "find_blas", lambda: of_threads(1))
-    with product_threads(4, True):
-        assert products._runs.threads == []
 
 
 @pytest.mark.skipif(True not in BACKENDS, reason="native kernels were not built, or BLAS's calls are not known")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,35 +157,6 @@ def test_narrow_floats_compile_with_cudas_headers() -> None:
 
 def test_the_version_is_reported() -> None:
     assert re.fullmatch(r"nvrtc 13\.\d+", codegen.version())
-
-
-def test_a_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen, "LIBRARY", "libnvrtc.so.0")
-    codegen._library.cache_clear()
-    try:
-        with pytest.raises(
-            CompileRefused, match=r"compiled by NVRTC 13, which is not to be found: libnvrtc.so.0.*pip install nvidia"
-        ):
-            codegen.binary("", "sm_90")
-    finally:
-        codegen._library.cache_clear()
-
-
-def test_a_missing_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen, "folders", lambda name: iter(()))
-    with pytest.raises(
-        CompileRefused, match=r"need the header cuda_fp16.h, which is not to be found; pip install nvidia-cuda-runtime$"
-    ):
-        codegen._includes("#include <cuda_fp16.h>\n")
-    assert codegen._includes("") == []
-
-
-def test_headers_are_looked_for_next_to_the_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "cuda_fp16.h").write_text("")
-    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    assert codegen._includes("#include <cuda_fp16.h>\n")[0].startswith("-I")
-    assert tmp_path / "include" in codegen.folders("include")
 
 
 # ---------------------------------------------------------------------- what is taken

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.tvm_running import CONTEXT, run
+from tests.engines.tvm_running import run
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.schedules import CpuModel, LoopNest
+from xrt.engines.tvm.schedules import CpuModel
 from xrt.graph import Function, Node, TensorType, read_attributes
 from xrt.module import XRTModule
 
@@ -21,25 +21,6 @@ Array = np.ndarray[Any, Any]
 
 def random(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
-
-
-def arrangements(f: Function, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return the names of the arrangements that some nest of the Function was given."""
-    found: set[str] = set()
-    for name in ("tile", "split_rows", "_turn", "_several_vectors"):
-        way = getattr(LoopNest, name)
-
-        def noting(nest: LoopNest, *rest: Any, name: str = name, way: Any = way) -> Any:
-            across = name == "_turn" and nest._read_across(*rest[:1]) is not None
-            result = way(nest, *rest)
-            plain = {"_turn": not across, "_several_vectors": bool(rest) and result is rest[0]}
-            found.update({name} if result and not plain.get(name, False) else ())
-            return result
-
-        monkeypatch.setattr(LoopNest, name, noting)
-    Tvm().compile(f, CONTEXT)
-    monkeypatch.undo()
-    return found
 
 
 def product(m: int, k: int, n: int) -> Function:
@@ -73,41 +54,6 @@ def in_a_row(length: int, shape: tuple[int, ...], op: str = "Abs") -> Function:
     types = {name: tensor(*shape) for name in names[1:-1]}
     ends: list[dict[str, TensorType | None]] = [{names[0]: tensor(*shape)}, {names[-1]: tensor(*shape)}]
     return function(*nodes, inputs=ends[0], outputs=ends[1], constants={"c": np.array(0.25, np.float32)}, types=types)
-
-
-@pytest.mark.parametrize(
-    ("f", "expected"),
-    [
-        (in_a_row(30, (256, 512)), {"_several_vectors"}),
-        (in_a_row(6, (256, 512)), set()),
-        (in_a_row(30, (256, 512), "Sin"), set()),
-        (in_a_row(30, (3, 5)), set()),
-        (product(64, 48, 96), {"tile"}),
-        (convolution(16, 28, 32, 3, pads=[1, 1, 1, 1]), {"tile"}),
-        (reduction("ReduceSum", (256, 512), [0]), {"tile"}),
-        (reduction("ReduceSum", (256, 512), [1]), {"split_rows"}),
-        (one("Transpose", tensor(256, 512), output=tensor(512, 256)), {"_turn"}),
-        (one("Relu", tensor(256, 512), output=tensor(256, 512)), set()),
-        (product(4, 4, 4), set()),
-        (one("MaxPool", tensor(1, 16, 32, 32), output=tensor(1, 16, 16, 16), kernel_shape=[2, 2], strides=[2, 2]), set()),
-    ],
-    ids=[
-        "chain",
-        "short chain",
-        "library calls",
-        "few",
-        "product",
-        "convolution",
-        "columns",
-        "rows",
-        "transpose",
-        "elementwise",
-        "small",
-        "pool",
-    ],
-)
-def test_arrangements(f: Function, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arrangements(f, monkeypatch) == expected
 
 
 @pytest.mark.slow

@@ -58,39 +58,6 @@ def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_start_has_ended_when_all_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that waits for a lock sleeps too; then the one that holds it runs, or has run when all are read again."""
-    monkeypatch.setattr(client, "SETTLING", 3600.0)
-    monkeypatch.setattr(client, "_thread_ids", iter([{1}, {1, 2, 3, 4}]).__next__)
-    sleeping, running = "S (sleeping)", "R (running)"
-    rounds = [
-        {2: (sleeping, "1", "0"), 3: (running, "0", "4"), 4: (sleeping, "2", "0")},  # 2 waits for 3
-        {2: (running, "1", "0"), 3: (sleeping, "1", "4"), 4: (sleeping, "2", "0")},
-        {2: (sleeping, "2", "0"), 3: (sleeping, "1", "4"), 4: ()},  # 2 has run since; 4 has ended
-        {2: (sleeping, "2", "0"), 3: (sleeping, "1", "4"), 4: ()},
-    ]
-    read: list[int] = []
-
-    def state(thread: int) -> tuple[str, ...]:
-        read.append(thread)
-        return rounds[(len(read) - 1) // 3][thread]
-
-    monkeypatch.setattr(client, "_read_state", state)
-    with client.ForkGuard().hold():
-        assert not read
-    assert len(read) == 3 * len(rounds)
-
-
-@pytest.mark.slow
-def test_a_thread_that_works_for_long_does_not_hold_up_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SETTLING", 0.05)
-    monkeypatch.setattr(client, "_read_state", lambda _: ("R (running)", "0", "0"))
-    with client.ForkGuard().hold():
-        other = threading.Thread(target=threading.Event().wait, daemon=True)
-        other.start()
-    assert other.is_alive()
-
-
 def test_a_fork_waits_for_the_starts_of_other_threads() -> None:
     guard, order, inside, leave = client.ForkGuard(), [], threading.Event(), threading.Event()
 
@@ -120,12 +87,3 @@ def test_a_thread_that_starts_others_can_fork_itself() -> None:
     with guard.hold():
         guard.close()
         guard.open()
-
-
-def test_the_states_of_threads_are_readable() -> None:
-    """Where there is /proc; elsewhere nothing is known of threads, and nothing waited for."""
-    assert (threading.get_native_id() in client._thread_ids()) == Path("/proc/self/task").is_dir()
-    for thread in client._thread_ids() & {threading.get_native_id()}:
-        state, *switches = client._read_state(thread)
-        assert state.startswith("R"), state
-        assert all(map(str.isdecimal, switches))

@@ -14,7 +14,7 @@ import pytest
 from xrt.formats import output
 from xrt.formats.onnx import load, save
 from xrt.formats.output import SETTLED
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.graph.constants import find_file_offset, is_mapped, release
 
 pytestmark = pytest.mark.slow
@@ -37,20 +37,6 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is written in the test have been written a while ago."""
     now = output.time.time_ns
     monkeypatch.setattr(output.time, "time_ns", lambda: now() + 2 * SETTLED)
-
-
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Constant]:
-    """Return a list to which every constant is added whose content is hashed."""
-    found: list[Constant] = []
-    original = constants._hashed
-
-    def hash_(constant: Constant) -> bytes:
-        found.append(constant)
-        return original(constant)
-
-    monkeypatch.setattr(constants, "_hashed", hash_)
-    return found
 
 
 def test_a_place_survives_views_and_copies_have_none(tmp_path: Path) -> None:
@@ -104,21 +90,6 @@ def test_hashing_leaves_no_pages_behind(tmp_path: Path) -> None:
     function = saved(tmp_path / "m.onnx")
     assert function.fingerprint
     assert resident(function.constants["a"].array) < 100
-
-
-def test_a_file_is_hashed_once_however_often_it_is_loaded(tmp_path: Path, later: None, hashed: list[Constant]) -> None:
-    first = saved(tmp_path / "m.onnx")
-    del hashed[:]
-    fingerprints = {first.fingerprint, load(tmp_path / "m.onnx").fingerprint, load(tmp_path / "m.onnx").fingerprint}
-    assert len(fingerprints) == 1
-    assert len(hashed) == 2
-
-
-def test_a_file_that_has_just_changed_is_not_taken_for_known(tmp_path: Path, hashed: list[Constant]) -> None:
-    saved(tmp_path / "m.onnx")
-    del hashed[:]
-    assert load(tmp_path / "m.onnx").fingerprint == load(tmp_path / "m.onnx").fingerprint
-    assert len(hashed) == 4
 
 
 def test_a_file_with_other_content_is_another(tmp_path: Path, later: None) -> None:

@@ -82,22 +82,6 @@ def test_a_dataset_of_ragged_rows(cluster, tmp_path):
         np.testing.assert_array_equal(row["s"], ids.astype("float32") ** 2)
 
 
-def test_a_task_keeps_its_model(cluster, tmp_path):
-    import ray
-
-    def run_twice(model):
-        from xrt.integrations.ray.predictor import _find_predictor
-
-        batch = {"ids": np.array([[1, 2], [3, 4]])}
-        found = [predict(batch, model=model, engine="ort", outputs=["mean"], columns={"ids": "ids"}) for _ in range(2)]
-        return found, _find_predictor.cache_info().misses
-
-    found, loaded = ray.get(ray.remote(run_twice).remote(write_model(tmp_path, TEXT)))
-    assert loaded == 1
-    for batch in found:
-        np.testing.assert_array_equal(batch["mean"], [2.5, 12.5])
-
-
 @pytest.mark.full
 def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
     import ray

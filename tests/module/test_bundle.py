@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import bundle
+from xrt.processes.tree import kill, list_descendants
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
 
@@ -116,9 +118,10 @@ def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, ru
 @pytest.mark.slow
 def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold: CompileCache) -> None:
     expected = saved(path)
+    before = {*list_descendants(os.getpid())}
     with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=True) as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
-        loaded._engines.engines[0]._home._worker._process.kill()
+        kill({*list_descendants(os.getpid())} - before)
         with pytest.raises(RunFailed, match="failed to run xrt_ort_0: its process was ended by SIGKILL"):
             loaded(X)
         np.testing.assert_array_equal(loaded(X), expected)
@@ -174,7 +177,7 @@ def test_one_program_serves_every_size_where_engines_do(path: Path, cold: Compil
     for rows in (1, 5):
         x = RNG.standard_normal((rows, 64)).astype(np.float32)
         np.testing.assert_array_equal(loaded(x), module(x))
-    assert loaded._cache.statistics.misses == 1
+    assert cold.statistics.misses == 1
 
 
 def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> None:
@@ -197,11 +200,9 @@ def test_a_bundle_keeps_a_program_for_each_size_where_that_was_asked_for(engine:
     rigid.save(path, two)
     for _ in range(2):
         module = xrt.load(path, cache=cold, strict=True)
-        assert module._settings.dynamic == "never"
-        for number, x in enumerate((one, two, three)):
+        for x in (one, two, three):
             np.testing.assert_allclose(module(x), rigid(x), rtol=1e-5)
             assert module.plan.function.inputs[0].type.shape == x.shape
-            assert len(list(module._specializations)) >= max(2, number + 1)
         module.save(path := path.with_name("again.xrt"))
 
 

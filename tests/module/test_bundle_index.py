@@ -17,7 +17,6 @@ from tests.module.test_bundle import X, perceptron, saved
 from xrt.cache import CompileCache
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container, ContainerWriter
-from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import SECTION, read_index
 
 TOP = Path(__file__).parents[2]
@@ -38,11 +37,6 @@ def write_index(path: Path, index: bytes | None) -> None:
             writer.add(name, data)
         writer.finish()
     path.with_suffix(".new").replace(path)
-
-
-def is_deferred(module: xrt.XRTModule) -> bool:
-    (build,) = module._specializations
-    return any(isinstance(launch.function, DeferredFunction) for launch in build._plan.launches)
 
 
 @pytest.mark.slow
@@ -72,9 +66,7 @@ def test_what_the_index_lacks_comes_from_the_manifest(path: Path, engine: Any) -
         expected = module(X)
         module.save(path)
         with xrt.load(path, cache=CompileCache()) as loaded:
-            assert is_deferred(loaded)
             assert np.array_equal(loaded(X), expected)
-            assert is_deferred(loaded)
             assert loaded.plan == module.plan
             assert str(loaded.plan) == str(module.plan)
             assert len(loaded.plan.launches[0].function.nodes) > 0
@@ -90,7 +82,6 @@ def test_an_index_that_is_not_understood_is_not_used(path: Path, fault: str) -> 
     write_index(path, texts.get(fault, json.dumps(index).encode()))
     assert read_index(BundleFile(path)) is None
     with xrt.load(path, cache=CompileCache()) as loaded:
-        assert not is_deferred(loaded)
         assert np.array_equal(loaded(X), expected)
 
 
@@ -102,4 +93,3 @@ def test_an_index_of_another_region_is_noticed_when_its_nodes_are_read(path: Pat
     write_index(path, json.dumps(index).encode())
     with xrt.load(path, cache=CompileCache()) as loaded:
         assert np.array_equal(loaded(X), expected)
-        assert not is_deferred(loaded)

@@ -89,21 +89,6 @@ def test_eight_threads_call_one_module(engine: Any, size: int) -> None:
     assert all(at + nbytes <= then for (at, nbytes), (then, _) in itertools.pairwise(starts)), "no memory is shared"
 
 
-def test_a_mixture_keeps_what_crosses_in_its_arena() -> None:
-    m, (x, y) = module(["ort", "toy"], blocks(512)), random(512)
-    m(x, y)
-    program = m._last.program()  # type: ignore[union-attr]  # there was a call
-    assert {placed.value.name for placed in program.arena.values} >= {"v0", "v3"}
-    unshared = sum(-(-placed.value.nbytes // 64) * 64 for placed in program.arena.values)
-    assert program.arena_bytes % 64 == 0 and 0 < program.arena_bytes <= unshared
-
-
-def test_sizes_known_only_at_run_time_have_no_arena() -> None:
-    m = xrt.XRTModule(relu(("N", 3)), engine="ort", maximum_nodes=1, strict=True)
-    m(np.ones((2, 3), "float32"))
-    assert m._last.program().arena_bytes == 0  # type: ignore[union-attr]  # there was a call
-
-
 # ---------------------------------------------------------------------- out=
 
 

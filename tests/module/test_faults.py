@@ -140,15 +140,6 @@ def test_without_another_engine_the_error_names_region_and_engine() -> None:
         m(X[0])
 
 
-def test_memory_that_runs_out_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*args: object) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr("xrt.testing.fault_injection._spoil", exhausted)
-    with module(FaultyEngine(how="value"), "ort") as m, pytest.warns(FallbackWarning, match="MemoryError: no more"):
-        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-
-
 def test_threads_that_fail_at_once_plan_again_once() -> None:
     engine, behind = FaultyEngine(takes="Exp"), RecordingEngine(inner="ort")
     start = threading.Barrier(6)

@@ -28,6 +28,7 @@ from xrt.engines.toolkit.memory_planner import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.processes.ipc import SharedBuffer, receive
+from xrt.processes.tree import kill, list_descendants
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
@@ -109,10 +110,10 @@ def test_no_request_reaches_the_executable_of_another_region(request_: str) -> N
     engine = IsolatedEngine(registry.create("ort"), WorkerLimits(), runs=True)
     context = CompileContext(ExecutionOptions(), threads=1)
     try:
+        before = {*list_descendants(os.getpid())}
         first = engine.compile(chain("Abs"), context)
-        worker = engine._home._worker
-        assert isinstance(first, RemoteExecutable) and worker is not None
-        os.kill(worker._process.pid, signal.SIGKILL)
+        assert isinstance(first, RemoteExecutable)
+        kill({*list_descendants(os.getpid())} - before)
         with pytest.raises(RunFailed, match="SIGKILL"):
             first.run([X])
         engine.compile(chain("Exp"), context)
@@ -221,34 +222,29 @@ def test_sequences_pass_through_a_worker() -> None:
 # ---------------------------------------------------------------------- nothing is left over
 
 
-def worker_of(m: xrt.XRTModule) -> subprocess.Popen[bytes]:
-    (engine,) = (one for one in m._engines.engines if isinstance(one, IsolatedEngine))
-    worker = engine._home._worker
-    assert worker is not None
-    return worker._process
-
-
 @pytest.mark.slow
 def test_the_worker_ends_with_its_module() -> None:
+    before = {*list_descendants(os.getpid())}
     with isolated(FaultyEngine(nth=9), "ort") as m:
         m(X)
-        process = worker_of(m)
-        assert process.poll() is None
+        (worker,) = {*list_descendants(os.getpid())} - before
         shared = [path for path in Path("/dev/shm").iterdir() if "xrt" in path.name]
-    assert process.poll() is not None
+    assert not is_running(worker)
     assert shared == []
     forgotten = isolated(FaultyEngine(nth=9), "ort")
     forgotten(X)
-    process = worker_of(forgotten)
+    (worker,) = {*list_descendants(os.getpid())} - before
     del forgotten
-    assert process.wait(PATIENCE) is not None
+    wait_until(lambda: not is_running(worker))
 
 
 LEFT = """
-from tests.module.test_isolation import Announcing, X, isolated, worker_of
+import os
+from tests.module.test_isolation import Announcing, X, isolated
+from xrt.processes.tree import list_descendants
 m = isolated(Announcing(nth=2, how="hang"), "ort")
 m(X)
-print(worker_of(m).pid, flush=True)
+print(*list_descendants(os.getpid()), flush=True)
 {then}
 """
 

@@ -33,7 +33,7 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
         tune_throughput(
             m, budget=1.0, batches=(1, 4), progress=False, use=lambda one, given: locks.append(lock_module(one, given, {}, 0.1))
         )
-        record = m._serving
+        record = m.serving
     (made,) = locks
     assert record is not None
     on_ort = tuple(run.replace(engine="ort") for run in made.plan)

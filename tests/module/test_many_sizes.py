@@ -20,7 +20,7 @@ from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, close_wi
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import OptionError, SignatureWarning
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Function, Node
 from xrt.module.dispatch import FastPath
 from xrt.module.specializable import MAX_READY
 from xrt.module.specialization import Specialization
@@ -151,14 +151,6 @@ def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     module.close()
 
 
-def test_the_least_recently_used_is_dropped() -> None:
-    module = make(Static(), max_specialization_bytes=3 * LEAST_BYTES)
-    with pytest.warns(SignatureWarning):
-        for rows in (1, 2, 3, 1, 4, 1, 3, 4):  # 4 drops 2
-            call(module, rows)
-    assert [build.function.inputs[0].type.shape[0] for build in module._specializations] == [1, 3, 4]
-
-
 @pytest.mark.parametrize(("nbytes", "threads", "kept"), [(5 * LEAST_BYTES, 0, 2), (1, 0, 10), (1, THREADS // 4, 4)])
 def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, state: State) -> None:
     engine = Static(nbytes, threads)
@@ -167,7 +159,6 @@ def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, sta
         for rows in range(1, 21):
             call(module, rows)
     assert wait_until_closed(PATIENCE)
-    assert len(module._specializations) == kept
     assert kept <= len(state.open) <= kept + 1
 
 
@@ -221,20 +212,6 @@ def test_what_a_call_uses_is_not_closed(state: State) -> None:
     assert not failed
     assert wait_until_closed(PATIENCE)
     assert used.is_closed
-
-
-@pytest.mark.filterwarnings("ignore::xrt.errors.SignatureWarning")
-def test_an_executable_of_several_signatures_counts_once() -> None:
-    """Two inputs, of which one goes to a region of its own: its executable is that of every size of the other."""
-    engine = Static(3 * LEAST_BYTES)
-    inputs = tuple(Value(name, TensorType(DType.FLOAT32, (dim, 3))) for name, dim in (("a", 4), ("b", "N")))
-    nodes = tuple(Node("Relu", (name,), (f"{name}_out",)) for name in "ab")
-    function = Function(inputs, (Value("a_out"), Value("b_out")), nodes, opsets={"": 20})
-    module = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=1, cache=CompileCache())
-    for rows in range(1, 6):
-        module(np.zeros((4, 3), "float32"), np.zeros((rows + 4, 3), "float32"))
-    assert len(module._specializations) == 5
-    assert module._specializations.nbytes == 6 * 3 * LEAST_BYTES
 
 
 def test_the_cache_bounds_what_no_module_uses(state: State) -> None:

@@ -120,18 +120,6 @@ def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:
         xrt.XRTModule(relu(), engine=Picky(), device="cuda")
 
 
-def test_options_have_homes_and_keywords_reach_them() -> None:
-    m = xrt.XRTModule(
-        relu(),
-        engine="toy",
-        threads=1,
-        minimum_nodes=2,
-        maximum_nodes=5,
-    )
-    assert (m._settings.clustering.minimum_nodes, m._settings.clustering.maximum_nodes) == (2, 5)
-    assert m._engines.context.threads == 1
-
-
 def test_a_model_that_breaks_a_rule_is_refused() -> None:
     with pytest.raises(ModelError, match="Did you mean"):
         xrt.XRTModule(Function((Value("x"),), (Value("y"),), (Node("Relo", ("x",), ("y",)),), opsets={"": 14}), engine="toy")

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 import xrt
-from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
-from xrt.formats.placement_file import PrecisionRecord
 from xrt.graph import Function
 from xrt.models import load, sample_inputs
-from xrt.partition import partition
-from xrt.placement import TuningResult
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
@@ -215,24 +211,3 @@ def test_tune_takes_a_budget_of_its_own() -> None:
         with pytest.raises(OptionError) as caught:
             module.tune(budget=8, validate=BATCHES)
     assert str(caught.value) == "calibrate= and validate= have examples for an error budget; pass max_error= too"
-
-
-@pytest.mark.full
-def test_a_bundle_has_the_engines_of_lower_precision(tmp_path: Path) -> None:
-    engine = registry.create("openvino")
-    lowered = engine.lower_precision("bf16") or engine.lower_precision("fp32")  # where the processor has no bf16
-    assert lowered is not None and lowered.spec != "openvino"
-    record = PrecisionRecord(measure="relative", limit=0.1, precision="bf16", data="", items=4)
-
-    def place(function: Function) -> TuningResult:
-        return TuningResult(partition(function, [lowered]), precision=record, lowered=(lowered,))
-
-    with xrt.XRTModule(MODEL, ["openvino", "auto"], threads=1, progress=False) as module:
-        build = module._specialize(list(BATCHES[0].values()), place=place)
-        expected = module(**BATCHES[0])
-        assert [launch.engine for launch in build.plan.launches] == [lowered.spec]
-        assert "precision: bf16" in str(module.explain())
-        module.save(tmp_path / "model.xrt")
-    with xrt.load(tmp_path / "model.xrt") as loaded:
-        assert np.array_equal(loaded(**BATCHES[0]), expected)
-        assert [launch.engine for launch in loaded.plan.launches] == [lowered.spec]

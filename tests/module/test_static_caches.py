@@ -167,7 +167,6 @@ def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacit
     ):
         session = static.new_session(sizes={} if capacity == 24 else {"capacity": 32})
         check(session, growing.new_session(), [[7, 3, 1, 9, 4], [2], [5, 6, 11], [1, 2], [8, 8, 3, 4, 5, 6]])
-        assert len(static._specializations) == 3
         assert [copy for copy in static.profile().copies if copy.input != "xrt.length"] == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,8 @@ from xrt.errors import BundleError, CacheWarning, ModelError
 from xrt.formats.container import Container
 from xrt.formats.onnx import save
 from xrt.graph import Constant, Function
-from xrt.graph.deferred_function import DeferredFunction, StaleFunction
-from xrt.module import model_source, stored_plans
+from xrt.graph.deferred_function import DeferredFunction
+from xrt.module import stored_plans
 
 
 @pytest.fixture(autouse=True)
@@ -89,20 +88,6 @@ def test_a_new_signature_after_a_change_is_an_error(tmp_path: Path) -> None:
         m(np.ones((2, 600), np.float32))
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module(path)(*inputs())
-    m = module(path)
-    read = model_source._from_file
-
-    def change(*terms: Any) -> Any:
-        save(scaled(2.0), path)
-        return read(*terms)
-
-    monkeypatch.setattr(model_source, "_from_file", change)
-    with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
-        m.plan  # noqa: B018  # asking is what is tested
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +104,6 @@ def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, mo
     monkeypatch.setattr(stored_plans, "optimize", fold)
     found = m(*inputs())
     assert not np.array_equal(found, expected)
-    build = m._last
-    assert build is not None
-    assert m.plan is build.program().plan
-    assert build.refused == ()
     assert not any(isinstance(launch.function, DeferredFunction) for launch in m.plan.launches)
     assert m.memory().regions
     np.testing.assert_array_equal(m(*inputs()), found)
@@ -130,28 +111,6 @@ def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, mo
 
 def tmp_entries(path: Path) -> Path:
     return path.parent / "cache" / "xrt-cache-1" / "entries"
-
-
-def test_a_region_of_a_stored_plan_is_copied_as_a_function(path: Path) -> None:
-    module(path)(*inputs())
-    m = module(path)
-    m(*inputs())
-    function = m._last.program().plan.launches[0].function  # type: ignore[union-attr]  # it has just been called
-    copied = pickle.loads(pickle.dumps(function))
-    assert type(copied) is Function
-    assert copied == m.plan.launches[0].function
-
-
-def test_files_are_closed_with_the_module(path: Path) -> None:
-    module(path)(*inputs())
-    m = module(path)
-    opened = m._stored._open  # type: ignore[union-attr]  # there are plans
-    assert opened is not None
-    assert opened.read(0, 0, 8).tobytes() == path.read_bytes()[:8]
-    m.close()
-    assert all(file.closed for file in opened._open)
-    with pytest.raises(StaleFunction, match="closed"):
-        opened.read(0, 0, 8)
 
 
 # ---------------------------------------------------------------------- files

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.placement.uneven import Uneven
 from xrt.cli import main
-from xrt.engines.ort.executable import OrtExecutable
-from xrt.errors import BundleError, OptionError, PlacementWarning
+from xrt.errors import OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.throughput import ModuleBench, PlanSchedule, RequestPool
-from xrt.placement import TuningBudget
-from xrt.placement.runners import LocalRunner
-from xrt.placement.throughput.result import Split, find_batch_dim
+from xrt.module.throughput import PlanSchedule, RequestPool
+from xrt.placement.throughput.result import find_batch_dim
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
@@ -185,38 +181,6 @@ def test_searches_go_to_the_smallest_and_the_largest_batch_first() -> None:
     assert PlanSchedule([1], (1, 2, 4), 60.0).seconds == 20.0
 
 
-@pytest.mark.slow
-def test_each_batch_size_has_the_plan_that_is_quickest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size that time is too short to search at takes over a plan that was found at another size."""
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
-    pair = (Node("Exp", ("h",), ("e",), name="n1"), Node("Cos", ("e",), ("y",), name="n2"))
-    slow = [Uneven(slow="Exp"), Uneven(slow="Cos")]
-    with xrt.XRTModule(perceptron(*pair), engine=[*slow, "auto"], threads=1, cache=tmp_path, budget=30.0) as m:
-        pool = RequestPool(m, None, None, 0)
-        bench = ModuleBench(m, pool, (Split(1, 1),), (1, 4), 6.0)
-        assert bench.is_exact
-        assert bench._schedule.searched == {(1, 1)}
-        plans = {size: bench.describe_plan(Split(1, 1), size) for size in (4, 1)}
-        assert plans[1] == plans[4]
-        bench.hand_over(1)
-        x = np.ones((4, 4), "float32")
-        np.testing.assert_allclose(m(x), np.cos(np.exp(x @ WEIGHT)), rtol=1e-3)
-        assert m.tuned is not None
-        assert m.tuned.plan == bench._found[1, 4].plan
-        bench.close()
-
-
-@pytest.mark.full
-def test_a_damaged_choice_of_a_bundle_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
-        monkeypatch.setattr(type(m), "_spell_serving", lambda self: "{}")
-        m.save(tmp_path / "m.xrt", np.ones((3, 4), "float32"))
-    with xrt.load(tmp_path / "m.xrt") as loaded, pytest.raises(BundleError) as caught:
-        _ = loaded.serving
-    assert str(caught.value).startswith(f"cannot load '{tmp_path}/m.xrt': its serving configuration cannot be read: ")
-
-
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
@@ -226,31 +190,6 @@ def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
         found = tune(m, torch.ones(2, 4))
         assert found.configuration is not None
         assert m.serving == found.configuration
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore::xrt.errors.BudgetWarning")
-def test_instances_of_one_thread_share_a_module_and_others_do_not(tmp_path: Path) -> None:
-    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
-        bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(2, 1), Split(2, 2)), (1, 4), 1.0)
-        instances = [one for split in (Split(2, 1), Split(2, 2)) for one in bench._prepare(split, (1,))]
-        assert [len(one(0, 3)) for one in instances] == [3] * 4
-        (shared,), (first, second) = bench._modules[1], bench._modules[2]
-        executables = [one._current().program().executables[0] for one in (shared, first, second)]
-        assert len({id(one) for one in executables}) == 3
-        bench.close()
-
-
-@pytest.mark.parametrize(("bound", "count"), [(None, 1), (1, 4), (3, 2), (9, 1)])
-def test_instances_whose_calls_would_wait_have_modules_of_their_own(bound: int | None, count: int, tmp_path: Path) -> None:
-    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path) as m:
-        bench = ModuleBench(m, RequestPool(m, None, None, 0), (Split(4, 1),), (1, 4), 1.0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(OrtExecutable, "concurrent_runs", bound)
-            assert len(bench._prepare(Split(4, 1), (1, 4))) == 4
-            assert len(bench._modules[1]) == count
-            assert (bench.measure_memory(Split(4, 1), (1, 4)) or 0) > 0
-        bench.close()
 
 
 @pytest.mark.full

@@ -188,21 +188,21 @@ def test_the_self_test_does_not_read_what_is_for_other_machines(machine: Machine
     save(path, "openvino", add=True)
     machine.name = HERE
     sections = Container.open(path, "bundle").sections
-    used = load(path)._bundle
-    assert used is not None
-    kinds = {name.partition(":")[0] for name in used.unused}
-    assert {"compiled", "function@1", "manifest@1", "index@1"} <= kinds
-    assert all(kind == "compiled" or kind.endswith("@1") for kind in kinds)
     whole = path.read_bytes()
+    unread = []
     for name, section in sections.items():
         damaged = bytearray(whole)
         damaged[section.offset + section.size // 2] ^= 1
         path.write_bytes(damaged)
-        if name in used.unused:
-            assert list_served(path) == ("ort", 2)
+        try:
+            load(path).run_self_test()
+        except BundleError as error:
+            assert "the checksum of its section" in str(error)  # noqa: PT017  # which sections are read is the question
         else:
-            with pytest.raises(BundleError, match="the checksum of its section"):
-                load(path).run_self_test()
+            unread.append(name.partition(":")[0])
+            assert list_served(path) == ("ort", 2)
+    assert {"compiled", "function@1", "manifest@1", "index@1"} <= {*unread}
+    assert all(kind == "compiled" or kind.endswith("@1") for kind in unread)
 
 
 WRONG = [b"", b"[1]", b'[{"suffix": 1}]', b'[{"suffix":"","machine":"","threads":"2","engines":[]}]', b"[" * 100_000]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.passes.agreement import assert_computes_the_same
 from xrt.formats.onnx import load, to_model
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import constant_folding, drop_dead_nodes, fold_constants, infer_shapes
 from xrt.placement.reference import evaluate
 from xrt.testing.strategies import Form, functions, make_random_inputs
@@ -292,8 +291,3 @@ def test_the_evaluated_function_says_all_that_is_known() -> None:
     (function,) = seen
     assert (function.name, list(function.constants), function.opset()) == ("n", ["k"], 20)
     assert function.outputs == (Value("y", TensorType(DType.FLOAT32, (2,))),)
-
-
-def test_types_that_have_no_size() -> None:
-    assert constant_folding._nbytes(SequenceType(TensorType(DType.FLOAT32, (2,)))) == math.inf
-    assert constant_folding._nbytes(TensorType(DType.STRING, (3,))) == 24

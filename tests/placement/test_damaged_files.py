@@ -176,7 +176,7 @@ def content(kind: str, folder: Path) -> bytes:
 def as_installed() -> Iterator[None]:
     """To look through all distributions at each read is what would take the time here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrt.cache.disk.cost_store._installed", lambda: "0" * 64)
+        patch.setattr("xrt.cache.disk.cost_store.hash_installed", lambda: "0" * 64)
         yield
 
 

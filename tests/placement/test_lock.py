@@ -28,8 +28,6 @@ from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import (
     SPELLS,
     RegressionSetup,
-    _change,
-    _state,
     check_regression,
     find_runner_up,
     make_baseline,
@@ -350,11 +348,3 @@ def test_a_machine_that_drifts_is_in_doubt() -> None:
     steady, drifts = [1.0] * 20, [1.0] * 11 + [2.0] * 9
     assert compute_round_ratio_with_drift(drifts, steady, parts=SPELLS).high == 2.0
     assert compute_round_ratio_with_drift(steady, steady, parts=SPELLS) == RatioInterval(1.0, 1.0, 1.0)
-
-
-def test_doubts_of_both_sides_count() -> None:
-    change = _change(RatioInterval(1.1, 1.08, 1.12), Baseline("ort", 1.0, 0.95, 1.05, 12))
-    assert change.median == pytest.approx(1.1)
-    assert change.low == pytest.approx(1.1 / np.exp(np.hypot(np.log(1.1 / 1.08), np.log(1.05))))
-    assert change.high == pytest.approx(1.1 * np.exp(np.hypot(np.log(1.12 / 1.1), np.log(1 / 0.95))))
-    assert [_state(change, limit) for limit in (0.02, 0.1, 0.2)] == ["regressed", "undecided", "held"]

@@ -21,11 +21,10 @@ from xrt.measure.timing import median_interval
 from xrt.partition.support_matrix import QuestionKeys, with_names, without_names
 from xrt.passes import infer_shapes
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
-from xrt.placement.profiler import CheckResult, RegionProfiler
+from xrt.placement.profiler import CheckResult
 from xrt.placement.race import PreparedPlan, RankedPlan, TimedCandidate, select_winner
 from xrt.placement.result import CandidateResult, TuningResult, more_than
 from xrt.placement.runners import OutOfTime, within
-from xrt.placement.session import TuningSession
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
 
@@ -118,20 +117,6 @@ def test_where_the_first_engine_takes_long_others_are_measured_before_mixtures_a
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
 
 
-@pytest.mark.slow
-def test_an_engine_that_is_ready_late_races_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
-        self._ask(self._end, lambda: len(self._fresh_wholes(survey)) == 2)
-        survey.measure(self._fresh_wholes(survey)[:1], self._end, self._report_on(survey))
-        self.table, self.is_hurried = survey.table, True
-
-    monkeypatch.setattr(TuningSession, "_measure_wholes", measure_first)
-    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
-    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0)
-    assert found.race.winner is not None
-    assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
-
-
 @pytest.mark.full
 def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = itertools.count()
@@ -150,25 +135,6 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
     assert found.race.winner.title == "toy"
     said = f"not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
     assert said in str(found)
-
-
-@pytest.mark.full
-def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search planned with them, and in the end knew them for unasked: a PlanError in the call."""
-
-    def answered(self: TuningSession, until: float, is_enough: Callable[[], bool]) -> bool:
-        assert self.inquiry is not None
-        RELEASED.set()
-        for engine in self.engines:
-            assert self.inquiry.wait(engine.spec, 60.0)
-        assert {plan.launches[0].engine for plan in self.candidates.wholes} == {"toy", late.spec}
-        return is_enough()
-
-    late = Stuck("why_not")
-    monkeypatch.setattr(TuningSession, "_ask", answered)
-    found = tuned(PAIR, TOY, late, budget=9.0, clock=ticking())
-    assert {"toy", late.spec} <= {one.title for one in found.race.contenders}
-    assert found.unmeasured == {}
 
 
 @pytest.mark.slow

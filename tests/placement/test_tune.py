@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -23,8 +22,8 @@ from xrt.engines.contract import registry
 from xrt.errors import OptionError, PlacementWarning
 from xrt.graph import shape_key
 from xrt.partition import ClusteringOptions, Pin
-from xrt.partition.cost_table import CostTable, MeasuredCost
-from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
+from xrt.partition.cost_table import CostTable
+from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement import CostStore, TuningBudget
 from xrt.placement.reference import evaluate
 from xrt.placement.result import PlacementRequest
@@ -65,61 +64,12 @@ def session(*engines: GraphCompiler) -> TuningSession:
     return TuningSession(request, [X], evaluate, CompileCache(), TuningBudget(), lambda told: None)
 
 
-@pytest.mark.parametrize(("seconds", "is_out"), [(0.004, True), (0.0012, False)])
-def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_race(seconds: float, is_out: bool) -> None:
-    search = session(SLOW_EXP, TOY)
-    mixture, single = (
-        plan_from_assignment(PAIR, [SLOW_EXP, TOY], {"n0": spec, "n1": TOY.spec}, device="cpu")
-        for spec in (SLOW_EXP.spec, TOY.spec)
-    )
-    for launch, cost in zip((*mixture.launches, *single.launches), (seconds, 0.001, 0.001), strict=True):
-        search.table = search.table.with_region(shape_key(launch.function), launch.engine, MeasuredCost.exactly(cost))
-    search.proposals = (mixture, single)
-    found = search._hopeless(mixture)
-    assert (found is not None) is is_out
-    if found is not None:
-        assert (found.verdict, found.seconds, found.ratio) == ("lost", pytest.approx(0.005), None)
-        assert found.note == "its regions were measured one by one, and not compared with the others"
-    assert search._hopeless(single) is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("here")
-def test_a_search_that_has_time_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first survey ends before it has begun, so that engines alone race; what is learnt after that races too."""
-    told: list[str] = []
-    whole, surveys = TuningSession._survey, itertools.count()
-    monkeypatch.setattr(TuningSession, "_survey", lambda self, *given: bool(next(surveys)) and whole(self, *given))
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=lambda x: told.append(x.stage))
-    races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
-    assert len(races) >= 2
-    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] : races[-1]])
-    titles = [one.title for one in found.race.contenders]
-    assert any(" + " in title for title in titles)
-    assert {SLOW_EXP.spec, SLOW_COS.spec} < set(titles)
-    assert len(titles) == len(set(titles))
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
     found = tuned(PAIR, SLOW_EXP, TOY, clustering=pins)
     assert {map_nodes_to_engines(one.plan)["n0"] for one in found.race.contenders} == {SLOW_EXP.spec}
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("here")
-def test_the_same_table_gives_the_same_proposals() -> None:
-    table = tuned(PAIR, SLOW_EXP, SLOW_COS).table
-
-    def proposals() -> list[str]:
-        search = session(SLOW_EXP, SLOW_COS)
-        search.table = table
-        return [str(plan) for plan in search._proposed()]
-
-    assert proposals() == proposals()
-    assert len(proposals()) >= 3
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.passes.quantize.models import prepare
 from tests.passes.quantize.test_balancing import make_hard
 from tests.precision.test_lowering import place_exactly
 from xrt.cache import CompileCache
-from xrt.cli.quantize import _prepare
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError
@@ -39,7 +39,7 @@ from xrt.precision.terms import PrecisionTerms
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
 ORT = registry.create("ort")
-HARD = make_hard(_prepare(load("gpt", layers=1, hidden=64, heads=2, tokens=8, vocabulary=50)))
+HARD = make_hard(prepare(load("gpt", layers=1, hidden=64, heads=2, tokens=8, vocabulary=50)))
 BATCHES = [sample_inputs(HARD, seed) for seed in range(10)]
 MLP = load("mlp", features=64, hidden=128, classes=10)
 

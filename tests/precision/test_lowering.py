@@ -25,7 +25,6 @@ from xrt.precision.budget import ErrorBudget
 from xrt.precision.examples import read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.terms import PrecisionTerms
-from xrt.runtime import Program, compile_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -193,23 +192,6 @@ def test_the_form_is_made_again_from_the_record() -> None:
     assert [node.op for node in planned.nodes].count("QuantizeLinear") == 3
     assert make_planned_function(MODEL, None) is MODEL
     assert make_planned_function(MODEL, record.replace(is_quantized=False)) is MODEL
-
-
-@pytest.mark.slow
-def test_a_lowered_placement_is_adapted_to_other_sizes() -> None:
-    large = load("mlp", features=32, hidden=64, classes=8, batch=4)
-    batch = sample_inputs(large, 0)
-    record = PrecisionRecord(measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True)
-    record = record.replace(table=fit_table(xrt.calibrate(MODEL, BATCHES), prepare_for_quantization(MODEL), MODEL))
-    base = TuningResult(partition(make_planned_function(MODEL, record), [ORT]), precision=record, lowered=(ORT,))
-    with xrt.XRTModule(large, ["ort", "auto"], threads=1, progress=False) as module:
-        found = module._automatic.like(base, large, "placed as it was measured for other sizes")
-        exact = run(large, batch)
-        program = compile_plan(found.plan, {"ort": ORT}, CompileContext(threads=1), CompileCache())
-    assert isinstance(program, Program)
-    (near,) = program.run(list(batch.values()))
-    assert near.shape == (4, 8) and 1e-4 < np.linalg.norm(near - exact) / np.linalg.norm(exact) < 0.3
-    assert found.precision is record and found.lowered == (ORT,)
 
 
 def test_the_prepared_model_computes_the_same() -> None:

@@ -144,10 +144,3 @@ def test_what_a_library_prints_is_no_output_of_the_command(
 ) -> None:
     assert start(keeps_output=False).ask({"do": "loud"})[0] == {"said": None}
     assert capfd.readouterr() == ("", "aloud\n")
-
-
-def test_a_worker_that_ends_by_itself_is_not_killed(start: Callable[..., WorkerProcess]) -> None:
-    worker = start()
-    worker.ask({"do": "echo"})
-    worker.close()
-    assert worker._process.returncode == 0

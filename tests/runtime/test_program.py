@@ -112,11 +112,6 @@ def test_one_region_is_called_directly_whatever_the_order_of_its_inputs_and_outp
         assert [result.tolist() for result in results] == [[0, 2, 10], [0, 1, 5], [0, 0, 2]]
 
 
-def test_what_is_dead_is_let_go() -> None:
-    slots = [slot for freed in made(MIXED)._slots.last_uses() for slot in freed]
-    assert len(slots) == len(set(slots)) == 3  # x, a and b; the output stays
-
-
 @pytest.mark.parametrize(
     ("graph", "count"),
     [
@@ -173,13 +168,6 @@ def test_refusals_come_back_with_the_nodes_to_place_elsewhere() -> None:
         ("xrt_first_2", ("Crash_y",), CompileFailed),
     ]
     assert str(refusals[1].error) == "engine 'first' failed to compile xrt_first_2 (1 nodes): ZeroDivisionError: in the compiler"
-
-
-def test_prepare_is_called_once_per_compile() -> None:
-    ready = made(function(node("Relu", "x", "y")))
-    for _ in range(3):
-        ready.run([X])
-    assert ready._leases[0].executable.prepared == 1  # type: ignore[attr-defined]  # an Interpreter
 
 
 def test_a_profile_counts_only_the_calls_that_ask() -> None:

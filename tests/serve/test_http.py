@@ -260,23 +260,6 @@ def test_binary_bodies_that_do_not_fit() -> None:
     run(application, test)
 
 
-def test_a_model_that_is_not_prepared_takes_no_requests() -> None:
-    application = one_model()
-
-    async def test() -> None:
-        application._preparing = asyncio.ensure_future(asyncio.sleep(0))  # it has begun, and is not done
-        ready = await ask(application, "GET", "/v2/health/ready")
-        reason = "it is being prepared"
-        assert (ready.status, ready.document) == (400, {"live": True, "ready": False, "error": f"model 'double': {reason}"})
-        assert (await ask(application, "GET", "/v2/models/double/ready")).status == 400
-        assert (await ask(application, "GET", "/v2/health/live")).status == 200
-        reply = await infer(application, "double", {"inputs": [tensor("x", X)]})
-        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert reply.error == f"model 'double' is not in service: {reason}"
-
-    run(application, test, ready=False)
-
-
 def test_bodies_that_do_not_come_keep_nobody_out() -> None:
     application = one_model(max_queue=3)
 
@@ -306,20 +289,18 @@ def test_bodies_that_do_not_come_keep_nobody_out() -> None:
     run(application, test)
 
 
-def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read() -> None:
+def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, opened = threading.Event(), threading.Event()
     application = one_model(max_queue=3)
-    (model,) = application.models
-    call = model._call
+    call = xrt.XRTModule.__call__
 
     def held(*values: Any) -> Any:
         entered.set()
         assert opened.wait(HANGS)
         return call(*values)
 
-    model._call = held  # type: ignore[method-assign]
-
     async def test() -> None:
+        monkeypatch.setattr(xrt.XRTModule, "__call__", held)
         pending = [asyncio.ensure_future(infer(application, "double", {"inputs": [tensor("x", X)]})) for _ in range(4)]
         assert await asyncio.to_thread(entered.wait, HANGS)
         reply = await ask(application, "POST", "/v2/models/double/infer", [])
@@ -502,10 +483,11 @@ def test_an_index_out_of_range_is_the_mistake_of_the_client(engine: str) -> None
     run(application, test)
 
 
-def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     application = one_model()
     (model,) = application.models
-    call = model._call
 
     def fail(*values: Any) -> Any:
         raise xrt.errors.RunFailed("the engine is gone")
@@ -513,9 +495,9 @@ def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(caplog
     async def test() -> None:
         await infer(application, "double", {"inputs": [tensor("y", X)]})
         assert caplog.records == []
-        model._call = fail  # type: ignore[method-assign]
-        await infer(application, "double", {"inputs": [tensor("x", X)]})
-        model._call = call  # type: ignore[method-assign]
+        with monkeypatch.context() as patch:
+            patch.setattr(xrt.XRTModule, "__call__", fail)
+            await infer(application, "double", {"inputs": [tensor("x", X)]})
         (record,) = caplog.records
         message = "'POST /v2/models/double/infer': status 500: model 'double' failed: the engine is gone"
         assert (record.levelname, record.name, record.getMessage()) == ("ERROR", "xrt.serve", message)

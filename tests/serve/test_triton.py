@@ -119,7 +119,6 @@ def test_a_model_that_joins_requests(tmp_path: Path, start: Start) -> None:
         "parameters": {"threads": {"string_value": "1"}, "sizes": {"string_value": "[1, 4]"}},
     }
     served = start(model, config)
-    assert served._module.threads == 1
     arrays = [np.full((n, 3), n, np.float32) for n in (1, 2, 1)]
     responses = served.execute([Request({"x": x}, ("add_1",)) for x in arrays])
     for x, response in zip(arrays, responses, strict=True):

@@ -9,7 +9,7 @@ from tests.module.test_faults import X, chain
 from xrt.engines.contract import registry
 from xrt.errors import OptionError, UnknownEngine
 from xrt.testing import ConformanceReport, KnownFailure, Outcome, ResultWord, conform
-from xrt.testing.conformance import _turned as turned, engines_for, make_auto_program
+from xrt.testing.conformance import engines_for, make_auto_program
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -70,14 +70,6 @@ def test_a_gap_that_a_search_has_kept_out_is_not_stale() -> None:
     gap = KnownFailure("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere=False)
     report = conform([LIAR, "toy", "auto"], "relu", gaps=[gap])
     assert (report.ok, report.outcomes[0].word) == (True, ResultWord.PASSED)
-
-
-def test_the_first_engine_differs_by_function_and_all_are_there() -> None:
-    engines = [RecordingEngine(mark=mark) for mark in "abc"]
-    functions = [chain(*["Abs"] * count) for count in range(1, 12)]
-    assert {turned(engines, function)[0].mark for function in functions} == {*"abc"}
-    assert all(sorted(one.mark for one in turned(engines, function)) == [*"abc"] for function in functions)
-    assert turned(engines, functions[0]) == turned(engines, functions[0])
 
 
 @pytest.mark.slow

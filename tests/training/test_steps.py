@@ -132,18 +132,6 @@ def test_a_step_is_a_function_with_state() -> None:
 
 
 @pytest.mark.slow
-def test_the_parameters_stay_in_their_arrays() -> None:
-    with training.TrainModule(
-        make_function(np.float32), engine="toy", loss=training.CrossEntropy(), learning_rate=0.1
-    ) as trained:
-        trained(X.astype("float32"), LABELS)
-        places = {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
-        for _ in range(1000):
-            trained(X.astype("float32"), LABELS)
-        assert places == {name: held.array.ctypes.data for name, held in trained.session._held.items() if name in NAMES}
-
-
-@pytest.mark.slow
 def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
     function = make_function()
     before = {name: function.constants[name].array.copy() for name in NAMES}

@@ -159,7 +159,7 @@ def _compared(
         def finished(group: Group) -> None:
             if not silent:
                 status.stop()  # a table on standard output would be written into it
-                _show(group, verbose=verbose)
+                show_group(group, verbose=verbose)
                 status.start()
 
         return compare_engines(subjects, candidates, threads, settings, status.update, finished)
@@ -168,7 +168,7 @@ def _compared(
 # ---------------------------------------------------------------------- on the screen
 
 
-def _show(group: Group, *, verbose: bool) -> None:
+def show_group(group: Group, *, verbose: bool) -> None:
     out.print(group.title, markup=False)
     rounds = max((len(row.rounds) for row in group.rows), default=0)
     rows = [TimedRow(str(row.candidate), row.median_seconds, _ratio(row), row.verdict) for row in group.rows]

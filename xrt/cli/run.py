@@ -287,12 +287,12 @@ def explain_command(
         return
     out.print(replace(explanation, account=None).describe(deviations=verbose, left_out=verbose), markup=False)
     if explanation.account is not None:
-        _show_explain(explanation.account)
+        show_explain(explanation.account)
     if with_memory:
         out.print(f"memory:\n{module.memory()}", markup=False, soft_wrap=True)
 
 
-def _show_explain(account: CostReport) -> None:
+def show_explain(account: CostReport) -> None:
     """Print what the parts of a chosen plan cost, as tables."""
     if account.parts:
         out.print(describe_prediction(account), markup=False)

@@ -11,7 +11,9 @@ from xrt import passes
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, hash_values
+from xrt.module.specialization import optimize
 from xrt.passes.quantize import list_calibrated_values
+from xrt.placement.lockfile import prepare_for_quantization
 
 
 def make_function(
@@ -22,6 +24,11 @@ def make_function(
     values = tuple(Value(name) for name in outputs or ("y",))
     weights = {name: Constant(np.asarray(array)) for name, array in constants.items()}
     return passes.infer_shapes(Function(inputs, values, tuple(nodes), weights, {"": opset}))
+
+
+def prepare(function: Function) -> Function:
+    """Return a model in the form in which it is quantized."""
+    return prepare_for_quantization(optimize(passes.infer_shapes(function), fold=True))
 
 
 def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:

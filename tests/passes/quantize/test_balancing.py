@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.passes.quantize.models import draw, make_function
-from xrt.cli.quantize import _prepare
+from tests.passes.quantize.models import draw, make_function, prepare
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import OptionError
 from xrt.graph import Constant, Function, Node
 from xrt.models import load, sample_inputs
 from xrt.passes.quantize import balance_channels, list_balanced_values, quantize
-from xrt.passes.quantize.balancing import _find_groups
 
 HIDDEN = 64
 FACTORS = np.where(np.arange(HIDDEN) % 11 == 0, np.float32(40), np.float32(1))
@@ -24,11 +22,12 @@ FACTORS = np.where(np.arange(HIDDEN) % 11 == 0, np.float32(40), np.float32(1))
 def make_hard(function: Function) -> Function:
     """Return the same function with six channels of each normalization 40 times as large, and their weights 40 times smaller."""
     constants = dict(function.constants)
-    for group in _find_groups(function):
-        for name in group.node.inputs[1:]:
-            constants[name] = Constant(function.constants[name].array * FACTORS)
-        for product in group.products:
-            constants[product.inputs[1]] = Constant(function.constants[product.inputs[1]].array / FACTORS[:, None])
+    normalized = list_balanced_values(function)
+    for node in function.nodes:
+        if node.outputs[0] in normalized:
+            constants |= {name: Constant(function.constants[name].array * FACTORS) for name in node.inputs[1:]}
+        elif node.inputs[0] in normalized:
+            constants[node.inputs[1]] = Constant(function.constants[node.inputs[1]].array / FACTORS[:, None])
     return function.replace(constants=constants)
 
 
@@ -51,7 +50,7 @@ def find_magnitudes(function: Function) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_outlier_channels_cost_little_once_they_are_balanced() -> None:
-    plain = _prepare(load("gpt", layers=1, hidden=HIDDEN, heads=2, tokens=8, vocabulary=50))
+    plain = prepare(load("gpt", layers=1, hidden=HIDDEN, heads=2, tokens=8, vocabulary=50))
     hard = make_hard(plain)
     exact = run(plain, range(100, 103))
     assert np.allclose(run(hard, range(100, 103)), exact, rtol=1e-4, atol=1e-4)

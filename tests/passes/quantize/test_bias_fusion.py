@@ -11,8 +11,7 @@ import onnxruntime
 import pytest
 
 import xrt
-from tests.passes.quantize.models import count_ops, draw, make_function
-from xrt.cli.quantize import _prepare
+from tests.passes.quantize.models import count_ops, draw, make_function, prepare
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import to_model
 from xrt.graph import Node
@@ -70,7 +69,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_has_integer_kernels_for_all(name: str, tmp_path: Path) -> None:
     sizes, kernels = MODELS[name]
-    function = _prepare(load(name, **sizes))
+    function = prepare(load(name, **sizes))
     batches = [sample_inputs(function, seed) for seed in range(2)]
     made = quantize(function, xrt.calibrate(function, batches, engine="ort"))
     options = onnxruntime.SessionOptions()

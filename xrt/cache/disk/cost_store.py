@@ -148,7 +148,7 @@ class CostStore:
         self._write(self._statuses_path(), json.dumps([dataclasses.asdict(status) for status in statuses], indent=1))
 
     def _statuses_path(self) -> Path:
-        return self._store.root / "engines" / f"{_installed()}.json"
+        return self._store.root / "engines" / f"{hash_installed()}.json"
 
     # ------------------------------------------------------------------ files
 
@@ -218,7 +218,7 @@ def _status(facts: Mapping[str, Any]) -> EngineStatus:
     return EngineStatus(**{**facts, "devices": tuple(devices)})
 
 
-def _installed() -> str:
+def hash_installed() -> str:
     """Hash of the installed distributions and their versions."""
     found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()

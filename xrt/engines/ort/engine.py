@@ -168,7 +168,7 @@ class Ort(GraphCompiler):
             handed = _export(function)
         except ValueError as error:  # ModelError, or a name that is not valid UTF-8
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        options = self._session_options(context.threads, context.device, function)
+        options = self.make_session_options(context.threads, context.device, function)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
         if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
@@ -183,7 +183,9 @@ class Ort(GraphCompiler):
         try:
             with in_memory() as file:
                 return self._restored(
-                    optimize_model(function, handed, self._session_options(threads, function=function), file), function, threads
+                    optimize_model(function, handed, self.make_session_options(threads, function=function), file),
+                    function,
+                    threads,
                 )
         except Exception:  # noqa: BLE001  # the library's errors have no common base class
             return None
@@ -236,7 +238,7 @@ class Ort(GraphCompiler):
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
         handed = _export(executable.function)
-        options = self._session_options(context.threads, function=executable.function)
+        options = self.make_session_options(context.threads, function=executable.function)
         with (context.workdir / "session").open("w+b") as file:
             data = optimize_model(executable.function, handed, options, file)
         function = executable.function
@@ -294,7 +296,7 @@ class Ort(GraphCompiler):
 
     def _load_options(self, threads: int) -> SessionOptions:
         """Options for a model that is already optimized."""
-        options = self._session_options(threads)
+        options = self.make_session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
 
@@ -335,7 +337,7 @@ class Ort(GraphCompiler):
         why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
         return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
-    def _session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
+    def make_session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]

@@ -39,11 +39,11 @@ def why_not(node: Node, function: Function) -> str | None:
     """Return why the reference implementation cannot serve the node; None when it can."""
     if node.device.partition(":")[0] not in ("", "cpu"):
         return f"the reference operators run on cpu, not on {node.device}"
-    return _absence(node.domain, node.op_type, function.opset(node.domain))
+    return explain_absence(node.domain, node.op_type, function.opset(node.domain))
 
 
 @lru_cache(maxsize=1024)
-def _absence(domain: str, op_type: str, version: int) -> str | None:
+def explain_absence(domain: str, op_type: str, version: int) -> str | None:
     """Return why `onnx.reference` has no implementation of an operator's version; None when it has one."""
     module, distribution = _NEEDS.get((domain, op_type), ("", ""))
     if module and find_spec(module) is None:
