@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tests.cache.saving import chain
+from xrt.cache import CompileCache, open_disk_tier
 from xrt.errors import BundleError
 from xrt.module import XRTModule, load
 

@@ -92,9 +92,7 @@ def cases_of_operators() -> Mapping[str, Sequence[ConformanceCase]]:
         for operator in case.operators:
             found[operator] += [case, *_with_constants(case)]
     for cases in found.values():
-        cases.sort(
-            key=lambda case: (-count_shown(case), len(case.model.graph.node), len(case.model.graph.initializer), case.name)
-        )
+        cases.sort(key=_order)
     return dict(sorted(found.items()))
 
 

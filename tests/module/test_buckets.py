@@ -235,7 +235,7 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
             with monkeypatch.context() as patch:
                 made: list[Any] = []
                 patch.setattr(
-                    "xrt.partition.partition", lambda *given, made=made, **options: made.append(given) or real(*given, **options)
+                    "xrt.partition.partition", lambda *args, made=made, **named: made.append(args) or real(*args, **named)
                 )
                 found.append(module(x))
             plans.append(not made)
