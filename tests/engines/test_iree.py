@@ -17,7 +17,6 @@ from tests.engines.evidence import unknown_evidence
 from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, why
 from tests.engines.written import tensor
 from xrt.engines import CompileContext
-from xrt.engines.contract import registry
 from xrt.engines.iree import Iree, compiler
 from xrt.engines.iree.export import export_module
 from xrt.engines.iree.known_issues import GAPS
@@ -45,12 +44,6 @@ def test_impossible_options_are_reported(option: dict[str, Any], told: str) -> N
     with pytest.raises(OptionError) as error:
         Iree(**option)
     assert str(error.value) == told
-
-
-def test_the_spec_makes_it_again() -> None:
-    engine = Iree(opt_level=1, device="local-task", compile_seconds=9.5, dump_dir="mlir_of_regions")
-    assert registry.create(engine.spec) == engine
-    assert IREE.spec == "iree"
 
 
 def test_versions_of_all_that_decides_on_the_code() -> None:

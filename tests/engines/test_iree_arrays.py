@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -14,11 +13,10 @@ import pytest
 from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation, one
 from tests.engines.written import tensor
 from xrt.engines import RunOptions
-from xrt.engines.iree import Iree
 from xrt.engines.iree.executable import get_device, is_small
 from xrt.engines.iree.export import list_parameters
 from xrt.engines.iree.lowering import preprocess
-from xrt.graph import Constant, DType, Function, Node, read_attributes
+from xrt.graph import Constant, DType, Function, Node
 
 # ---------------------------------------------------------------------- arrays in and out
 
@@ -58,16 +56,6 @@ def test_any_alignment_is_taken(offset: int) -> None:
     buffer = raw[start + 96 : start + 192].view(np.float32).reshape(4, 6)
     (y,) = negation().run([x], RunOptions(out=[buffer]))
     assert y is buffer and np.array_equal(buffer, -x)
-
-
-def test_strided_and_read_only_inputs() -> None:
-    base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    frozen = base.copy()
-    frozen.flags.writeable = False
-    for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], frozen):
-        assert np.array_equal(negation().run([x])[0], -base)
-        assert np.array_equal(negation().fast_call()(x)[0], -base)
-    assert np.array_equal(frozen, base)
 
 
 @pytest.mark.slow
@@ -184,34 +172,6 @@ def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "3"]
-
-
-@pytest.mark.slow
-def test_eight_threads_share_a_pool() -> None:
-    """What is generated for the suite is so small that each calling thread does it alone."""
-    f = function(
-        Node("Exp", ("x",), ("e",)),
-        Node("ReduceSum", ("e",), ("s",), read_attributes({"keepdims": 1})),
-        Node("Div", ("e", "s"), ("y",)),
-        inputs={"x": tensor(64, 300)},
-    )
-    executable = compiled(f, Iree(device="local-task"))
-    inputs = [np.random.default_rng(seed).random((64, 300), dtype=np.float32) for seed in range(8)]
-    expected = [np.exp(x) / np.exp(x).sum() for x in inputs]
-    wrong: list[int] = []
-
-    def work(place: int) -> None:
-        for _ in range(100):
-            (y,) = executable.run([inputs[place]])
-            if not np.allclose(y, expected[place], rtol=1e-4):
-                wrong.append(place)
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.slow

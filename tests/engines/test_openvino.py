@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -43,18 +41,6 @@ def test_bfloat16_goes_in_and_comes_out(columns: int) -> None:
     (y,) = run(function({"x": type_}, {"y": type_}, [node("Neg", "x", "y")]), x)
     assert y.dtype == x.dtype
     assert np.array_equal(y, -x)
-
-
-@pytest.mark.parametrize("columns", [6, LARGE], ids=["copied", "set"])
-def test_arrays_may_lie_in_any_order_and_be_read_only(columns: int) -> None:
-    wide = np.random.default_rng(0).standard_normal((2 * columns, 4)).astype(np.float32)
-    x = wide[::-2, ::2].T
-    x.flags.writeable = False
-    frozen = np.ascontiguousarray(x)
-    frozen.flags.writeable = False
-    executable = compiled(relu(columns))
-    for given in (x, frozen):
-        assert np.array_equal(executable.run([given])[0], np.maximum(x, 0))
 
 
 @pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
@@ -172,19 +158,6 @@ def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
 
 
 # ---------------------------------------------------------------------- threads, errors, noise
-
-
-@pytest.mark.parametrize("engine", [OpenVino(), OpenVino(streams=2)], ids=str)
-@pytest.mark.parametrize("columns", [64, LARGE], ids=["copied", "set"])
-def test_threads_share_an_executable(engine: OpenVino, columns: int) -> None:
-    executable = compiled(two_outputs(columns), engine)
-    inputs = [np.random.default_rng(i).standard_normal((2, columns)).astype(np.float32) for i in range(16)]
-
-    def right(x: np.ndarray[Any, Any]) -> bool:
-        return all(np.array_equal(executable.run([x])[1], -x) for _ in range(20))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(right, inputs))
 
 
 def test_what_cannot_cross_is_refused_at_compile() -> None:

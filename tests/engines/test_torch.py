@@ -18,18 +18,11 @@ from tests.engines.toy_running import ready
 from tests.engines.written import Array, function, one, tensor
 from xrt import XRTModule
 from xrt.engines import CompileContext
-from xrt.engines.contract import registry
 from xrt.engines.torch.executable import call_within
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 from xrt.passes import infer_shapes
-
-
-def test_the_spec_makes_it_again_and_versions_are_reported() -> None:
-    assert registry.create("torch") == TORCH and TORCH.spec == "torch"
-    assert TORCH.version() == f"torch {torch.__version__}"
-
 
 IMPORT = """
 import sys

@@ -18,18 +18,6 @@ from xrt.graph import Function, Node, Value
 # ---------------------------------------------------------------------- buffers of the caller
 
 
-def test_results_go_into_the_buffers_of_the_caller() -> None:
-    executable = ready(function("x", "x y z", node("Neg", "x", "y"), node("Exp", "x", "z")))
-    x = f32(1, 2)
-    out = [np.empty(2, np.float32), None, np.empty(2, np.float32)]
-    results = executable.run([x], RunOptions(out=out))
-    assert results[0] is out[0]
-    assert results[2] is out[2]
-    same(results[0], x)
-    same(results[1], -x)
-    same(results[2], np.exp(x))
-
-
 def test_a_buffer_may_be_an_input() -> None:
     executable = ready(function("x", "y v", node("Neg", "x", "y"), node("Reshape", "x s", "v"), constants={"s": i64([2, 1])}))
     x = f32(1, 2)

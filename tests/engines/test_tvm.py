@@ -16,7 +16,6 @@ from tests.engines.evidence import unknown_evidence
 from tests.engines.tvm_running import CONTEXT, run, why
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
-from xrt.engines.contract import registry
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.support import DEFECTS
 from xrt.errors import CompileRefused, OptionError
@@ -68,12 +67,6 @@ def test_the_level_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_code_for_an_older_processor_runs() -> None:
     x = np.linspace(-1, 1, 64, dtype=np.float32)
     assert np.allclose(run(one("Relu", tensor(64), output=tensor(64)), x, engine=Tvm(mcpu="x86-64-v2"))[0], np.maximum(x, 0))
-
-
-def test_the_spec_makes_it_again() -> None:
-    engine = Tvm(opt_level=1, mcpu="x86-64-v2")
-    assert registry.create(engine.spec) == engine
-    assert Tvm().spec == "tvm"
 
 
 def test_versions_of_all_that_decides_on_the_code() -> None:
@@ -234,17 +227,6 @@ def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
     x[:] = np.arange(1024) - 512
     assert x.ctypes.data % 64 == offset
     assert np.array_equal(run(one("Relu", tensor(1024), output=tensor(1024)), x)[0], np.maximum(x, 0))
-
-
-@pytest.mark.slow
-def test_strided_and_read_only_inputs() -> None:
-    base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    frozen = base.copy()
-    frozen.flags.writeable = False
-    f = one("Neg", tensor(4, 6), output=tensor(4, 6))
-    for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], frozen):
-        assert np.array_equal(run(f, x)[0], -base)
-    assert np.array_equal(frozen, base)
 
 
 @pytest.mark.slow

@@ -27,18 +27,6 @@ def product(m: int, k: int, n: int) -> Function:
     return one("MatMul", tensor(m, k), tensor(k, n), output=tensor(m, n))
 
 
-def convolution(channels: int, size: int, out: int, kernel: int, **attributes: Any) -> Function:
-    side = (size + 2 * attributes.get("pads", [0])[0] - kernel) // attributes.get("strides", [1])[0] + 1
-    group = attributes.get("group", 1)
-    return one(
-        "Conv",
-        tensor(1, channels, size, size),
-        tensor(out, channels // group, kernel, kernel),
-        output=tensor(1, out, side, side),
-        **attributes,
-    )
-
-
 def reduction(op: str, shape: tuple[int, ...], axes: list[int], *, keepdims: int = 1) -> Function:
     result = (
         [1 if k in axes else d for k, d in enumerate(shape)] if keepdims else [d for k, d in enumerate(shape) if k not in axes]

@@ -10,17 +10,10 @@ import pytest
 
 from tests.engines.written import function, one, tensor
 from tests.engines.xla_running import CONTEXT, INT, XLA, compiled, placed, run, why
-from xrt.engines.contract import registry
 from xrt.engines.xla.executable import XlaExecutable
 from xrt.engines.xla.program import dump_hlo
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, read_attributes
-
-
-def test_the_spec_makes_it_again_and_versions_are_reported() -> None:
-    assert registry.create("xla") == XLA and XLA.spec == "xla"
-    assert [part.split()[0] for part in XLA.version().split(", ")] == ["jax", "jaxlib"]
-
 
 # ---------------------------------------------------------------------- reasons
 

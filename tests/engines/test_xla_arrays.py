@@ -55,17 +55,6 @@ def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: 
 
 
 @pytest.mark.slow
-def test_strided_and_read_only_inputs() -> None:
-    base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    frozen = base.copy()
-    frozen.flags.writeable = False
-    f = one("Neg", tensor(4, 6), output=tensor(4, 6))
-    for executable in (compiled(f), loaded(f)):
-        for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], base[::-1][::-1], frozen):
-            assert np.array_equal(executable.run([x])[0], -base)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 4])
 def test_a_bound_call_reads_what_is_there_when_it_is_made(offset: int) -> None:
     f = function(Node("Add", ("x", "n"), ("y",)), inputs={"x": WHOLE, "n": WHOLE}, outputs={"y": WHOLE})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,3 @@ def same(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6 * largest)
     else:
         np.testing.assert_array_equal(actual, expected)
-
-
-def bits(values: Sequence[Array]) -> list[bytes]:
-    return [np.ascontiguousarray(value).tobytes() for value in values]

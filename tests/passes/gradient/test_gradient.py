@@ -253,7 +253,7 @@ def test_several_outputs_need_a_name() -> None:
 
 @pytest.mark.parametrize("name", ["test_gradient_of_add", "test_gradient_of_add_and_mul"])
 def test_the_gradient_nodes_of_onnx(name: str) -> None:
-    from tests.engines.test_toy_models import DATA, data_sets
+    from tests.passes.gradient.stored import DATA, data_sets
 
     path = DATA / "simple" / name / "model.onnx"
     model = onnx.load(path)
