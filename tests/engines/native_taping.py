@@ -10,7 +10,6 @@ import numpy as np
 from tests.engines.native_building import library
 from tests.engines.toy_running import function, node, typed
 from xrt.engines import CompileContext
-from xrt.engines.native import NativeTape
 from xrt.engines.toy import Toy
 from xrt.graph import DType, Function
 
@@ -43,8 +42,3 @@ def ready(made: Function, threads: int = 1) -> Any:
     executable = toy.compile(made, context)
     executable.prepare()
     return executable
-
-
-def tape_of(executable: Any) -> NativeTape:
-    tape: NativeTape = executable._ready.tape
-    return tape

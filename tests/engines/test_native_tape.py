@@ -8,52 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready, tape_of
+from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready
 from tests.engines.toy_running import function, node, typed
 from xrt.engines import RunOptions
-from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.constants import ALIGNMENT
 
 # ---------------------------------------------------------------------- the arena
 
 
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.integers(0, 6)), max_size=25))
-@settings(derandomize=True, database=None, deadline=None)
-def test_no_two_values_that_live_together_overlap(drawn: list[tuple[int, int, int]]) -> None:
-    spans = [LiveRange(nbytes, first, first + length) for nbytes, first, length in drawn]
-    end = assign_offsets(spans)
-    for i, one in enumerate(spans):
-        assert one.offset % ALIGNMENT == 0 and one.offset + one.nbytes <= end
-        for other in spans[:i]:
-            apart_in_time = one.last < other.first or other.last < one.first
-            apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
-            assert apart or apart_in_time or not (one.nbytes and other.nbytes)
-    alive = [sum(-(-s.nbytes // 64) * 64 for s in spans if s.first <= step <= s.last) for step in range(20)]
-    assert end <= 2 * max(alive, default=0), "the gaps are filled again"
-
-
-def test_memory_of_the_dead_is_used_again() -> None:
-    spans = [LiveRange(100, step, step + 1) for step in range(50)]
-    assert assign_offsets(spans) == 2 * 128
-    assert {span.offset for span in spans} == {0, 128}
-
-
 # ---------------------------------------------------------------------- one call
-
-
-def test_a_region_of_native_kernels_is_one_native_call() -> None:
-    executable = ready(chain(5))
-    np.testing.assert_array_equal(executable.run([X])[0], 32 * X)
-    tape = tape_of(executable)
-    assert len(tape.steps) == 5 and tape.workspace == X.nbytes + -X.nbytes % 64, "in place, from the second step on"
-    (use,) = executable.memory()
-    assert (use.name, use.nbytes, use.per_call) == ("workspace", tape.workspace, True)
 
 
 def test_what_is_read_again_is_not_written_over() -> None:
@@ -116,7 +82,6 @@ def test_an_array_without_elements_may_have_any_address() -> None:
     odd = next(view for view in views if view.__array_interface__["data"][0] % 4)
     assert odd.flags.aligned
     assert executable.run([odd])[0].shape == (2, 0)
-    assert tape_of(executable).bound([odd], [np.empty((2, 0), np.float32)]) is None
 
 
 def test_given_buffers_are_written_to() -> None:
