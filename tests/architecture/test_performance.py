@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from tools import write_performance
 from tools.performance_page import PAGE, README, judged, page, summary, with_numbers
-from tools.performance_record import BENCHMARKS, TOP, Benchmark, Entry, Record
+from tools.performance_record import BENCHMARKS, TOP, Benchmark, Record
 from tools.performance_texts import SECTIONS
 
 RECORD = Record.read()
@@ -180,78 +177,3 @@ def test_a_large_model_that_fails_is_reported() -> None:
         "a model of 2,300 MB, weights in the model file, 8 regions of `ort`: peak failed: MemoryError MB, target loads and runs"
         in text
     )
-
-
-# ---------------------------------------------------------------------- the run
-
-
-def asked(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**({"keep": False, "only": None, "take": None, "quick": False, "from_record": False} | given))
-
-
-def test_only_what_is_missing_is_measured_again_when_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = judgeable()
-    monkeypatch.setattr(write_performance, "machine", lambda: dict(record.machine))
-    kept = write_performance.begun(record, asked(keep=True))
-    less = replace(kept, entries={name: entry for name, entry in kept.entries.items() if name != "scale"})
-    assert due(kept, keep=True) == []
-    assert due(less, keep=True) == ["scale"]
-    assert due(less, keep=True, quick=True) == [benchmark.name for benchmark in BENCHMARKS if benchmark.quick]
-    assert due(kept, only=["native", "imports"]) == ["native", "imports"]
-    assert write_performance.begun(record, asked()).entries == {}
-
-
-def due(record: Record, **given: Any) -> list[str]:
-    return [benchmark.name for benchmark in BENCHMARKS if write_performance.is_due(benchmark, record, asked(**given))]
-
-
-def test_figures_of_two_machines_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_performance, "machine", lambda: {**RECORD.machine, "numpy": "9.9"})
-    with pytest.raises(SystemExit, match=r"another machine \(numpy differ\); measure everything: make bench"):
-        write_performance.begun(RECORD, asked(only=["native"]))
-
-
-def test_figures_of_a_run_of_its_own_are_taken(tmp_path: Path) -> None:
-    path, figures = tmp_path / "auto.json", dict(RECORD.entries["auto"].figures)
-    run = {"date": "2026-12-01", "load": 0.25, "seconds": 1200.0}
-    path.write_text(json.dumps({**figures, "run": run}), encoding="utf-8")
-    entry = write_performance.taken(RECORD, "auto", str(path)).entries["auto"]
-    assert (entry.arguments, entry.date, entry.load, entry.seconds) == ("", "2026-12-01", 0.25, 1200.0)
-    assert "run" not in entry.figures and entry.figures["models"] == figures["models"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("autp", "{}", "there is no benchmark 'autp'; there is: dispatch, "),
-        ("auto", "{}", "is not what benchmarks/auto.py --json prints: KeyError: 'run'"),
-        ("auto", "nothing", "is not what benchmarks/auto.py --json prints: JSONDecodeError"),
-    ],
-)
-def test_another_file_is_not_taken(tmp_path: Path, name: str, text: str, told: str) -> None:
-    path = tmp_path / "auto.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(SystemExit, match=re.escape(told)):
-        write_performance.taken(RECORD, name, str(path))
-
-
-def test_a_benchmark_that_fails_is_reported_and_leaves_no_old_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "imports.py").write_text("raise SystemExit('no such luck')", encoding="utf-8")
-    monkeypatch.setattr("tools.performance_record.TOP", tmp_path)
-    record = write_performance.with_entry(RECORD, BY_NAME["imports"], quick=True)
-    assert "imports" not in record.entries
-    assert "imports ended with code 1:\nno such luck" in capsys.readouterr().err
-    assert "Not measured: `python benchmarks/imports.py` did not run, or failed." in page(record)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["imports", "partition", "scale", "warm_start"])
-def test_a_quick_run_gives_an_entry_that_renders(name: str) -> None:
-    entry: Entry = write_performance.measured(BY_NAME[name], quick=True)
-    assert entry.seconds > 0
-    assert judged(BY_NAME[name], judgeable(RECORD.plus(name, entry)))
-    assert page(RECORD.plus(name, entry))
