@@ -48,14 +48,10 @@ def run(engine: Saving, directory: Path, function: Function | None = None, limit
 
 
 def test_a_second_process_loads_what_the_first_one_compiled(engine: Saving, tmp_path: Path) -> None:
-    first, second = (CompileCache(disk=open_disk_tier(directory=tmp_path / "cache")) for _ in range(2))
-    run(engine, first)
-    run(engine, second)
+    for _ in range(2):
+        run(engine, tmp_path / "cache")
     assert engine.count("compile") == 6
     assert engine.count("load") == 6
-    assert first.statistics.disk.misses == first.statistics.disk.writes == 6
-    assert second.statistics.disk.hits == 6
-    assert second.statistics.disk.misses == 0
 
 
 def test_other_names_and_another_order_of_constants_hit(engine: Saving, tmp_path: Path) -> None:
