@@ -53,7 +53,6 @@ def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TOP)}
     done = subprocess.run([sys.executable, "-c", code, *files], env=environment, capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
-    assert sum(name.startswith("xrt") for name in loaded) <= 125
     assert not {"onnx", "google", "msgspec", "xrt.formats.protobuf", "xrt.worker"} & {*loaded}
     assert np.array_equal(np.load(files[2]), expected)
 

@@ -33,12 +33,12 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
         tune_throughput(
             m, budget=1.0, batches=(1, 4), progress=False, use=lambda one, given: locks.append(lock_module(one, given, {}, 0.1))
         )
-        record = m.serving
+        serving = m.serving
     (made,) = locks
-    assert record is not None
+    assert serving is not None
     on_ort = tuple(run.replace(engine="ort") for run in made.plan)
     engines = {**made.engines, "ort": xrt.engines.create("ort").version()}
-    return made.replace(serving=record, plan=on_ort, engines=engines)
+    return made.replace(serving=serving.to_record(), plan=on_ort, engines=engines)
 
 
 def make_module(tmp_path: Path, **terms: Any) -> xrt.XRTModule:

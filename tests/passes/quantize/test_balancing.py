@@ -22,11 +22,13 @@ FACTORS = np.where(np.arange(HIDDEN) % 11 == 0, np.float32(40), np.float32(1))
 def make_hard(function: Function) -> Function:
     """Return the same function with six channels of each normalization 40 times as large, and their weights 40 times smaller."""
     constants = dict(function.constants)
-    normalized = list_balanced_values(function)
+    normalized = {*list_balanced_values(function)}
     for node in function.nodes:
         if node.outputs[0] in normalized:
             constants |= {name: Constant(function.constants[name].array * FACTORS) for name in node.inputs[1:]}
-        elif node.inputs[0] in normalized:
+        elif node.op == "Reshape" and node.inputs[0] in normalized:
+            normalized.add(node.outputs[0])
+        elif node.op in ("Gemm", "MatMul") and node.inputs[0] in normalized:
             constants[node.inputs[1]] = Constant(function.constants[node.inputs[1]].array / FACTORS[:, None])
     return function.replace(constants=constants)
 
