@@ -167,7 +167,7 @@ class Application:
         self._converter.shutdown(wait=False)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Run a conversion in a thread if it handles this many bytes or more than `LARGE`.
+        """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.
 
         A single thread runs them, so that conversions compete for the GIL with one thread only and use the memory of one.
         """

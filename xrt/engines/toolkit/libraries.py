@@ -119,7 +119,7 @@ class AllocationTracker:
 
     @property
     def nbytes(self) -> int | None:
-        """The size in bytes; None if the C library does not report it, a concurrent session is still opening, or all failed."""
+        """The size in bytes; None if not reported, if a concurrent session is still opening, or if all failed."""
         opened = self._openings
         if opened is None or opened.grown is None or not opened.weight:
             return None
