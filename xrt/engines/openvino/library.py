@@ -99,11 +99,9 @@ _NOISE = (
 
 
 def summarize_error(error: BaseException, limit: int = 300) -> str:
-    """Shorten an OpenVINO error to one line without source locations and checks.
+    r"""Shorten an OpenVINO error to one line without source locations and checks.
 
-    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:
-    Check 'ok' failed at src/x.cpp:1:
-    No rule for: NoSuch"))
+    >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
     'No rule for: NoSuch'
     """
     return shorten(remove_noise(str(error), _NOISE) or type(error).__name__, limit)
