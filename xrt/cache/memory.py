@@ -282,6 +282,7 @@ class CompileCache:
             self._misses += 1
             if entry is not None:
                 self._drop(key)
+            # One hold for the cache, one for the caller.
             entry = self._entries[key] = _Entry(holders=2)
             self._shrink()
             return entry, True

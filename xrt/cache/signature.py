@@ -105,6 +105,7 @@ def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str
 
 def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
     """The part of a signature that is independent of the function and the engine."""
+    # The thread budget is an ingredient of its own.
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
         ("options", repr(options)),

@@ -48,6 +48,7 @@ def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tenso
             wide = x if expansion == 1 else relu6(net.convolution(x, get_value_shape(x)[1] * expansion, 1, gain=HE))
             sixteenth = wide if step == 2 else sixteenth  # the input of the last stride-2 block has 1/16 of the size
             x = _narrowed(net, x, wide, _scaled(channels, width), step)
+    # The last layer is never narrowed (Sandler et al. 2018).
     return sixteenth, relu6(net.convolution(x, _scaled(1280, max(width, 100)), 1, gain=HE))
 
 
@@ -257,6 +258,7 @@ def _kept(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple
     best, order = (net.reshape(x, (count,)) for x in apply("TopK", (scores, net.constant(np.array([count]))), {"axis": 0}))
     rows = emit("Gather", places, order, axis=0)
     chosen = emit("Gather", emit("Squeeze", boxes, net.constant(np.array([0]))), rows[:, 2], axis=0)
+    # Class 0 is the background.
     return chosen, best, rows[:, 1] + 1
 
 
@@ -366,6 +368,7 @@ def speech(
         x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
         x = emit("Unsqueeze", x.transpose(0, 2, 1), net.constant(np.array([1])))
         for kernel, stride in (((41, 11), (2, 2)), ((21, 11), (2, 1))):
+            # The clipped ReLU of Deep Speech.
             x = emit("Clip", net.convolution(x, channels, kernel, stride=stride, gain=HE), 0.0, 20.0)
         x = net.reshape(x.transpose(3, 0, 1, 2), (0, 0, -1))
         for _ in range(layers):

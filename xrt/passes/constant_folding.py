@@ -136,6 +136,7 @@ class _Folding:
         # A random operator must draw in each call; one without a schema may have side effects.
         if not is_deterministic(node, known.function):
             return None
+        # Engines with integer kernels read the quantized weights.
         if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, known.function):
             return None
         if node.bodies:

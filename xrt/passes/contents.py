@@ -116,6 +116,7 @@ def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = Non
         if known is None:
             return [None]
         dtype = known[0].dtype
+        # All numbers: one NumPy call instead of a loop over elements.
         if all(one.is_known for one in known):
             found = _compute(compute, [one.elements.astype(one.dtype.numpy) for one in known])
             return [None if found is None else Contents(gives or dtype, found.astype(object))]
@@ -373,6 +374,7 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
         extent = elements.shape[axis]
         first, last = (n + extent if n < 0 else n for n in (starts[k], ends[k]))
         first = min(max(first, 0), extent if step > 0 else extent - 1)
+        # With a negative step the end may be -1: before the first element.
         last = min(max(last, 0 if step > 0 else -1), extent)
         chosen = range(first, last, step)
         found = np.take(found, list(chosen), axis) if chosen else np.delete(found, range(extent), axis)

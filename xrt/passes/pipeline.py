@@ -69,6 +69,7 @@ class ExpandGradientNodes(Pass):
         from xrt.passes.gradient.differentiation import expand_gradient_nodes  # imported only if needed
 
         expanded = expand_gradient_nodes(function)
+        # The new nodes have no types yet.
         return function if expanded is function else infer_shapes(expanded)
 
 
@@ -80,6 +81,7 @@ class InlineConstantControlFlow(Pass):
 
     def run(self, function: Function) -> Function:
         inlined = inline_constant_control_flow(function)
+        # Values of an inlined body become more precise in their new context.
         return function if inlined is function else infer_shapes(inlined)
 
 

@@ -175,6 +175,7 @@ def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
         return None
     first, last = (n + extent if n < 0 else n for n in (start, end))
     first = min(max(first, 0), extent if step > 0 else extent - 1)
+    # With a negative step the end may be -1: before the first element.
     last = min(max(last, 0 if step > 0 else -1), extent)
     return len(range(first, last, step))
 
@@ -286,6 +287,7 @@ def _symbols(type_: Type) -> Iterator[str]:
 
 def infer_by_onnx(function: Function) -> Function:
     """Add the types that onnx infers; `infer_shapes` documents the precedence of declarations. Linear time."""
+    # Symbols outside this set were invented by onnx.
     symbols = frozenset(list_symbols(function))
     inferred = infer_types(_without_claims(function), symbols)
     if inferred is None:

@@ -100,6 +100,7 @@ class Splice:
         Names are kept unless they collide within the model. The first nodes inherit the control inputs of the node, and the
         nodes that waited for it wait for the last ones.
         """
+        # Give up before anything is changed.
         if not _can_be_passed_on(body, self.function) or _is_hidden(body):
             return False
         values = self._renamed_values(node, body)

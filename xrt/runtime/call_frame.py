@@ -192,6 +192,7 @@ def _placing(
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in step.reads]
+        # The inputs of this call do not overlap, so outputs may be written to their arrays.
         if updates and slots[UPDATES]:
             chosen = find_inplace_reuse(step, options or RunOptions(), buffers)
             results = run(given, _with_updates(chosen, len(step.writes), [(mine, slots[target]) for mine, target in updates]))
@@ -205,6 +206,7 @@ def _placing(
             place = places.get(slot)
             if place is None:
                 slots[slot] = result
+            # The engine did not use the buffer.
             elif result is not place:
                 fill(place, result)
         for slot in freed:

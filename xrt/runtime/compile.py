@@ -123,6 +123,7 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
         if launch.engine not in engines:
             listed = ", ".join(map(repr, engines)) or "none"
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
+    # Query each version once per plan.
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
     contexts = {name: _open_device(name, context) for name in dict.fromkeys(map(plan.get_device, plan.launches))}
     return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.get_device(x)]) for x in plan.launches]
@@ -291,6 +292,7 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     except CompileRefused:
         raise
     except Exception as error:
+        # The model file has changed, which is not the engine's fault.
         if stale := find_stale(error):
             raise stale from None
         if short := _shortage(region, error):
@@ -368,6 +370,7 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
             return _others(kept[:least], len(patterns))
         culprit = kept[enough - 1]
         alone = [place for place in kept if place != culprit]
+        # Equal blocks of a model usually fail alike.
         others = [place for place in kept if patterns[place] != patterns[culprit]]
         if not alone or not fails(alone):
             return _others(alone, len(patterns))

@@ -122,6 +122,7 @@ def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, 
     array = np.asarray(given, dtype=object if isinstance(given, str) else None)
     if type_.dtype is DType.STRING or not np.can_cast(array.dtype, type_.dtype.numpy, "same_kind"):
         return array
+    # A number that overflows the type is an error, not infinity.
     with np.errstate(over="raise"):
         try:
             return np.asarray(given, dtype=type_.dtype.numpy)
@@ -182,6 +183,7 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         dtype = DType.of(array)
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
+    # Object arrays are read as strings; report the actual element type.
     if dtype is DType.STRING and type_.dtype is not DType.STRING and array.size and not isinstance(array.flat[0], str):
         raise InputError(
             f"input {name!r} must be {type_.dtype}; got dtype object, whose first element is {type(array.flat[0]).__name__}; "

@@ -206,6 +206,7 @@ class ValueTable:
         """Last step that touches each slot. If a result may be a view of its inputs, these live until the end."""
         last: dict[int, int] = {}
         for number, step in enumerate(self.steps):
+            # A result that may be a view keeps the inputs of its step alive.
             shares = not step.executable.outputs_are_fresh
             last.update(dict.fromkeys(step.writes, number))
             last.update(dict.fromkeys(step.reads, len(self.steps) - 1 if shares else number))

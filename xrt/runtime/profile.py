@@ -166,6 +166,7 @@ class Recorder:
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
         """Record a copy between devices; it is shown on the device that is not the host."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
+        # Show the copy in the track of the accelerator.
         where = source if target == HOST else target
         self._moments.append(Moment(f"copy {value} to {target}", "copy", where, _current_thread(), began, ended, facts))
 

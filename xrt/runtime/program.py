@@ -264,6 +264,7 @@ class Program:
         targets = {slots.outputs[source]: inputs[target] for source, target in slots.aliases}
         for slot, buffer in zip(slots.outputs, buffers, strict=True):
             if slot not in own and slot not in slots.constants:
+                # If the buffer is the updated input itself, which other steps may still read, compute into a temporary.
                 own[slot] = np.empty_like(buffer) if buffer is targets.get(slot) else buffer
         return own
 

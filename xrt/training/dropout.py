@@ -195,6 +195,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
     """Record x * m for a Dropout, where m is 0 for dropped elements and 1 / (1 - ratio) for others; and its mask."""
     x = tensors[node.inputs[0]]
     with builder.scope(f"{node.name}/mask"), builder.device(node.device):
+        # A constant flag is true here: a Dropout in inference mode is not recorded.
         flag = None if node.inputs[2] in _list_constants(builder) else tensors[node.inputs[2]]
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
         key = _hash(emit("BitwiseXor", call, _array(number)))
@@ -227,6 +228,7 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
     """Whether the hash of each position reaches the threshold. Positions are row plus column, to keep constants small."""
     shape = x.tensor_type.shape
     sizes = None if shape is None else [dim for dim in shape if isinstance(dim, int)]
+    # Dynamic shape: number the positions at run time, rounded up to whole rows.
     if shape is None or sizes is None or len(sizes) < len(shape):
         elements = emit("Size", x)
         numbers = emit("Range", np.array(0), emit("Div", elements + (ROW - 1), np.array(ROW)), np.array(1)).astype(DType.UINT32)

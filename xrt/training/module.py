@@ -198,6 +198,7 @@ def fix_weights(function: Function, session: Session) -> Function:
     _check(function, session)
     with session.borrow() as arrays:
         names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
+        # A snapshot: the session keeps changing its arrays.
         weights = {name: Constant(arrays[name].copy()) for name in names}
     inputs = tuple(value for value in function.inputs if value.name not in names)
     return function.replace(inputs=inputs, constants={**function.constants, **weights})
@@ -214,6 +215,7 @@ class EvalModule:
         states = set(session.state)
         weights = {name: constant for name, constant in function.constants.items() if name in states}
         _check(function, session)
+        # Weights become inputs, so that each call passes the current arrays.
         promoted = promote(function, weights)
         self._others = tuple(value for value in promoted.inputs if value.name not in states)
         self.module = XRTModule(promoted, engine, **options)

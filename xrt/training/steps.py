@@ -114,6 +114,7 @@ def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Seque
     if not names:
         raise ModelError(f"no parameter of {type(model).__name__} that requires a gradient matches {parameters!r}")
     inputs = {value.name for value in function.inputs}
+    # Only buffers that the module updates became inputs.
     buffers = {name: buffer.detach().cpu().numpy().copy() for name, buffer in model.named_buffers() if name in inputs}
     return TrainedModel(function, names, buffers)
 
@@ -199,6 +200,7 @@ def step(
     order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
     found = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(found)
+    # `gradient` appends its outputs in the requested order.
     outputs, gradients = found.outputs[: -len(chosen)], found.outputs[-len(chosen) :]
     with builder:
         for value in outputs:

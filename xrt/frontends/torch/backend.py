@@ -101,6 +101,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
         for index, call in enumerate(placeholders):
             fake = call.meta.get("val")
             if isinstance(fake, torch.SymInt | torch.SymFloat):
+                # Symbols that no tensor shape provides are separate inputs.
                 if not fake.node.expr.is_number and fake.node.expr not in lowering.symbols.sources:
                     lowering.add_input(call.name, fake)
                     given.append(index)
@@ -169,6 +170,7 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
             continue
         if base in outputs.placeholders or used[_get_storage(call)] > 1 or not is_contiguous_or_false(call.meta["val"]):
             sources[index] = base
+    # Views may depend on symbolic sizes.
     numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
     if not sources:
         return (), None, ()
@@ -282,6 +284,7 @@ class FrozenGraph:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         tensors = self._pick(args)
         versions = _get_versions(tensors)
+        # The latest variant is first.
         for known, when, run in self._variants:
             if when == versions and all(map(is_, known, tensors)):
                 return run(args)
@@ -477,6 +480,7 @@ def compile_graph(
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
         fixed = {index: one for index, one in static.items() if index not in written and not (is_training and one.requires_grad)}
         compile_for = partial(compile_one, forward)
+        # Positions are valid only if AOTAutograd kept all inputs.
         return FrozenGraph(compile_for, fixed) if fixed and len(fakes) == len(inputs) else compile_for({})
 
     def compile_backward(backward: GraphModule, fakes: Sequence[Any]) -> Compiled:
@@ -540,6 +544,7 @@ def _compile(
         try:
             results = module(*[_make_array(args[index], dtype) for index, dtype in given])
         except PlanError as error:
+            # Only a graph with opaque operators may fall back to PyTorch.
             if not is_opaque:
                 raise
             is_declined = True
@@ -557,6 +562,7 @@ def _choose_outputs(found: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[
     """Make the function that assembles the graph's outputs from the module's results and the graph's arguments."""
     is_single = len(found.function.outputs) == 1
     is_plain = found.views is None and not any(found.axes)
+    # Fast paths without dispatch per leaf.
     if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in found.leaves):
         if is_single and len(found.leaves) == 1:
             return lambda result, args: [share_tensor(result)]

@@ -278,7 +278,7 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
-    if shapes:  # PyTorch marks the tensors whose sizes are symbolic, and these are the user's
+    if shapes:  # PyTorch marks tensors with dynamic sizes; pass detached views, not the tensors of the user
         args, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, named))
     try:
         with torch.no_grad():

@@ -49,6 +49,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Run the Function; return the output, or a tuple of several."""
+        # A capture sees one custom operator, which `from_torch` expands again.
         if torch.compiler.is_compiling():
             results = tuple(torch.ops.xrt.run_function(list(inputs), self._number))
             return results if len(results) > 1 else results[0]

@@ -268,6 +268,7 @@ class Lowering:
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
         """Add a tensor as a constant that shares its memory; equal memory gives the same constant."""
+        # Empty tensors have no distinct address.
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
             free = self._root.names.plain(name)
@@ -396,6 +397,7 @@ class Lowering:
 
     def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         rule = RULES.get(name)
+        # Before the rules: an opaque node would be wrong, too.
         _check_memory(call)
         if name in _ONE_TYPE:
             self._check_one_type(name, args)
@@ -412,6 +414,7 @@ class Lowering:
             reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
         else:
             return result
+        # Keep the first reason per operator.
         self.declined.setdefault(call.target, reason)
         return self._opaque(call, args, kwargs, fake, reason)
 
@@ -464,6 +467,7 @@ class Lowering:
         known = result.tensor_type.shape
         if known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
             raise Unsupported(f"its rule gives {TensorType(wanted.dtype, known)}, and PyTorch {wanted}")
+        # The capture knows extents that inference does not.
         if (known is None or None in known) and self.builder.find_constant(result) is None:
             result.type = self.builder.types[result.name] = wanted
         self.symbols.know_shape(result, fake.shape)

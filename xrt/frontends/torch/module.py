@@ -310,6 +310,7 @@ class _Compiled:
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
             pairs = zip(shape, declared, strict=False)
+            # Symbolic extents exclude 0 and 1, which torch.export specializes.
             if len(shape) != len(declared) or any(have != want if isinstance(want, int) else have < 2 for have, want in pairs):
                 return False
         if self.capture.guards is not None:

@@ -142,6 +142,7 @@ MOST_FACTORS = 8
 def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
     def combine(rows: list[Tensor]) -> Tensor:
         result = rows[0]
+        # Mixed operands are promoted to float64, as in Python.
         rows = [_float(row) for row in rows] if any(row.dtype.is_float for row in rows) else rows
         result = rows[0]
         for row in rows[1:]:
@@ -211,6 +212,7 @@ def make_shape(sizes: Sequence[Any]) -> Any:
     for size in sizes:
         if not isinstance(size, int):
             parts.append(size.row if isinstance(size, SymbolicNumber) else emit("Reshape", size, np.array([1], np.int64)))
+        # Adjacent numbers form one constant.
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(size)
         else:

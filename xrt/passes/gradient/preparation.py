@@ -102,6 +102,7 @@ def lift_constants(function: Function) -> Function:
     lifted: dict[str, Constant] = {}
     kept = []
     for node in function.nodes:
+        # A node with control edges must stay a node.
         constant = None if node.control else find_constant(node, function)
         if constant is None:
             kept.append(node)
@@ -272,6 +273,7 @@ def _find_definition(node: Node, function: Function) -> Function | None:
         if meaning is None or meaning.opset() > function.opset():
             return None
         newer = upgrade_opset(infer_shapes(_with_constants(meaning, function)), function.opset())
+        # Folding selects branches of the decomposition; the others are removed.
         return drop_dead_nodes(infer_shapes(fold_constants(infer_shapes(newer), _evaluate_nothing)))
     except ModelError:
         return None  # the sweep reports the missing rule

@@ -129,6 +129,7 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
     if not isinstance(dim, str):
         raise ModelError(f"state {state.input!r} is {before}; the extent that grows must have a name")
     for use in function.users(state.input):
+        # A Shape is replaced by the tracked sizes; other readers would see the invalid part.
         if use.node.name != node.name and use.node.op != "Shape":
             raise ModelError(
                 f"state {state.input!r} is read by node {use.node.name!r} ({use.node.op}), not only by the Concat "
@@ -173,6 +174,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
     dim = CAPACITY if capacity is None else capacity
     inputs = [_resize(value, by_input.get(value.name), function, dim) for value in function.inputs]
     outputs = [_resize(value, by_output.get(value.name), function, dim) for value in function.outputs]
+    # The old cache length is no extent of the result.
     outputs = [value if value.name in by_output else _forget(value, p) for value in outputs]
     made = function.replace(
         inputs=(*inputs, Value(LENGTH, length)),

@@ -56,6 +56,7 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
     apply_elementwise(p, node)
     given, divisor = node.inputs
     if not p.dtype(given).is_float:
+        # Floats need no mask: their division by zero does not trap.
         divisor = p.mask_all(divisor, range(len(p.axes(divisor))), 1)
     return replace(node, inputs=(given, divisor))
 
@@ -207,6 +208,7 @@ def _divide_sum(p: Padder, node: Node, masked: str, over: Sequence[int], total: 
     dtype, keep = p.dtype(node.inputs[0]), node.attr("keepdims", 1)
     if dtype not in (DType.FLOAT32, DType.FLOAT64):
         raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
+    # The axes moved from an attribute to an input.
     if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
         summed = p.node("ReduceSum", masked, p.constant(np.array(over, np.int64)), keepdims=keep)
     else:

@@ -166,6 +166,7 @@ def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: in
         raise p.refuse("it cuts, or repeats what is at the end of the padded axis", axis)
     if node.attr("mode", "constant") == "wrap":
         raise p.refuse("it repeats what is at the end of the padded axis", axis)
+    # Reflection reads begin + 1 valid elements.
     p.require(axis[0] - Extent.of(begin + 1 if node.attr("mode", "constant") == "reflect" else 0))
     if not end:
         return given
@@ -190,6 +191,7 @@ def apply_range(p: Padder, node: Node) -> Node | None:
         return None
     if p.is_padded(count) or step.number != 1 or p.dtype(node.outputs[0]) is not DType.INT64:
         raise p.refuse("it starts at a size that padding changes", start)
+    # Range itself would begin at the padded size.
     return replace(node, op_type="Add", inputs=(p.positions(Extent.of(0), count), p.value(start)))
 
 
@@ -448,6 +450,7 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
         return None
     if node.attr("mode", "linear") != "linear":
         raise p.refuse("it writes in a circle", places[axis])
+    # Writing the same entry again at its own position changes nothing.
     last = _repeat_last(p, update, axis)
     along = [-1 if number == axis else 1 for number in range(len(axes))]
     found = p.node("Reshape", last, p.constant(np.array(along, np.int64)))

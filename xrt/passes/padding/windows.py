@@ -217,6 +217,7 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     for name in filter(None, names[4:7]):
         if p.is_padded(batch) and batch not in p.axes(name):
             raise p.refuse("an input is not padded along the batch", batch)
+    # Forward outputs of valid steps do not depend on later steps; final states and reverse directions do.
     if p.is_padded(time) and not names[4] and (_reads_end(p, node) or node.attr("direction", "forward") != "forward"):
         names[4] = _feed_length(p, names[0], time)
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)

@@ -78,6 +78,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
         node = scale(group.node, 1, 1 / own)
         changed[node.name] = scale(node, 2, 1 / own) if any(node.inputs[2:]) else node
         for product in group.products:
+            # Scale along the contracted axis of the weight.
             changed[product.name] = scale(product, 1, own if find_inner_axis(product) else own[:, None])
     if not changed:
         return function
@@ -128,6 +129,7 @@ def _find_products(value: str, channels: int, function: Function, outputs: set[s
             found.append(node)
         else:
             return None
+    # An output must keep its unscaled channels.
     return None if value in outputs else found
 
 

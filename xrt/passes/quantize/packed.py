@@ -205,6 +205,7 @@ def _unpack(node: Node, function: Function, names: Names, constants: dict[str, C
     constants[matrix := names.plain(f"{node.name}/weights")] = Constant(weights)
     steps: list[tuple[str, tuple[str, ...], tuple[Attribute, ...]]] = []
     type_ = function.get_type(given[0])
+    # The unpacked matrix is float32, so other types are cast there and back.
     narrow = type_.dtype if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32 else None
     if narrow is not None:
         steps.append(("Cast", (given[0],), (Attribute.of("to", DType.FLOAT32.onnx),)))

@@ -143,6 +143,7 @@ def _fit_ranges(
             fitted[value] = fit_activation(
                 known.low, known.high, options.activation_dtype, symmetric=options.symmetric_activations
             )
+    # Report all missing ranges at once.
     if missing:
         listed = ", ".join(map(repr, list(missing)[:3])) + (", ..." if len(missing) > 3 else "")
         raise CalibrationError(
@@ -160,10 +161,12 @@ class _StaticQuantization:
     ) -> None:
         self.function, self.options = function, options
         self.emission = Emission(function)
+        # One operand with an unusable range keeps the whole node in floating point.
         refused = {node.name for node in function.nodes if node.name in selected and self._is_flat(node, fitted)}
         self.selected = selected - refused
         nodes = [node for node in function.nodes if node.name in self.selected]
         values = {value for node in nodes for value in list_activations(node, function)}
+        # Values read only by refused nodes stay in floating point.
         self.fitted = {value: found for value, found in fitted.items() if value in values and found is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
         """Results of convolutions, which all readers read in quantized form."""

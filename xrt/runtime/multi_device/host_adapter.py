@@ -93,6 +93,7 @@ def _make_updating_call(
 ) -> Callable[[], object]:
     given = [_laid(value) for value in inputs]
     for place, _ in updates:
+        # Timing must not change the caller's arrays.
         given[place] = np.array(given[place], order="C")
     pairs = frozenset(executable.inplace_pairs())
     inplace = {result: given[place] for place, result in updates if (place, result) in pairs}

@@ -280,6 +280,7 @@ class MultiDeviceProgram(Program):
                 else:
                     call.bring(value, there, wanted, place, entry.name)
             if there != HOST:
+                # Keep the caller's array alive until queued work has read it.
                 call.held[there].append(value)
         for place, slot in self.route.constants:
             array = self._slots.constants[slot]
@@ -305,6 +306,7 @@ class MultiDeviceProgram(Program):
     def _launch(self, one: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
         on_host = one.device == HOST
         if on_host:
+            # A host engine reads the arrays at once; device work is ordered by its stream.
             call.wait_for(one.reads)
         given = [call.places[place] for place in one.reads]
         before = self._before(one, call, given) if inspection is not None and inspection.needs_inputs else given

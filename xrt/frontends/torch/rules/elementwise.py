@@ -218,6 +218,7 @@ def fmod(result: TensorType, a: Any, b: Any) -> Tensor:
 def power(result: TensorType, a: Any, b: Any) -> Tensor:
     if isinstance(b, int | float) and not isinstance(b, bool):
         x = cast(a, result.dtype)
+        # Common exponents have cheaper operators than Pow.
         if b == 2:
             return emit("Mul", x, x)
         if b == 1:

@@ -44,6 +44,7 @@ def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
         if len(used) > 1:
             raise Unsupported("an index of several masks, or of a mask and numbers")
         (axis,) = used
+        # A mask selects like the indices of its true elements.
         where = reshape(emit("NonZero", indices[axis]), -1)
         if indices[axis].ndim != 1:
             raise Unsupported("a mask of several axes behind other axes")

@@ -432,12 +432,14 @@ def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_siz
 def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
     wanted = each(output_size, count)
     axes = list(range(x.ndim - count, x.ndim))
+    # A global pool is one reduction.
     if all(size == 1 for size in wanted):
         return reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", x, axes, True)
     sizes = [x.shape[axis] for axis in axes]
     wanted = [size if want is None else want for size, want in zip(sizes, wanted, strict=True)]
     if not all(isinstance(size, int) and isinstance(want, int) for size, want in zip(sizes, wanted, strict=True)):
         raise Unsupported("an adaptive pool over axes of symbolic size")
+    # Windows of equal size: an ordinary pool.
     if all(size % want == 0 for size, want in zip(sizes, wanted, strict=True)):  # type: ignore[operator]  # all are integers
         kernel = [size // want for size, want in zip(sizes, wanted, strict=True)]  # type: ignore[operator]  # as above
         y, is_single = add_batch(x, count)
@@ -448,7 +450,7 @@ def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
 
 
 def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
-    """Pool one axis: averages are a product with a weight matrix, maxima are computed slice by slice."""
+    """Pool one axis with windows of uneven size, slice by slice."""
     starts = [i * size // want for i in range(want)]
     ends = [-(-(i + 1) * size // want) for i in range(want)]
     parts = []
@@ -565,6 +567,7 @@ def _recurrent(
         found = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
         for end, state in zip(ends, found[1:], strict=True):
             end.append(state)
+        # PyTorch concatenates the directions on the last axis.
         y = reshape(emit("Transpose", found[0], perm=[0, 2, 1, 3]), 0, 0, -1)
         if train and dropout and layer + 1 < layers:
             y = drop(y, dropout)

@@ -44,6 +44,7 @@ def _register_extreme(op_type: str, index: str, *names: str) -> None:
     def with_index(result: tuple[TensorType, ...], x: Tensor, dim: int, keepdim: bool = False) -> Any:
         if x.ndim == 0:
             return x, scalar(0, DType.INT64)
+        # ONNX's ArgMax and ArgMin have no booleans.
         y = cast(x, DType.INT32) if x.dtype is DType.BOOL else x
         found = emit(index, y, axis=dim % x.ndim, keepdims=int(keepdim))
         return cast(reduce_by(op_type, y, [dim % x.ndim], keepdim), x.dtype), found

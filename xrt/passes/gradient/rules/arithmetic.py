@@ -192,6 +192,7 @@ def clip(at: RuleContext) -> Gradients:
     below = None if low is None else emit("Less", at.x, low)
     above = None if high is None else emit("Greater", raised, high)
     zero, x, bottom, top = number(0, at.g), at.g, None, None
+    # ONNX applies the upper bound last, so it wins over the lower one.
     if above is not None and high is not None:
         top = sum_to(emit("Where", above, at.g, zero), high) if at.wants(2) else None
         x = emit("Where", above, zero, x)

@@ -95,6 +95,7 @@ def _find_carried(
         for node in body.nodes:
             if not active.isdisjoint(node.uses):
                 active.update(name for name in node.defines if may_have_gradient(body.get_type(name)))
+        # Iterate to a fixed point, because carried values feed each other.
         found = chosen | {index for index, value in enumerate(outputs) if value.name in active}
         if found == chosen:
             return sorted(chosen)

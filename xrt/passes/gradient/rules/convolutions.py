@@ -208,6 +208,7 @@ def _cut(x: Tensor, g: Tensor, windows: Windows) -> list[Tensor]:
     if any((*windows.begins, *windows.ends)):
         x = emit("Pad", x, integers(*windows.begins, *windows.ends), None, spatial)
     results = [int(n) for n in g.shape[2:] if isinstance(n, int)]
+    # A 1x1 kernel without strides reads the whole input.
     if math.prod(windows.kernel) == 1 and [*x.shape[2:]] == results:
         return [x]
     parts = []
@@ -248,6 +249,7 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     # The output is the full extent of all windows, cropped at the begins and possibly zero-padded at the ends.
     whole = _uncut(at.g, x, windows)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
+    # `whole` is not cropped, so no padding is left.
     bare = Windows(windows.kernel, windows.strides, windows.dilations, (0,) * windows.axes, (0,) * windows.axes)
     second = differentiate_weights(whole, x, bare, group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + windows.axes)]) if at.wants(2) else None

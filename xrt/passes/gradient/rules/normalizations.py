@@ -49,6 +49,7 @@ def normalize_batch(at: RuleContext) -> Gradients:
         found[0] = _batch_input(at, normal, centered, scale * inverse, axes) if at.wants(0) else None
         for place in (3, 4):
             running = at.gradients[place - 2] if place - 2 < len(at.gradients) else None
+            # The updated statistic is momentum * old + (1 - momentum) * batch.
             found[place] = None if running is None else running * at.attr("momentum", 0.9)
         return found
     scaled = at.g * (scale * inverse)

@@ -115,6 +115,7 @@ def define_rnn(at: RuleContext) -> Gradients:
 def _define_layer(at: RuleContext, advance: Advance, gates: int, functions: Sequence[str], states: int) -> Gradients:
     by_batch = at.attr("layout", 0) == 1
     x = transpose(at.x, [1, 0, 2]) if by_batch else at.x
+    # hidden_size is optional; the recurrent weights have it, too.
     hidden = at.attr("hidden_size") or at.input(2).shape[2]
     if not isinstance(hidden, int):
         at.refuse("its hidden size is not known")
@@ -441,6 +442,7 @@ def _collect(at: RuleContext, layer: _Layer, found: Found, into: Sequence[list[T
             into[place].append(add_axes(emit("Gemm", left, _as_rows(right), transA=1), 0))
     if at.wants(3):
         sums = [reduce_sum(rows[0], [0])]
+        # LSTM and RNN add both biases, so their gradients are equal.
         sums.append(sums[0] if of_inputs is of_states else reduce_sum(rows[1], [0]))
         into[3].append(add_axes(emit("Concat", *sums, axis=0), 0))
     for place, start in enumerate(starts):
