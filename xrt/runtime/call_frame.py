@@ -257,6 +257,7 @@ def copy_inputs(step: Step, given: Sequence[Any]) -> list[Any]:
     """The inputs of a launch, with copies of those that the engine may overwrite."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
+    # The engine may reuse the memory of these inputs.
     written.update(source for source, _ in step.executable.inplace_pairs())
     return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(given)]
 

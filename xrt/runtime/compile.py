@@ -205,6 +205,7 @@ class _Compilation:
         met: set[str] = set()
         for number in lane:
             region = self._regions[number]
+            # Force one compile per signature; equal regions then hit the cache.
             force = self._forced and region.signature.key not in met
             met.add(region.signature.key)
             try:
@@ -219,6 +220,7 @@ class _Compilation:
         from xrt.partition.fold import extract_subgraph
 
         launch, key, error = region.launch, region.signature.key, refusal.error
+        # Nothing to search: the engine named the nodes, or there is only one.
         if not isinstance(error, CompileRefused) or error.nodes or len(launch.nodes) < 2:
             return refusal
         function = launch.function

@@ -264,6 +264,7 @@ def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], v
                 raise DeviceError(f"out[{index}] for output {value.name!r} lies on {place}, {_RUNS_ON_CPU}")
             if reason := _why_not(buffer, value.type) or _why_overlapping(buffer, seen, inputs):
                 raise InputError(f"out[{index}] for output {value.name!r} {reason}")
+        # Buffers must not overlap each other, either.
         seen.append(buffer)
     return buffers
 

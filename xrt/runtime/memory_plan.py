@@ -331,6 +331,7 @@ class _Decisions:
 
         first = self._writer(slot)
         ends = slot in self.outputs
+        # Outputs are copied at the end of the call.
         last = len(self.slots.steps) - 1 if ends else max(self.slots.last.get(slot, first), first)
         return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
 

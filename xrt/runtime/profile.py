@@ -187,6 +187,7 @@ def _current_thread() -> tuple[int, str]:
 
 def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict()) -> dict[str, Any]:
     """Build the trace as JSON values; the earliest event starts at 0. ``facts`` are metadata of the trace."""
+    # Enclosing events come first.
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))
     tracks = _number_tracks(ordered)
     origin = ordered[0].began if ordered else 0.0

@@ -80,6 +80,7 @@ def find_granted_threads() -> int | None:
 def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> Iterator[float]:
     """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
     for line in _text(own).splitlines():
+        # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield from _each(groups, path, _quota_2)

@@ -440,6 +440,7 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
 
 
 def _find_tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
+    # Non-persistent buffers are not in the state dict.
     if spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent):
         return program.state_dict[spec.target]
     return program.constants[spec.target]

@@ -67,6 +67,7 @@ def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise InputError(f"a tensor of layout {layout} was given; modules of PyTorch run on dense ones: pass tensor.to_dense()")
+    # Materialize lazy conjugation and negation.
     tensor = tensor.resolve_conj().resolve_neg()
     dtype = from_torch_dtype(tensor.dtype)
     if dtype.numpy.isbuiltin == 1:

@@ -213,6 +213,7 @@ def expand_gradient_nodes(function: Function) -> Function:
 
 def _expanded(function: Function, node: Node) -> Function:
     wanted, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
+    # Recompute the subgraph from the inputs of the node.
     part = _cut(function, (*wanted, *fixed), target)
     found = gradient(part, of=target, with_respect_to=wanted)
     bare = drop_dead_nodes(found.replace(outputs=found.outputs[1:]))
@@ -224,6 +225,7 @@ def _expanded(function: Function, node: Node) -> Function:
         values = record_function(builder, bare, given, tensors)
     for value, name in zip(bare.outputs, node.outputs, strict=True):
         if name:
+            # Keep the output names of the replaced node.
             builder.nodes.append(Node("Identity", (values[value.name].name,), (name,), name=builder.fresh(f"{node.name}/{name}")))
     return rest.replace(nodes=tuple(builder.nodes), constants=builder.constants, types={**builder.types, **rest.types})
 

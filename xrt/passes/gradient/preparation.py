@@ -205,6 +205,7 @@ def prepare(function: Function, targets: Collection[str], wanted: Collection[str
 
     Raises ModelError if the Function cannot be converted to `OPSET`.
     """
+    # The converter needs types, and returns values without them.
     prepared = lift_constants(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     for _ in range(DEPTH):
         expanded = _expanded(prepared, _find_path(prepared, targets, wanted))

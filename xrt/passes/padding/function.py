@@ -175,6 +175,7 @@ def _is_equal(one: Extent, other: Extent) -> Extent | None:
     difference = one - other
     if difference.number is not None:
         return Extent.of(int(difference.number == 0))
+    # Extents are not negative, so a nonzero constant plus terms of its sign is never 0.
     signs = {factor > 0 for _, factor in difference.terms}
     return Extent.of(0) if len(signs) == 1 and () in dict(difference.terms) else None
 
@@ -250,6 +251,7 @@ def _cut(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Ma
         [(one.at(sizes), one.at(padded)) for one in axis] if any(one.atoms & changed for one in axis) else [(size, size)]
         for axis, size in zip(axes, result.shape, strict=True)
     ]
+    # Split merged axes, crop each extent, and merge again.
     front = result.reshape([whole for axis in parts for _, whole in axis])
     front = front[tuple(slice(kept) for axis in parts for kept, _ in axis)]
     front = front.reshape([math.prod(kept for kept, _ in axis) for axis in parts])

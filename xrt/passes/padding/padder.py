@@ -368,6 +368,7 @@ class Padder:
             found[index] = Extent.of(int(given[index])) if isinstance(given[index], int) else given[index]
         self._contents[name] = found
         if any(isinstance(one, Extent) and self.is_padded(one) for one in found.flat):
+            # Padding changes this size; uses as a value need the true one.
             self.states[name] = SIZE
         return found
 

@@ -134,6 +134,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
         raise Refused("its weights are padded, or of unknown shape")
     windows, axes = _read_windows(p, node, kernel), p.axes(given)
     more = node.attr("output_padding") or [0] * len(windows)
+    # A window that reaches behind the end forces the mask.
     masked, _ = _slide(p, given, [_Window(1, 1, 0, 1)] * len(windows), 0)
     spatial: list[Axis] = []
     for axis, window, extra in zip(axes[2:], windows, more, strict=True):

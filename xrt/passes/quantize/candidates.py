@@ -135,6 +135,7 @@ def find_root(value: str, function: Function) -> str:
 def find_end(node: Node, function: Function) -> str:
     """The output of a convolution after fused activations."""
     value = node.outputs[0]
+    # Only a single reader can be fused.
     while len(users := function.users(value)) == 1 and not _is_output(value, function):
         reader = users[0].node
         if reader.op not in BOUNDS or reader.inputs[0] != value:

@@ -45,6 +45,7 @@ def drop_bounds(function: Function) -> Function:
     awaited = {name for node in function.nodes for name in node.control}
     for node in function.nodes:
         if node.op in ("Clip", "Relu") and node.outputs[0] not in outputs and _is_idle(node, function):
+            # Its control edges would be lost.
             if node.control or node.name in awaited:
                 continue
             replaced[node.outputs[0]] = replaced.get(node.inputs[0], node.inputs[0])
@@ -187,6 +188,7 @@ class _StaticQuantization:
         )
         if inputs == node.inputs:
             return node
+        # Otherwise ONNX Runtime would quantize the weights of this float node.
         if node.op in _REQUANTIZED and inputs[0] != node.inputs[0] and inputs[1] in self.function.constants:
             inputs = (self.emission.shield(inputs[0]), *inputs[1:])
         return replace(node, inputs=inputs)

@@ -167,6 +167,7 @@ class CudaDevice(Device):
             return self._cupy.cuda.Stream.from_external(_Foreign(address, given))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
+        # Work on one stream is in order anyway.
         if later.ptr != earlier.ptr:
             self.after(later, self.event(earlier))
 

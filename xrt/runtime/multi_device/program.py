@@ -432,6 +432,7 @@ class MultiDeviceProgram(Program):
     def hold(self, call: DeviceCall) -> None:
         """Keep sources and targets of copies alive until they are done."""
         for name, held in call.held.items():
+            # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if held or call.streams[name] is not self._own.on(name):
                 where = self._devices[name]
                 self._under_way.append((where, where.event(call.streams[name]), held))

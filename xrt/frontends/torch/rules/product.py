@@ -25,6 +25,7 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
     to_ = result.shape or ()
     symbolic = [size for size in to_ if not isinstance(size, int)]
     is_empty = 0 in to_ or 0 in x.shape
+    # Reshape can infer one extent only, and Gemm needs a matrix of floats.
     if weight.ndim != 2 or x.ndim == 0 or (x.ndim != 2 and len(symbolic) > 1) or is_empty or not x.dtype.is_float:
         y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
         return y if bias is None else emit("Add", y, bias)

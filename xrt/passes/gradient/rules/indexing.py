@@ -354,6 +354,7 @@ def resize(at: RuleContext) -> Gradients:
 
 def _weights(at: RuleContext, size: int, result: int, scale: float | None) -> Tensor:
     """Matrix (result, size) of one axis: Resize applied to the identity."""
+    # Resize is linear, so its matrix is its value at the identity.
     identity = np.eye(size, dtype=at.x.dtype.numpy)
     options: dict[str, Any] = {name: value for name in _OPTIONS if (value := at.attr(name)) is not None}
     if scale is None:

@@ -222,6 +222,7 @@ def multiply_elements(at: RuleContext) -> Gradients:
     """
     x = at.x
     is_zero = emit("Equal", x, number(0, x))
+    # Count the zeros: a quotient by 0 cannot give the product of the others.
     zeros_in = _sum(at, cast(is_zero, x.dtype))
     others = emit("Where", is_zero, number(1, x), x)
     axes = () if _is_copy(at) or at.optional(1) is None else (at.optional(1),)
