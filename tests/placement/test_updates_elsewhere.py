@@ -97,8 +97,8 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
         raise OutOfTime
 
     def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
-        self._ask(self._end, lambda: bool(self._fresh_wholes(survey)))
-        survey.measure(self._fresh_wholes(survey), self._end, self._report_on(survey))
+        self._ask(self._end, lambda: bool(self._list_fresh_wholes(survey)))
+        survey.measure(self._list_fresh_wholes(survey), self._end, self._make_reporter(survey))
         self.table = survey.table
 
     monkeypatch.setattr(TuningSession, "_measure_wholes", measure_first)
