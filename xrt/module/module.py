@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
+from xrt.errors import FallbackWarning, InputError, OptionError, SignatureWarning, warn
 from xrt.forking import renew_after_fork
 from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, OutputChecks, format_implicit_fallback, shorten_tracebacks
 from xrt.module.model_source import check_declared, find_front_end
 from xrt.module.options import ModuleKeywords, add_keywords, make_engine_list, parse_options
-from xrt.module.precision import apply_constraints, make_module_lowering
-from xrt.module.saving import Copyable, Given, Savable
+from xrt.module.precision import apply_constraints, make_module_lowering, override_budget
+from xrt.module.saving import (
+    Given,
+    copy_module,
+    describe_construction,
+    make_build_example,
+    read_example,
+    run_self_test,
+    save_module,
+)
 from xrt.module.specializable import Specializable, SpecializationCache
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.state import StatefulModule
-from xrt.module.tuning import Tunable
-from xrt.module.verification import Verifiable
+from xrt.module.tuning import OBJECTIVES, tune_throughput
+from xrt.module.verification import ModuleCalibration, bisect_specialization, calibrate_module, verify_specialization
 from xrt.runtime import Program, inputs
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, RunOptions
+    from xrt.formats.arrays import Example
+    from xrt.formats.bundle import BundleFile
+    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.formats.serving_record import ServingRecord
     from xrt.graph import Value
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
     from xrt.module.html import Memory
-    from xrt.module.verification import ModuleCalibration
+    from xrt.module.saving import SelfTestReport
+    from xrt.module.tuning import Objective
     from xrt.partition import Plan
+    from xrt.placement import ProgressCallback, TuningResult
+    from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
+    from xrt.precision import ErrorBudget
     from xrt.runtime import Profile
+    from xrt.verify import FailingSubgraph, Verification
+    from xrt.verify.regions import Progress
 
 __all__ = ["XRTModule"]
 
@@ -46,7 +65,7 @@ MOST_WAITS = 4
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Savable):
+class XRTModule(Specializable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -66,6 +85,14 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
     Raises ModelError for a model that breaks a rule, UnknownEngine or EngineUnavailable, OptionError for an unknown keyword,
     DeviceError; a call raises InputError, PlanError, or an EngineError that names the region.
     """
+
+    _observers: tuple[ModuleCalibration, ...] = ()
+    """The open calibrations."""
+    _bundle: BundleFile | None = None
+    """The bundle that the module was loaded from."""
+    _serving: ServingRecord | None = None
+    _load_serving: Callable[[], ServingRecord | None] | None = None
+    """Reads the serving configuration of that bundle."""
 
     def __init__(
         self,
@@ -357,6 +384,241 @@ class XRTModule(Copyable, Specializable, Tunable, Verifiable, StatefulModule, Sa
         if not self._warned and (message := format_implicit_fallback(plan, self._engines.implicit, build.refused)):
             self._warned = True
             warn(message, FallbackWarning)
+
+    # ------------------------------------------------------------------ tuning
+
+    @property
+    def tuned(self) -> TuningResult | None:
+        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
+        return self._current().tuned
+
+    @property
+    def serving(self) -> ServingConfiguration | None:
+        """How to serve the model, as it was tuned for throughput; None where it was not.
+
+        By `tune` of this module, else by the bundle or the lock that it is of, else by an earlier process whose result the
+        cache keeps for this model, engines and thread budget.
+        """
+        from xrt.placement.throughput.result import ServingConfiguration
+
+        record = self._find_serving_record()
+        return None if record is None else ServingConfiguration.from_record(record)
+
+    def _find_serving_record(self) -> ServingRecord | None:
+        if self._serving is None and self._settings.lock is not None:
+            self._serving = self._settings.lock.lock.serving
+        if self._serving is None and self._load_serving is not None:
+            self._serving = self._load_serving()
+        elif self._serving is None:
+            from xrt.module.bundle_index import load_serving
+
+            self._serving = load_serving(self)
+        return self._serving
+
+    def _spell_serving(self) -> str:
+        """Return the text that a bundle holds; empty where the module was not tuned for throughput."""
+        from xrt.formats.serving_record import spell_serving
+
+        return spell_serving(self._find_serving_record())
+
+    @overload
+    def tune(
+        self,
+        *args: Any,
+        objective: Literal["latency"] = ...,
+        budget: float | None = ...,
+        progress: ProgressCallback | bool | None = ...,
+        max_error: float | ErrorBudget | None = ...,
+        calibrate: Iterable[Any] | None = ...,
+        validate: Iterable[Any] | None = ...,
+        **named: Any,
+    ) -> TuningResult: ...
+
+    @overload
+    def tune(
+        self,
+        *args: Any,
+        objective: Literal["throughput"],
+        p99: float | None = ...,
+        batches: Sequence[int] = ...,
+        instances: Sequence[int] | int | None = ...,
+        batch_dim: str | None = ...,
+        seed: int = ...,
+        budget: float | None = ...,
+        progress: ProgressCallback | bool | None = ...,
+        max_error: float | ErrorBudget | None = ...,
+        calibrate: Iterable[Any] | None = ...,
+        validate: Iterable[Any] | None = ...,
+        **named: Any,
+    ) -> ThroughputResult: ...
+
+    def tune(
+        self,
+        *args: Any,
+        objective: Objective = "latency",
+        budget: float | None = None,
+        progress: ProgressCallback | bool | None = None,
+        p99: float | None = None,
+        batches: Sequence[int] | None = None,
+        instances: Sequence[int] | int | None = None,
+        batch_dim: str | None = None,
+        seed: int | None = None,
+        max_error: float | ErrorBudget | None = None,
+        calibrate: Iterable[Any] | None = None,
+        validate: Iterable[Any] | None = None,
+        **named: Any,
+    ) -> TuningResult | ThroughputResult:
+        """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
+
+        ``objective="latency"`` looks for the plan whose call is fastest. The module uses it from now on, the cache keeps it, and
+        later modules use it whatever their budget. ``progress`` is called with the state of the search; True shows it, False does
+        not. ``max_error``, ``calibrate`` and ``validate`` are as for `XRTModule`, and replace the module's.
+
+        ``objective="throughput"`` looks for the configuration that serves most requests per second, each a row of the inputs,
+        while 99 of 100 have their result within ``p99`` seconds: how many requests are joined in a call (of ``batches``), how
+        many calls run at a time (of ``instances``, which divide the thread budget), and with ``engine="auto"`` the plan for each
+        batch size. `serving` is what was chosen; `save` and a lock keep it. ``batch_dim`` names the symbolic dim that counts
+        requests, where it is not the first extent of all inputs and outputs. ``seed`` is that of random inputs. Within
+        ``max_error`` the plan for each batch size is the fastest whose error at that size is within the budget.
+        """
+        given: dict[str, Any] = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
+        given = {name: value for name, value in given.items() if value is not None}
+        if objective not in OBJECTIVES:
+            raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
+        lower = self._lowering
+        if max_error is not None or calibrate is not None or validate is not None:
+            lower = make_module_lowering(override_budget(self._settings, max_error, calibrate, validate), self._served)
+        if objective == "throughput":
+            progress = self._settings.shows_progress if progress is None else progress
+            return tune_throughput(self, args, named, budget=budget, progress=progress, lower=lower, **given)
+        if given:
+            raise OptionError(f"{next(iter(given))}= is of objective='throughput'; pass that too, or leave it out")
+        values = self._check_inputs(args, named) if args or named else None
+        placer = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
+        build = self._specialize(values, place=placer)
+        self._adopt_decision(build)
+        return cast("TuningResult", build.tuned)  # it has just been placed
+
+    # ------------------------------------------------------------------ verification
+
+    def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
+        """Run the model on such inputs, and compare every region with the reference engine, with ``inner`` every value inside.
+
+        Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
+        InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
+        """
+        values = self._check_inputs(args, named)
+        self(*copy.deepcopy(args), **copy.deepcopy(named))  # copies: a model may update its inputs
+        return verify_specialization(self._specialize(values), values, inner=inner, progress=progress)
+
+    def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
+        """Return the smallest part of a region that differs from the reference engine on such inputs; None if none does.
+
+        ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
+        `xrt.formats.onnx` writes the result to a file.
+        """
+        values = self._check_inputs(args, named)
+        return bisect_specialization(self._specialize(values), values, progress=progress)
+
+    def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
+        """Return the ranges of the values that quantization may need, over batches of inputs.
+
+        A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
+        ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
+        finds values by what computes them, whatever they are called.
+
+        Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
+        """
+        return calibrate_module(self, batches, method, parameters)
+
+    def calibration(self, method: str = "minmax", **parameters: Any) -> ModuleCalibration:
+        """Return a context, or decorator, in which calls of the module are observed: ``with m.calibration() as c: m(x)``.
+
+        ``c.table`` has the ranges, by the methods of `calibrate`. Calls of all threads count while it is open.
+        """
+        return ModuleCalibration(self, method, parameters)
+
+    # ------------------------------------------------------------------ bundles
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *examples: Any,
+        example: Mapping[str, Any] | Sequence[Any] | bool = True,
+        add: bool = False,
+        **named: Any,
+    ) -> None:
+        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
+
+        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
+
+        The bundle has one example with its outputs, which `run_self_test` computes again: ``example``, the inputs by name or in
+        order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
+        are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
+
+        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
+        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
+
+        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
+        cannot be kept, and what `compile` raises.
+        """
+        from xrt.formats.bundle import BundleFile
+
+        self._check_open()
+        if examples or named or not any(build.is_compiled for build in self._specializations):
+            self.compile(*examples, **named)
+        if not isinstance(example, bool):
+            examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+            self.compile(*examples, **named)
+        kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
+        base = BundleFile(path) if add else None
+        if base is not None and isinstance(example, bool):
+            kept = read_example(base) or kept
+        builds, serving, has_buckets = self._specializations.to_dict(), self._spell_serving(), self._buckets is not None
+        save_module(path, self._source, self._engines, self._settings, builds, kept, serving, base, has_buckets=has_buckets)
+
+    def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
+        """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
+        if not (examples or named) and self._bundle is not None:
+            return read_example(self._bundle)
+        values = self._check_inputs(examples, named) if examples or named else None
+        compiled = [made for (_, fetch), made in self._specializations.to_dict().items() if made.is_compiled and not fetch]
+        build = self._specialize(values) if values is not None else compiled[-1] if compiled else None
+        if build is None:
+            return None
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            call = Call.of(self._check_inputs(inputs, {}), None, None, build.function, self._engines.context.device)
+            results = self._run_with_fallback(build, call, None)
+            return list(results if self._buckets is None else self._buckets.cut(results, call.inputs))
+
+        return make_build_example(build, values, run, self._source if self._buckets is not None else None, is_asked=is_asked)
+
+    def run_self_test(self) -> SelfTestReport | None:
+        """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
+
+        To be called before a service says that it is ready. What passes is remembered in the disk cache: as long as the file does
+        not change, later processes of the host do not read it through to check it. None where the module came from no bundle, or
+        from one without an example; its file is checked all the same.
+
+        Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
+        output differs by more than the tolerance of a network.
+        """
+        return None if self._bundle is None else run_self_test(self._bundle, self, self._cache)
+
+    # ------------------------------------------------------------------ copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make the module again; raises TypeError, with what to do instead, where that cannot be written down."""
+        return describe_construction(type(self), self._given, self._source)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy_module(type(self), self._given, self._source, memo)
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})
+
+    # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""

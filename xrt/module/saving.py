@@ -1,7 +1,8 @@
-"""A module as a bundle: `XRTModule.save`."""
+"""Bundles and copies of a module: writing it, its example and self-test, pickling."""
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from xrt.formats.bundle import make_working_directory, write_bundle
 from xrt.graph import is_deterministic
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.module.bundle_index import BUCKETS, SECTION, SERVING, make_index
-from xrt.module.fallback import shorten_tracebacks
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
 from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
 from xrt.partition.plan import to_message
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
     from xrt.formats.container import Buffer
     from xrt.graph import Function
-    from xrt.module.buckets import Buckets
-    from xrt.module.fallback import Call
     from xrt.module.model_source import ModelSource
-    from xrt.module.options import BucketOption, ModuleOptions
-    from xrt.module.specializable import SpecializationCache
+    from xrt.module.options import ModuleOptions
     from xrt.module.specialization import Specialization
-    from xrt.partition import Plan
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime import Program, RegionToCompile
+    from xrt.runtime import RegionToCompile
 
 __all__ = [
     "MOST_BYTES",
     "SELF_TEST_SECTION",
-    "Copyable",
     "Given",
-    "Savable",
     "SelfTestReport",
+    "copy_module",
+    "describe_construction",
     "draw_inputs",
+    "make_build_example",
     "make_example",
     "read_example",
     "run_example",
+    "run_self_test",
     "save_module",
 ]
 
+_log = logging.getLogger(__name__)
+M = TypeVar("M")
 SELF_TEST_SECTION = "self-test"
 MOST_BYTES = 16 << 20
 """Bytes of inputs and outputs that a bundle keeps at most as its example."""
@@ -104,6 +104,40 @@ def draw_inputs(function: Function) -> list[Any]:
     return values
 
 
+def make_build_example(
+    build: Specialization,
+    values: Sequence[Any] | None,
+    run: Callable[[Sequence[Any]], Sequence[Any]],
+    unpadded: ModelSource | None,
+    *,
+    is_asked: bool,
+) -> Example | None:
+    """Make the example of a bundle by a specialization; None where there is none to be had, and none was asked for.
+
+    ``values`` are the checked inputs of a call, or None for random ones. ``unpadded`` is the model where the specialization is of
+    its padded form.
+    """
+    from xrt.graph import Function
+    from xrt.module.buckets import PaddedValues
+    from xrt.runtime import to_host
+
+    def run_to_host(inputs: Sequence[Any]) -> Sequence[Any]:
+        on_host: Sequence[Any] = to_host(run(inputs))
+        return on_host
+
+    try:
+        function, given = build.full_function(), None if values is None else to_host(values)
+        if unpadded is not None:  # the example is one of the model, not of its padded form
+            given = values.given if isinstance(values, PaddedValues) else draw_inputs(function)[: len(unpadded.inputs)]
+            function = Function(unpadded.inputs, unpadded.outputs)
+        return make_example(function, run_to_host, given)
+    except XRTError:
+        if is_asked:
+            raise
+        _log.info("the bundle has no example", exc_info=True)
+        return None
+
+
 def _check_size(nbytes: int) -> None:
     if nbytes > MOST_BYTES:
         most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
@@ -141,7 +175,20 @@ def run_example(file: BundleFile, call: Callable[[Sequence[Any]], Sequence[Any]]
     return SelfTestReport(max(differences), perf_counter() - began)
 
 
-_log = logging.getLogger(__name__)
+def run_self_test(file: BundleFile, module: Callable[..., Any], cache: CompileCache) -> SelfTestReport | None:
+    """Compute the example of a bundle by the module that came from it: see `XRTModule.run_self_test`."""
+    from xrt.module.bundle import BundleTier
+    from xrt.runtime import to_host
+
+    def call(inputs: Sequence[Any]) -> Sequence[Any]:
+        results = module(*inputs)
+        on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
+        return on_host
+
+    report = run_example(file, call)
+    if isinstance(cache.disk, BundleTier):
+        cache.disk.keep_check()
+    return report
 
 
 def save_module(
@@ -162,11 +209,11 @@ def save_module(
     builds are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model,
     or the file cannot be written; ModelError for a Function that ONNX cannot say.
     """
-    terms = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
-    extension = Extension("", (Variant("", *terms[:2], tuple(terms[2])),), {})
+    machine, threads, specs = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
+    extension = Extension("", (Variant("", machine, threads, tuple(specs)),), {})
     if base is not None:
         _check_same_model(base, source)
-        extension = extend_bundle(base, *terms)
+        extension = extend_bundle(base, machine, threads, specs)
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     compiled: dict[str, Buffer] = {f"{SERVING}{extension.suffix}": serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
@@ -177,10 +224,13 @@ def save_module(
             regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
             programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     engines = add_lowered_engines(engines, builds.values())
-    manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
+    ends = {"inputs": source.inputs, "outputs": source.outputs, "model": "" if source.is_traced else "model"}
+    manifest = {**_asked(engines, settings), **ends, "programs": programs}
     index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
     if has_buckets or settings.dynamic != "auto":
-        buckets = _list_buckets(settings.buckets) if has_buckets else None
+        buckets: Any = settings.buckets if has_buckets else None
+        if isinstance(buckets, Mapping):
+            buckets = {name: list(sizes) for name, sizes in buckets.items()}
         compiled[f"{BUCKETS}{extension.suffix}"] = json.dumps({"buckets": buckets, "dynamic": settings.dynamic}).encode()
     if index is not None:
         compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
@@ -199,10 +249,6 @@ def _check_same_model(base: BundleFile, source: ModelSource) -> None:
     if not same:
         reason = "it is the bundle of another model; save this one to a file of its own"
         raise BundleError(f"cannot add a variant to {os.fspath(base.path)!r}: {reason}")
-
-
-def _list_buckets(asked: BucketOption) -> Any:
-    return {name: list(sizes) for name, sizes in asked.items()} if isinstance(asked, Mapping) else asked
 
 
 def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
@@ -229,11 +275,6 @@ def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
 
 def _list_named(engines: EngineList) -> list[GraphCompiler]:
     return [engine for engine in engines.engines if engine.spec != engines.implicit]
-
-
-def _ends(source: ModelSource) -> dict[str, Any]:
-    model = "" if source.is_traced else "model"
-    return {"inputs": source.inputs, "outputs": source.outputs, "model": model}
 
 
 def _region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> dict[str, Any]:
@@ -272,44 +313,31 @@ class Given:
         return cls(engine, device, cache, options, Path(model).absolute() if isinstance(model, str | os.PathLike) else None)
 
 
-class Copyable:
-    """A module that can be pickled and copied, where what it was made of can."""
+def describe_construction(kind: type, given: Given, source: ModelSource) -> tuple[Any, ...]:
+    """Return how to make a module again, for `pickle`; raises TypeError where that cannot be written down."""
+    model = _find_model(source)
+    if isinstance(given.cache, CompileCache):
+        raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
+    parts = {"its model": model if is_graph(model) else None, "its engines": given.engine, "its options": given.options}
+    for name, part in parts.items():
+        if reason := _why_not_written(part):
+            raise TypeError(f"this module cannot be pickled, since {name} cannot: {reason}. {ADVICE}")
+    return _make, (kind, given.path or model, given.engine, given.device, given.cache, dict(given.options))
 
-    _given: Given
-    _source: ModelSource
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make the module again; raises TypeError, with what to do instead, where that cannot be written down."""
-        given, model = self._given, self._model()
-        if isinstance(given.cache, CompileCache):
-            raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
-        parts = {
-            "its model": model if is_graph(model) else None,
-            "its engines": given.engine,
-            "its options": given.options,
-        }
-        for what, part in parts.items():
-            if reason := _why_not_written(part):
-                raise TypeError(f"this module cannot be pickled, since {what} cannot: {reason}. {ADVICE}")
-        return _make, (type(self), given.path or model, given.engine, given.device, given.cache, dict(given.options))
+def copy_module(kind: type[M], given: Given, source: ModelSource, memo: dict[int, Any]) -> M:
+    """Make another module with the same arguments, over a copy of its graph."""
+    model = _find_model(source)
+    function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
+    made: M = _make(kind, function, given.engine, given.device, given.cache, given.options)
+    return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        import copy
 
-        given, model = self._given, self._model()
-        function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
-        made: Self = _make(type(self), function, given.engine, given.device, given.cache, given.options)
-        return made
-
-    def __copy__(self) -> Self:
-        return self.__deepcopy__({})
-
-    def _model(self) -> Any:
-        """Return the Function, or the graph, that the module runs; raises TypeError for one from a bundle."""
-        source = self._source
-        if isinstance(source, BundledModel | BundledTraces):
-            raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
-        return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+def _find_model(source: ModelSource) -> Any:
+    """Return the Function, or the graph, that a module runs; raises TypeError for one from a bundle."""
+    if isinstance(source, BundledModel | BundledTraces):
+        raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
+    return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
 
 
 def _why_not_written(part: Any) -> str | None:
@@ -317,8 +345,6 @@ def _why_not_written(part: Any) -> str | None:
 
     A pickle has functions and classes by name, so they must be found by it; `copy.deepcopy` takes the rest apart as it does.
     """
-    import copy
-
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:
         named = member if isinstance(member, FunctionType | type) else type(member)
@@ -336,139 +362,3 @@ def _why_not_written(part: Any) -> str | None:
 
 def _make(kind: Any, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Any:
     return kind(model, engine, device, cache=cache, **options)
-
-
-# ---------------------------------------------------------------------- as a bundle
-
-
-@shorten_tracebacks
-class Savable:
-    """A module that can be written to a bundle, and compared with what the bundle was saved with."""
-
-    _source: ModelSource
-    _cache: CompileCache
-    _engines: EngineList
-    _settings: ModuleOptions
-    _buckets: Buckets | None
-    _specializations: SpecializationCache
-    _bundle: BundleFile | None = None
-    """The bundle that the module was loaded from."""
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *examples: Any,
-        example: Mapping[str, Any] | Sequence[Any] | bool = True,
-        add: bool = False,
-        **named: Any,
-    ) -> None:
-        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
-
-        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
-
-        The bundle has one example with its outputs, which `run_self_test` computes again: ``example``, the inputs by name or in
-        order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
-        are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
-
-        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
-        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
-
-        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
-        cannot be kept, and what `compile` raises.
-        """
-        from xrt.formats.bundle import BundleFile
-
-        self._check_open()
-        if examples or named or not any(build.is_compiled for build in self._specializations):
-            self.compile(*examples, **named)
-        if not isinstance(example, bool):
-            examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-            self.compile(*examples, **named)
-        kept = self._make_example(examples, named, is_asked=not isinstance(example, bool)) if example is not False else None
-        base = BundleFile(path) if add else None
-        if base is not None and isinstance(example, bool):
-            kept = read_example(base) or kept
-        builds, serving = self._specializations.to_dict(), self._spell_serving()
-        terms = self._source, self._engines, self._settings, builds, kept, serving, base
-        save_module(path, *terms, has_buckets=self._buckets is not None)
-
-    def _make_example(self, examples: tuple[Any, ...], named: Mapping[str, Any], *, is_asked: bool) -> Example | None:
-        """Return what the bundle has as its example; None where there is none to be had, and none was asked for."""
-        from xrt.graph import Function
-        from xrt.module.buckets import PaddedValues
-        from xrt.module.fallback import Call
-        from xrt.runtime import to_host
-
-        if not (examples or named) and self._bundle is not None:
-            return read_example(self._bundle)
-        values = self._check_inputs(examples, named) if examples or named else None
-        compiled = [made for (_, fetch), made in self._specializations.to_dict().items() if made.is_compiled and not fetch]
-        build = self._specialize(values) if values is not None else compiled[-1] if compiled else None
-        if build is None:
-            return None
-
-        def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            given = self._check_inputs(inputs, {})
-            call = Call.of(given, None, None, build.function, self._engines.context.device)
-            results = self._run_with_fallback(build, call, None)
-            on_host: Sequence[Any] = to_host(list(results if self._buckets is None else self._buckets.cut(results, call.inputs)))
-            return on_host
-
-        try:
-            function, given = build.full_function(), None if values is None else to_host(values)
-            if self._buckets is not None:  # the example is one of the model, not of its padded form
-                given = values.given if isinstance(values, PaddedValues) else draw_inputs(function)[: len(self._source.inputs)]
-                function = Function(self._source.inputs, self._source.outputs)
-            return make_example(function, run, given)
-        except XRTError:
-            if is_asked:
-                raise
-            _log.info("the bundle has no example", exc_info=True)
-            return None
-
-    def run_self_test(self) -> SelfTestReport | None:
-        """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
-
-        To be called before a service says that it is ready. What passes is remembered in the disk cache: as long as the file does
-        not change, later processes of the host do not read it through to check it. None where the module came from no bundle, or
-        from one without an example; its file is checked all the same.
-
-        Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
-        output differs by more than the tolerance of a network.
-        """
-        from xrt.module.bundle import BundleTier
-        from xrt.runtime import to_host
-
-        if self._bundle is None:
-            return None
-
-        def call(inputs: Sequence[Any]) -> Sequence[Any]:
-            results = self(*inputs)
-            on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
-            return on_host
-
-        report = run_example(self._bundle, call)
-        if isinstance(self._cache.disk, BundleTier):
-            self._cache.disk.keep_check()
-        return report
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
-
-    def compile(self, *examples: Any, **named: Any) -> Plan:
-        raise NotImplementedError
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _spell_serving(self) -> str:
-        raise NotImplementedError
-
-    def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
-        raise NotImplementedError
-
-    def _specialize(self, values: Any) -> Specialization:
-        raise NotImplementedError
-
-    def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
-        raise NotImplementedError

@@ -1,8 +1,7 @@
-"""A module seen from inside: its regions against the reference engine, and the ranges of its values."""
+"""Comparison of a module's regions with the reference engine, and calibration: the ranges of its values."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import numpy as np
 from xrt.calibration.collectors import Observer, group_by_bytes
 from xrt.errors import CalibrationError, OptionError
 from xrt.graph import hash_values
-from xrt.module.fallback import shorten_tracebacks
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.placement.lockfile import OPTIONS, prepare_for_quantization
@@ -21,83 +19,44 @@ from xrt.placement.lockfile import OPTIONS, prepare_for_quantization
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import Function
-    from xrt.module.fallback import OutputChecks
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
-__all__ = ["ModuleCalibration", "Verifiable", "calibrate", "calibrate_module", "call_observed"]
+__all__ = [
+    "ModuleCalibration",
+    "bisect_specialization",
+    "calibrate",
+    "calibrate_module",
+    "call_observed",
+    "verify_specialization",
+]
 
 
-@shorten_tracebacks
-class Verifiable:
-    """A module whose regions can be compared with the reference engine, and whose values can be observed."""
+def verify_specialization(
+    build: Specialization, values: Sequence[Any], *, inner: bool, progress: Progress | None
+) -> Verification:
+    """Compare every region of a specialization with the reference engine: see `XRTModule.verify`."""
+    from xrt.placement.reference import evaluate
+    from xrt.runtime import to_host
+    from xrt.verify import verify
+    from xrt.verify.regions import ignore_progress
 
-    _checks: OutputChecks
-    _observers: tuple[ModuleCalibration, ...] = ()
-    """The open calibrations."""
+    function, engines, context = build.full_function(), build.engines.by_spec, build.engines.context
+    report = progress or ignore_progress
+    return verify(function, build.plan, engines, to_host(values), evaluate, context, inner=inner, progress=report)
 
-    def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
-        """Run the model on such inputs, and compare every region with the reference engine, with ``inner`` every value inside.
 
-        Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
-        InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
-        """
-        from xrt.placement.reference import evaluate
-        from xrt.runtime import to_host
-        from xrt.verify import verify
-        from xrt.verify.regions import ignore_progress
+def bisect_specialization(build: Specialization, values: Sequence[Any], *, progress: Progress | None) -> FailingSubgraph | None:
+    """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
+    from xrt.placement.reference import evaluate
+    from xrt.runtime import to_host
+    from xrt.verify import bisect_plan
+    from xrt.verify.regions import ignore_progress
 
-        values = self._check_inputs(args, named)
-        self(*copy.deepcopy(args), **copy.deepcopy(named))  # copies: a model may update its inputs
-        build, given = self._specialize(values), to_host(values)
-        engines, plan = build.engines, build.plan
-        terms = build.full_function(), plan, engines.by_spec, given, evaluate, engines.context
-        return verify(*terms, inner=inner, progress=progress or ignore_progress)
-
-    def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
-        """Return the smallest part of a region that differs from the reference engine on such inputs; None if none does.
-
-        ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
-        `xrt.formats.onnx` writes the result to a file.
-        """
-        from xrt.placement.reference import evaluate
-        from xrt.runtime import to_host
-        from xrt.verify import bisect_plan
-        from xrt.verify.regions import ignore_progress
-
-        values = self._check_inputs(args, named)
-        build, given = self._specialize(values), to_host(values)
-        terms = build.plan, build.engines.by_spec, given, evaluate, build.engines.context
-        return bisect_plan(*terms, progress=progress or ignore_progress)
-
-    def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
-        """Return the ranges of the values that quantization may need, over batches of inputs.
-
-        A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
-        ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
-        finds values by what computes them, whatever they are called.
-
-        Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
-        """
-        return calibrate_module(self, batches, method, parameters)  # type: ignore[arg-type]  # an XRTModule
-
-    def calibration(self, method: str = "minmax", **parameters: Any) -> ModuleCalibration:
-        """Return a context, or decorator, in which calls of the module are observed: ``with m.calibration() as c: m(x)``.
-
-        ``c.table`` has the ranges, by the methods of `calibrate`. Calls of all threads count while it is open.
-        """
-        return ModuleCalibration(self, method, parameters)  # type: ignore[arg-type]  # an XRTModule
-
-    def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
-        raise NotImplementedError
-
-    def _specialize(self, values: Any) -> Specialization:
-        raise NotImplementedError
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
+    engines, context = build.engines.by_spec, build.engines.context
+    return bisect_plan(build.plan, engines, to_host(values), evaluate, context, progress=progress or ignore_progress)
 
 
 class ModuleCalibration(ContextDecorator):
