@@ -54,11 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORM",
-    "Contract",
-    "DynamicShapes",
     "EngineSuite",
-    "Laws",
-    "SuiteBase",
     "SupportFilter",
     "alone_or_skip",
     "bounded",
@@ -126,8 +122,105 @@ bounded = settings(
 """Few examples, the same in every run, and no limit on a single one: engines compile."""
 
 
-class SuiteBase:
-    """What an author declares of an engine, and how its results are judged."""
+def run_outputs(results: Any, function: Function) -> list[Any]:
+    """Return a module's results as a list: a single output comes bare."""
+    return [results] if len(function.outputs) == 1 else list(results)
+
+
+def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
+    """Run it on the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return note_case(f"run {describe(function)}", run_alone)(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
+
+
+def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
+    """Compile it for the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return compile_alone(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
+
+
+def _of_every_origin(size: int) -> Function:
+    flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
+    types = dict.fromkeys(("x", "passed", "y", "again", "c", "held"), flat) | {"bent": folded, "turned": folded}
+    nodes = [Node("Neg", ("x",), ("y",))]
+    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "held"))]
+    nodes += [Node("Reshape", (source, "shape"), (name,)) for source, name in (("x", "bent"), ("y", "turned"))]
+    constants = {"c": Constant(np.arange(size, dtype=np.float32)), "shape": Constant(np.array([2, size // 2]))}
+    outputs = tuple(Value(name, types[name]) for name in (*types, "y"))
+    return Function((Value("x", flat),), outputs, tuple(nodes), constants, {"": 18})
+
+
+def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
+    """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
+    inputs = make_random_inputs(function, 1)
+    try:
+        saved = bytes(engine.save(executable, context))
+    except CompileRefused:
+        return None
+    executable.close()
+    fit = fit_inputs(function, inputs, engine)
+    loaded = engine.load(memoryview(saved), rename_values(_reversed(fit), {}), context)
+    loaded.prepare()
+    results = list(loaded.run(inputs))
+    loaded.close()
+    return results
+
+
+def _reversed(function: Function) -> Function:
+    return function.replace(constants=dict(reversed(list(function.constants.items()))))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return bool(one.dtype == other.dtype and one.shape == other.shape)
+
+
+def _share(one: Any, other: Any) -> bool:
+    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return both and np.shares_memory(one, other)
+
+
+def _awkward(value: Any) -> Any:
+    """Return the same array as a read-only view with strides of its own."""
+    if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
+        return value
+    wide = np.empty((*value.shape, 2), value.dtype)
+    wide[..., 0] = value
+    view = wide[..., 0]
+    view.flags.writeable = False
+    return view
+
+
+def _waits(function: Function) -> list[tuple[str, str]]:
+    """Return every (earlier, later) pair of nodes, worked out from the nodes alone."""
+    maker = {name: node.name for node in function.nodes for name in node.defines}
+    by_value = [(maker[name], node.name) for node in function.nodes for name in node.uses if name in maker]
+    return by_value + [(earlier, node.name) for node in function.nodes for earlier in node.control]
+
+
+def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
+    """Return pins that give every other node that the first engine takes to it, the rest to the second; none for no node."""
+    engine = engines[0]
+    taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
+    others = [n.name for n in function.nodes if n.name not in taken]
+    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((taken, engine), (others, engines[1])) if names]
+    return pins if taken else []
+
+
+def _varied(engine: GraphCompiler) -> list[GraphCompiler]:
+    """Return the engine with each of its switches, which have but one other value, turned."""
+    switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
+    return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # an engine may refuse at compile; the fallback law covers it
+class EngineSuite:
+    """The contract, the laws, executables for all sizes and the node tests for one engine."""
 
     engine: ClassVar[str | GraphCompiler]
     """Mandatory: a name, a spec or an instance."""
@@ -141,6 +234,8 @@ class SuiteBase:
     """How far the engine's floats may be from the reference engine's over a whole generated Function."""
     reference: ClassVar[str] = REFERENCE
     """The engine whose results count as right."""
+    passes_at_least: ClassVar[int] = 0
+    """How many of the node tests must pass."""
 
     @pytest.fixture(autouse=True)
     def name_the_case_of_a_crash(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,33 +307,6 @@ class SuiteBase:
             assert not found, f"the gap {gap} is closed: delete the entry"
         else:
             assert found, f"{one.name} ({one.why}): {found.message}"
-
-
-def run_outputs(results: Any, function: Function) -> list[Any]:
-    """Return a module's results as a list: a single output comes bare."""
-    return [results] if len(function.outputs) == 1 else list(results)
-
-
-def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
-    """Run it on the engine alone; an example that the engine declines counts for nothing."""
-    try:
-        return note_case(f"run {describe(function)}", run_alone)(engine, function, inputs)
-    except CompileRefused:
-        assume(False)
-        raise
-
-
-def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
-    """Compile it for the engine alone; an example that the engine declines counts for nothing."""
-    try:
-        return compile_alone(engine, function, inputs)
-    except CompileRefused:
-        assume(False)
-        raise
-
-
-class Contract(SuiteBase):
-    """What is asked of the engine by its contract: on the corpus, and on generated Functions of which it takes every node."""
 
     # ------------------------------------------------------------------ the engine
 
@@ -459,61 +527,7 @@ class Contract(SuiteBase):
         if results is not None:
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
-
-def _of_every_origin(size: int) -> Function:
-    flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
-    types = dict.fromkeys(("x", "passed", "y", "again", "c", "held"), flat) | {"bent": folded, "turned": folded}
-    nodes = [Node("Neg", ("x",), ("y",))]
-    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "held"))]
-    nodes += [Node("Reshape", (source, "shape"), (name,)) for source, name in (("x", "bent"), ("y", "turned"))]
-    constants = {"c": Constant(np.arange(size, dtype=np.float32)), "shape": Constant(np.array([2, size // 2]))}
-    outputs = tuple(Value(name, types[name]) for name in (*types, "y"))
-    return Function((Value("x", flat),), outputs, tuple(nodes), constants, {"": 18})
-
-
-def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
-    """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
-    inputs = make_random_inputs(function, 1)
-    try:
-        saved = bytes(engine.save(executable, context))
-    except CompileRefused:
-        return None
-    executable.close()
-    fit = fit_inputs(function, inputs, engine)
-    loaded = engine.load(memoryview(saved), rename_values(_reversed(fit), {}), context)
-    loaded.prepare()
-    results = list(loaded.run(inputs))
-    loaded.close()
-    return results
-
-
-def _reversed(function: Function) -> Function:
-    return function.replace(constants=dict(reversed(list(function.constants.items()))))
-
-
-def _alike(one: Any, other: Any) -> bool:
-    return bool(one.dtype == other.dtype and one.shape == other.shape)
-
-
-def _share(one: Any, other: Any) -> bool:
-    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    return both and np.shares_memory(one, other)
-
-
-def _awkward(value: Any) -> Any:
-    """Return the same array as a read-only view with strides of its own."""
-    if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
-        return value
-    wide = np.empty((*value.shape, 2), value.dtype)
-    wide[..., 0] = value
-    view = wide[..., 0]
-    view.flags.writeable = False
-    return view
-
-
-@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # an engine may refuse at compile; what then happens is the law
-class Laws(SuiteBase):
-    """What holds of the engine alone, in pieces, and in a list with the reference engine."""
+    # ------------------------------------------------------------------ the laws
 
     @bounded
     @given(data=st.data(), seed=st.integers(0, 99))
@@ -633,31 +647,7 @@ class Laws(SuiteBase):
         assert elsewhere == set(reasons), f"nodes without a reason: {sorted(elsewhere - set(reasons))}"
         assert all(text.strip() for text in reasons.values())
 
-
-def _waits(function: Function) -> list[tuple[str, str]]:
-    """Return every (earlier, later) pair of nodes, worked out from the nodes alone."""
-    maker = {name: node.name for node in function.nodes for name in node.defines}
-    by_value = [(maker[name], node.name) for node in function.nodes for name in node.uses if name in maker]
-    return by_value + [(earlier, node.name) for node in function.nodes for earlier in node.control]
-
-
-def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
-    """Return pins that give every other node that the first engine takes to it, the rest to the second; none for no node."""
-    engine = engines[0]
-    taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
-    others = [n.name for n in function.nodes if n.name not in taken]
-    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((taken, engine), (others, engines[1])) if names]
-    return pins if taken else []
-
-
-def _varied(engine: GraphCompiler) -> list[GraphCompiler]:
-    """Return the engine with each of its switches, which have but one other value, turned."""
-    switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
-    return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
-
-
-class DynamicShapes(SuiteBase):
-    """The corpus and the node tests with symbolic dims in place of sizes, each at several sizes."""
+    # ------------------------------------------------------------------ symbolic dims
 
     @pytest.mark.parametrize("opening", OPENINGS)
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
@@ -689,15 +679,7 @@ class DynamicShapes(SuiteBase):
         report = conform(engine, groups=["node"], opening=opening, isolate=why_not_isolated(engine) is None, gaps=gaps)
         assert report.ok, str(report)
 
-
-class EngineSuite(Contract, Laws, DynamicShapes):
-    """The contract, the laws, executables for all sizes and the node tests for one engine.
-
-    `SuiteBase` has what one declares.
-    """
-
-    passes_at_least: ClassVar[int] = 0
-    """How many of the node tests must pass."""
+    # ------------------------------------------------------------------ the node tests
 
     @pytest.mark.slow
     def test_conformance(self) -> None:
