@@ -129,7 +129,7 @@ def describe_machine() -> str:
 def hash_sources(module: str) -> str:
     """Hash path, size and mtime of the source files of an engine, so that a code change invalidates its executables.
 
-    ``module`` is the engine's module; it is not imported.
+    ``module`` is the engine's module, which need not be imported.
     """
     file, is_packaged = _source(module)
     if file is None or not Path(file).exists():

@@ -41,7 +41,7 @@ class QuantizationOptions:
     weights: WeightType = "int8"
     """4-bit types are for weight-only quantization: see `quantize_weights`."""
     symmetric_weights: bool = True
-    """Whether the zero point of weights is the middle of their type, as ONNX Runtime's integer kernels require."""
+    """Whether the zero point of weights is the middle of their type, as ONNX Runtime's integer kernels expect."""
     per_channel: bool = True
     """Whether each output channel of a weight has its own scale."""
     reduce_range: bool = False
