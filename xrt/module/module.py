@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import weakref
@@ -34,7 +33,13 @@ from xrt.module.specializable import Specializable, SpecializationCache
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.state import StatefulModule
 from xrt.module.tuning import OBJECTIVES, tune_throughput
-from xrt.module.verification import ModuleCalibration, bisect_specialization, calibrate_module, verify_specialization
+from xrt.module.verification import (
+    ModuleCalibration,
+    bisect_specialization,
+    calibrate_module,
+    copy_value,
+    verify_specialization,
+)
 from xrt.runtime import Program, inputs
 
 if TYPE_CHECKING:
@@ -508,7 +513,7 @@ class XRTModule(Specializable, StatefulModule):
         InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
         """
         values = self._check_inputs(args, named)
-        self(*copy.deepcopy(args), **copy.deepcopy(named))  # copies: a model may update its inputs
+        self(*map(copy_value, args), **{name: copy_value(value) for name, value in named.items()})
         return verify_specialization(self._specialize(values), values, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:

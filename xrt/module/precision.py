@@ -300,7 +300,6 @@ def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, Module
     choice = settings.choice
     if not choice.exact_nodes or choice.is_quantized or settings.max_error is not None:
         return engine, settings
-    # DELETED-LINE  # for those alone who ask
 
     return keep_nodes_exact(engine, settings)
 
@@ -309,7 +308,6 @@ def make_module_lowering(settings: ModuleOptions, source: ModelSource) -> Loweri
     """Return what finds plans within the error budget of a module; None where it has none."""
     if settings.max_error is None:
         return None
-    # DELETED-LINE  # for those alone who allow an error
 
     return make_lowering(settings, source)
 

@@ -263,8 +263,6 @@ class StatefulModule:
         ``sizes`` gives named extents of state that no other input has, such as the capacity of a cache. Raises InputError for a
         model without state, DeviceError for a module on a device: state is in memory of the host.
         """
-        # DELETED-LINE  # for the few who ask
-
         if (device := self._engines.context.device) != "cpu":
             raise DeviceError(
                 f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"

@@ -30,8 +30,17 @@ __all__ = [
     "calibrate",
     "calibrate_module",
     "call_observed",
+    "copy_value",
     "verify_specialization",
 ]
+
+
+def copy_value(value: Any) -> Any:
+    """Copy an argument, since a model may update its inputs; arrays of any library have ``copy`` or ``clone``."""
+    if isinstance(value, list):
+        return [copy_value(element) for element in value]
+    copy = getattr(value, "copy", None) or getattr(value, "clone", None)
+    return copy() if callable(copy) else value
 
 
 def verify_specialization(

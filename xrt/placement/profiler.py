@@ -375,7 +375,6 @@ def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
 
 def is_refuted(plan: Plan, table: CostTable) -> bool:
     """Whether a region of the plan is known to fail or to be wrong."""
-    """Whether a region of the plan is known to fail or to be wrong."""
     regions = (ProfiledRegion.of(launch) for launch in plan.launches)
     return any(isinstance(table.region(region.key, region.spec), str) for region in regions)
 

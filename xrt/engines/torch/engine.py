@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.errors import CompileRefused, OptionError, did_you_mean
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-__all__ = ["Torch", "shield"]
+__all__ = ["Torch"]
 
 if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -47,6 +44,7 @@ class Torch(GraphCompiler):
             raise OptionError(f"torch: mode must be one of {', '.join(get_args(Mode))}; got {self.mode!r}.{hint}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
+        from xrt.engines.torch.executable import shield
         from xrt.engines.torch.support import why_not
 
         with shield():
@@ -59,7 +57,7 @@ class Torch(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         from xrt.engines.torch.dtypes import summarize_error
-        from xrt.engines.torch.executable import TorchExecutable
+        from xrt.engines.torch.executable import TorchExecutable, shield
         from xrt.engines.torch.program import make_program
 
         if self.mode == "inductor":
@@ -101,21 +99,3 @@ class Torch(GraphCompiler):
 
     def version(self) -> str:
         return _version()
-
-
-def shield() -> AbstractContextManager[Any]:
-    """Return a context in which torch computes on the CPU and in the types that a kernel says, whatever the caller has set.
-
-    It holds for the calling thread, and does nothing where the caller has set nothing.
-    """
-    casts = torch.is_autocast_enabled("cpu")
-    if not casts and not torch._C._len_torch_function_stack():
-        return _NOTHING
-    stack = ExitStack()
-    stack.enter_context(torch._C.DisableTorchFunction())  # a default device is such a mode
-    if casts:
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-    return stack
-
-
-_NOTHING = nullcontext()

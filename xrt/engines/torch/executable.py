@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,14 +15,13 @@ import torch
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill, peak_of_values
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.torch.dtypes import from_numpy, to_numpy
-from xrt.engines.torch.engine import shield
 from xrt.engines.torch.program import find_addresses
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["TorchExecutable", "call_within"]
+__all__ = ["TorchExecutable", "call_within", "shield"]
 
 _FORKED = [False]
 if hasattr(os, "register_at_fork"):
@@ -143,3 +143,21 @@ def _place(array: Any, buffer: Any) -> Any:
         return array
     fill(buffer, array)
     return buffer
+
+
+def shield() -> AbstractContextManager[Any]:
+    """Return a context in which torch computes on the CPU and in the types that a kernel says, whatever the caller has set.
+
+    It holds for the calling thread, and does nothing where the caller has set nothing.
+    """
+    casts = torch.is_autocast_enabled("cpu")
+    if not casts and not torch._C._len_torch_function_stack():
+        return _NOTHING
+    stack = ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())  # a default device is such a mode
+    if casts:
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+    return stack
+
+
+_NOTHING = nullcontext()
