@@ -513,7 +513,9 @@ class XRTModule(Specializable, StatefulModule):
         InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
         """
         values = self._check_inputs(args, named)
-        self(*map(copy_value, args), **{name: copy_value(value) for name, value in named.items()})
+        if self._specialize(values).function.aliases:  # the model updates its inputs
+            args, named = tuple(map(copy_value, args)), {name: copy_value(value) for name, value in named.items()}
+        self(*args, **named)
         return verify_specialization(self._specialize(values), values, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def copy_value(value: Any) -> Any:
-    """Copy an argument, since a model may update its inputs; arrays of any library have ``copy`` or ``clone``."""
+    """Copy an argument; arrays of any library have ``copy`` or ``clone``."""
     if isinstance(value, list):
         return [copy_value(element) for element in value]
     copy = getattr(value, "copy", None) or getattr(value, "clone", None)
