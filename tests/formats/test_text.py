@@ -267,7 +267,7 @@ def by_the_grammar(text: str) -> object:
             "text._PLAIN_START",
             "text._PLAIN_NAMES",
             "text._PLAIN_ATTRIBUTES",
-            "text_types._PLAIN",
+            "text._PLAIN",
         ):
             patch.setattr(f"xrt.formats.{name}", NEVER)
         return outcome(text)
