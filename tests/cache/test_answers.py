@@ -25,7 +25,7 @@ OPS = ("Abs", "Exp", "Neg")
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", 0.0)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
 
 
 def started(folder: Path, function: Function | None = None, **options: Any) -> tuple[int, str]:
@@ -125,7 +125,7 @@ def test_large_weights_are_not_hashed_for_it(tmp_path: Path) -> None:
 
 
 def test_what_is_quick_to_ask_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", 60.0)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 60.0)
     started(tmp_path)
     assert answers(tmp_path) == []
 

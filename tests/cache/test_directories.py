@@ -33,7 +33,7 @@ def engine(tmp_path: Path) -> Saving:
 @pytest.fixture(autouse=True)
 def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", float("inf"))
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
 
 
 # ---------------------------------------------------------------------- directories and disks
@@ -96,7 +96,7 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
 
         place(store, path, half)
 
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", worthwhile)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", worthwhile)
     monkeypatch.setattr(Store, "place", full)
     with pytest.warns(CacheWarning, match="No space left on device") as caught:
         run(engine, tmp_path / "cache")

@@ -34,7 +34,7 @@ def engine(tmp_path: Path) -> Saving:
 @pytest.fixture(autouse=True)
 def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", float("inf"))
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
 
 
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:

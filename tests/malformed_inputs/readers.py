@@ -26,7 +26,7 @@ from xrt.graph.verify import verify
 from xrt.module import bundle
 from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
-from xrt.partition.plan import from_bytes
+from xrt.partition.serialization import from_bytes
 from xrt.passes import infer_shapes
 from xrt.placement import decision_store
 from xrt.placement.lockfile import list_mismatches, plan_from_ranges, read_lock

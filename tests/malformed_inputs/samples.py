@@ -29,7 +29,7 @@ from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.plan import to_bytes
+from xrt.partition.serialization import to_bytes
 from xrt.placement import decision_store
 from xrt.placement.lockfile import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult

@@ -24,7 +24,7 @@ from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.memory_planner import put_values, read_values
+from xrt.engines.toolkit.shared_values import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.processes.ipc import SharedBuffer, receive

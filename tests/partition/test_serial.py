@@ -12,7 +12,7 @@ from xrt.formats.protobuf import read, write
 from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load_light
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.partition.plan import from_bytes, to_bytes
+from xrt.partition.serialization import from_bytes, to_bytes
 
 F2 = TensorType(DType.FLOAT32, (2,))
 

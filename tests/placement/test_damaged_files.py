@@ -25,7 +25,7 @@ from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, NativeWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.module import XRTModule
-from xrt.module.specialization import try_or_warn
+from xrt.module.support_cache import try_or_warn
 from xrt.partition import SupportMatrix
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, decision_store
@@ -313,7 +313,7 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
 @pytest.mark.slow
 def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.module.specialization.WORTHWHILE", 0.0)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
     monkeypatch.setattr("xrt.placement.autotune.MOST_SEARCHES", 1)  # what a loaded machine can tell from one round is kept too
 
     def placed() -> tuple[str, list[str]]:

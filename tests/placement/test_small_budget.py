@@ -18,7 +18,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import PlacementWarning, RunFailed
 from xrt.graph import Attribute, Constant, Function, Node
 from xrt.measure.timing import median_interval
-from xrt.partition.support_matrix import QuestionKeys, with_names, without_names
+from xrt.partition.questions import QuestionKeys, with_names, without_names
 from xrt.passes import infer_shapes
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.profiler import CheckResult

@@ -15,7 +15,7 @@ from xrt.bench.report import peak_bytes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.memory_planner import put_values
+from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import Function
 from xrt.html.drawing import RegionTimes
 from xrt.measure.timing import Call, Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onnx import defs, helper
-
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import AttrKind, FrozenDict
 from xrt.graph.constants import Constant
@@ -16,6 +14,8 @@ from xrt.graph.node import Node
 from xrt.graph.types import Dim, DType, OptionalType, SequenceType, Shape, TensorType, Type
 
 if TYPE_CHECKING:
+    from onnx import defs
+
     from xrt.graph.function import Function
 
 __all__ = [
@@ -53,6 +53,8 @@ _VERSIONS = 1 << 31
 @lru_cache(maxsize=4096)
 def find_schema(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
     """The schema of an operator at an opset version; None if the domain or the operator is unknown."""
+    from onnx import defs  # onnx takes 0.05 s to import, which a start from the cache or a bundle saves
+
     if abs(version) >= _VERSIONS:
         return None
     try:
@@ -71,6 +73,8 @@ def since_version(node: Node, function: Function) -> int | None:
 @lru_cache(maxsize=1)
 def latest_opset() -> int:
     """The newest ai.onnx version of the installed ``onnx``."""
+    from onnx import defs
+
     return int(defs.onnx_opset_version())
 
 
@@ -221,6 +225,8 @@ def why_unknown(op_type: str, version: int, domain: str) -> str:
 @lru_cache(maxsize=1)
 def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
     """All versions of each operator in ``onnx``, by domain and name."""
+    from onnx import defs
+
     history: dict[str, dict[str, tuple[int, ...]]] = {}
     for schema in defs.get_all_schemas_with_history():
         versions = history.setdefault(schema.domain, {})
@@ -240,6 +246,8 @@ def first_version(op_type: str, domain: str = "") -> int:
 
 def latest_version(domain: str = "") -> int:
     """The newest version of a domain in the installed ``onnx``; 0 for an unknown domain."""
+    from onnx import defs
+
     if not domain:
         return latest_opset()
     return int(defs.onnx_ml_opset_version()) if domain == defs.ONNX_ML_DOMAIN else _latest_versions().get(domain, 0)
@@ -248,6 +256,8 @@ def latest_version(domain: str = "") -> int:
 @lru_cache(maxsize=1)
 def _latest_versions() -> Mapping[str, int]:
     """The newest version of each domain. Ten times faster than reading `_history`."""
+    from onnx import defs
+
     newest: dict[str, int] = {}
     for schema in defs.get_all_schemas():
         newest[schema.domain] = max(newest.get(schema.domain, 0), schema.since_version)
@@ -282,6 +292,8 @@ def _limit(count: int) -> int | None:
 
 
 def _formal(parameter: defs.OpSchema.FormalParameter) -> FormalParameter:
+    from onnx import defs
+
     option = defs.OpSchema.FormalParameterOption
     return FormalParameter(
         name=parameter.name,
@@ -309,6 +321,8 @@ def _attribute(name: str, formal: defs.OpSchema.Attribute) -> FormalAttribute:
 
 def _default(formal: defs.OpSchema.Attribute) -> Any:
     """Convert the default of a schema, an ONNX message, to a plain value."""
+    from onnx import helper
+
     if not formal.default_value.name:
         return None
     value = helper.get_attribute_value(formal.default_value)

@@ -331,7 +331,7 @@ def _plan(file: BundleFile, manifest: Mapping[str, Any], number: int) -> Plan:
 
 
 def _read_plan(file: BundleFile, number: int) -> Plan:
-    from xrt.partition.plan import from_message
+    from xrt.partition.serialization import from_message
 
     return from_message(file.manifest["programs"][number]["plan"] or {"format": None})
 

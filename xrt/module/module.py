@@ -19,7 +19,7 @@ from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signatur
 from xrt.module.fallback import Call, OutputChecks, format_implicit_fallback, shorten_tracebacks
 from xrt.module.model_source import check_declared, find_front_end
 from xrt.module.options import ModuleKeywords, add_keywords, make_engine_list, parse_options
-from xrt.module.precision import apply_constraints, make_module_lowering, override_budget
+from xrt.module.precision_options import apply_constraints, make_module_lowering, override_budget
 from xrt.module.saving import (
     Given,
     copy_module,
@@ -33,13 +33,6 @@ from xrt.module.specializable import Specializable, SpecializationCache
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.state import StatefulModule
 from xrt.module.tuning import OBJECTIVES, tune_throughput
-from xrt.module.verification import (
-    ModuleCalibration,
-    bisect_specialization,
-    calibrate_module,
-    copy_value,
-    verify_specialization,
-)
 from xrt.runtime import Program, inputs
 
 if TYPE_CHECKING:
@@ -54,6 +47,7 @@ if TYPE_CHECKING:
     from xrt.module.html import Memory
     from xrt.module.saving import SelfTestReport
     from xrt.module.tuning import Objective
+    from xrt.module.verification import ModuleCalibration
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.throughput.result import ServingConfiguration, ThroughputResult
@@ -512,6 +506,8 @@ class XRTModule(Specializable, StatefulModule):
         Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
         InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
         """
+        from xrt.module.verification import copy_value, verify_specialization  # slow to import
+
         values = self._check_inputs(args, named)
         if self._specialize(values).function.aliases:  # the model updates its inputs
             args, named = tuple(map(copy_value, args)), {name: copy_value(value) for name, value in named.items()}
@@ -524,6 +520,8 @@ class XRTModule(Specializable, StatefulModule):
         ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
         `xrt.formats.onnx` writes the result to a file.
         """
+        from xrt.module.verification import bisect_specialization
+
         values = self._check_inputs(args, named)
         return bisect_specialization(self._specialize(values), values, progress=progress)
 
@@ -536,6 +534,8 @@ class XRTModule(Specializable, StatefulModule):
 
         Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
         """
+        from xrt.module.verification import calibrate_module
+
         return calibrate_module(self, batches, method, parameters)
 
     def calibration(self, method: str = "minmax", **parameters: Any) -> ModuleCalibration:
@@ -543,6 +543,8 @@ class XRTModule(Specializable, StatefulModule):
 
         ``c.table`` has the ranges, by the methods of `calibrate`. Calls of all threads count while it is open.
         """
+        from xrt.module.verification import ModuleCalibration
+
         return ModuleCalibration(self, method, parameters)
 
     # ------------------------------------------------------------------ bundles

@@ -18,7 +18,7 @@ from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
-from xrt.module.precision import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
+from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
@@ -27,7 +27,7 @@ from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.lockfile import LockedPlacement
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.placement.auto import AutoPlacement, Lower
     from xrt.precision import ErrorBudget
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -403,7 +403,7 @@ def _isolated(
     if not settings.isolate:
         return list(engines)
     from xrt.engines.contract.proxy import load_engine
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
     limits, asked = WorkerLimits(settings.time_limit, settings.memory_limit), {*settings.isolate}

@@ -23,12 +23,9 @@ from xrt.comparison import compare, tolerance_for
 from xrt.errors import BundleError, CompileRefused, OptionError, SelfTestFailed, XRTError
 from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
 from xrt.formats.bundle import make_working_directory, write_bundle
-from xrt.graph import is_deterministic
-from xrt.graph.sample_inputs import sample_inputs
 from xrt.module.bundle_index import BUCKETS, SECTION, SERVING, make_index
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
 from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
-from xrt.partition.plan import to_message
 
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler
@@ -97,6 +94,9 @@ def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any
 
 def draw_inputs(function: Function) -> list[Any]:
     """Return random inputs; raises OptionError and InputError as `make_example` does."""
+    from xrt.graph import is_deterministic  # imports onnx, which a load does not need
+    from xrt.graph.sample_inputs import sample_inputs
+
     if not all(is_deterministic(node, function) for node in function.nodes):
         raise _why_not("the same inputs may give other outputs")
     values = list(sample_inputs(function).values())
@@ -209,6 +209,8 @@ def save_module(
     builds are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model,
     or the file cannot be written; ModelError for a Function that ONNX cannot say.
     """
+    from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
+
     machine, threads, specs = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
     extension = Extension("", (Variant("", machine, threads, tuple(specs)),), {})
     if base is not None:

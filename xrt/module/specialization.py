@@ -7,17 +7,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.cache import CompileCache, DiskTier
+from xrt.cache import CompileCache
 from xrt.engines.contract import registry
-from xrt.errors import CacheError, CompileRefused, EngineError, InputError, PlanError, RunFailed, did_you_mean
+from xrt.errors import CompileRefused, EngineError, InputError, PlanError, RunFailed, did_you_mean
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
-from xrt.partition import SupportMatrix
-from xrt.placement.result import unwrap
 from xrt.progress import Tell, show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile
 
@@ -26,20 +24,12 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
     from xrt.module.html import Memory
     from xrt.module.options import ModuleOptions
+    from xrt.module.support_cache import SupportCache
     from xrt.partition import ClusteringOptions, Pin, Plan
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
 
-__all__ = [
-    "SavedSpecialization",
-    "Specialization",
-    "SupportCache",
-    "add_outputs",
-    "list_value_names",
-    "optimize",
-    "try_or_warn",
-    "with_advice",
-]
+__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize", "with_advice"]
 
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
@@ -151,6 +141,7 @@ class Specialization:
 
     @cached_property
     def _asking(self) -> SupportCache:
+        from xrt.module.support_cache import SupportCache  # imports onnx, which a stored plan does not need
 
         saved, function = self._saved, self.function
         return SupportCache(saved.whole if saved else lambda: function, self.engines, self._cache)  # no method: no cycle
@@ -436,53 +427,3 @@ def _takes(name: str, nodes: Sequence[Node], function: Function, create: Callabl
         return all(engine.why_not(node, function) is None for node in nodes)
     except Exception:  # noqa: BLE001  # an engine that breaks is no advice
         return False
-
-
-WORTHWHILE = 0.1
-"""Seconds that the answers must have cost to be written down."""
-T = TypeVar("T")
-
-
-class SupportCache:
-    """The engines' answers about one Function; they are asked once, however often it is planned."""
-
-    def __init__(self, whole: Callable[[], Function], engines: EngineList, cache: CompileCache) -> None:
-        self._whole = whole
-        self._engines = engines
-        self._tier = cache.disk if isinstance(cache.disk, DiskTier) else None
-        self._seconds = 0.0
-
-    @cached_property
-    def capability(self) -> SupportMatrix:
-        """The answers."""
-        function, asked, homes = self._whole(), unwrap(self._engines.engines), self._homes
-        context, tier = self._engines.context, self._tier
-        known = try_or_warn(tier, lambda: tier.answers.recall(function, asked, homes, context)) if tier else None
-        if known is not None:
-            return known
-        began = perf_counter()
-        found = SupportMatrix.of(function, asked, homes)
-        self._seconds = perf_counter() - began
-        return found
-
-    @property
-    def _homes(self) -> list[str]:
-        homes = self._engines.homes
-        return [homes.of(engine.spec) for engine in self._engines.engines]
-
-    def keep(self) -> None:
-        """Write the answers down, where asking was work; to be called when the weights have been hashed anyway."""
-        tier, seconds, self._seconds = self._tier, self._seconds, 0.0
-        if tier is None or seconds < WORTHWHILE:
-            return
-        function, asked, context = self._whole(), unwrap(self._engines.engines), self._engines.context
-        try_or_warn(tier, lambda: tier.answers.keep(self.capability, function, asked, self._homes, context))
-
-
-def try_or_warn(tier: DiskTier, what: Callable[[], T]) -> T | None:
-    """Return what comes of it; None, with a warning, where the tier's files are in the way."""
-    try:
-        return what()
-    except (OSError, CacheError) as error:
-        tier.trouble(str(error))
-        return None

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
-from xrt.graph import FrozenDict, Function
-from xrt.graph.device_names import normalize_device, parse_device_kind
 from xrt.graph.node import OPERATOR, compile_patterns
-from xrt.partition.support_matrix import SupportMatrix
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
     from xrt.graph import Node
 
-__all__ = ["ClusteringOptions", "DeviceMap", "NodeDevices", "Pin", "PinSubject", "read_options"]
+__all__ = ["ClusteringOptions", "Pin", "PinSubject", "read_options"]
 
 PinSubject = Literal["operator", "name"]
 _FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
@@ -154,61 +150,3 @@ def _pin(pin: object) -> Pin:
 def _check_count(name: str, value: object, least: int, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(f"{name} must be an integer of at least {least}{or_else}; got {value!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMap:
-    """Devices of nodes that do not require one."""
-
-    device: str = "cpu"
-    """The plan's device: for inputs and outputs, and for engines without an entry in ``by_engine``."""
-    by_engine: Mapping[str, str] = FrozenDict()
-    """Engine spec to requested device."""
-
-    @classmethod
-    def at(cls, where: str | DeviceMap) -> DeviceMap:
-        """Convert a device name to a DeviceMap with a single device."""
-        return where if isinstance(where, DeviceMap) else cls(where)
-
-    def of(self, spec: str) -> str:
-        """The device of an engine."""
-        return self.by_engine.get(spec, self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDevices:
-    """The device of each node on each engine."""
-
-    function: Function
-    specs: Sequence[str]
-    homes: DeviceMap
-    named: tuple[str, ...]
-    """The normalized device that each node requires; empty if none."""
-    elsewhere: Sequence[SupportMatrix]
-    """Support of nodes without a required device on the other kinds of device in the graph."""
-
-    @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
-        """Query support on other kinds of device; nothing to query if all devices are of one kind."""
-        named = tuple(normalize_device(node.device) for node in function.nodes)
-        others = sorted({parse_device_kind(name) for name in named if name} - {parse_device_kind(homes.device)})
-        elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
-        return cls(function, [engine.spec for engine in engines], homes, named, elsewhere)
-
-    def devices(self, engines: Sequence[int]) -> list[str]:
-        """The device of each node on the given engine; empty if it may run on the device of its neighbors.
-
-        A required or requested device is a constraint. Other nodes may run on the device of their neighbors if their engine
-        supports them there, which saves a copy.
-        """
-        # The common case: devices of one kind, and none requested for an engine.
-        if not self.homes.by_engine and not self.elsewhere:
-            return list(self.named)
-        return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]
-
-    def _device(self, node: int, engine: int) -> str:
-        asked = self.homes.by_engine.get(self.specs[engine])
-        if asked is not None:
-            return normalize_device(asked)
-        goes_along = all(answers.reason(node, engine) is None for answers in self.elsewhere)
-        return "" if goes_along else normalize_device(self.homes.device)

@@ -12,8 +12,9 @@ from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
 from xrt.partition.clustering import Cluster, Clustering, Devices, cluster
+from xrt.partition.device_map import DeviceMap, NodeDevices
 from xrt.partition.fold import fold
-from xrt.partition.options import ClusteringOptions, DeviceMap, NodeDevices
+from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
 from xrt.partition.quotient_graph import DependencyGraph
 from xrt.partition.support_matrix import EligibleEngines, Refused, check_all_taken

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from xrt.errors import BundleError, XRTError
-from xrt.formats.protobuf import read, write
 from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
-from xrt.partition.options import ClusteringOptions, read_options
+from xrt.partition.options import ClusteringOptions
 
 __all__ = [
-    "FORMAT",
     "LAUNCH",
     "Launch",
     "Plan",
@@ -21,14 +18,10 @@ __all__ = [
     "ReasonGroup",
     "Transfer",
     "find_transfers",
-    "from_bytes",
-    "from_message",
     "group",
     "group_reasons",
     "launch_node",
     "list_some",
-    "to_bytes",
-    "to_message",
 ]
 
 
@@ -278,11 +271,15 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialize the Plan including all constants; raises BundleError above 2 GB."""
+        from xrt.partition.serialization import to_bytes  # protobuf is slow to import
+
         return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
         """Deserialize a Plan; raises BundleError if the data is corrupt or too new."""
+        from xrt.partition.serialization import from_bytes
+
         return from_bytes(data)
 
     def __str__(self) -> str:
@@ -335,82 +332,3 @@ def _launch_lines(launch: Launch) -> Iterator[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-FORMAT = 1
-"""Version of the message: the one written, and the only one read."""
-
-
-def to_bytes(plan: Plan) -> bytes:
-    """Serialize a Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
-
-    Includes all constants. Raises BundleError above 2 GB, and ModelError for a region that ONNX cannot express.
-    """
-    return write("Plan", to_message(plan))
-
-
-def to_message(plan: Plan) -> dict[str, Any]:
-    """Convert a Plan to the values of its message."""
-    # Bodies are stored once, as launches, not as attributes of the launch nodes.
-    bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
-    return {
-        "format": FORMAT,
-        "function": plan.function.replace(nodes=bare),
-        "launches": [_launch(launch) for launch in plan.launches],
-        "engines": plan.engines,
-        "reasons": [asdict(reason) for reason in plan.reasons],
-        "options": asdict(plan.options),
-        "implicit": plan.implicit,
-        "device": "" if plan.device == "cpu" else plan.device,
-    }
-
-
-def _launch(launch: Launch) -> dict[str, Any]:
-    return {"name": launch.name, "engine": launch.engine, "nodes": launch.nodes, "function": launch.function}
-
-
-def from_bytes(data: bytes) -> Plan:
-    """Deserialize a Plan written by `to_bytes`.
-
-    Raises BundleError if the data is corrupt, not a Plan, or from a version that is too new.
-    """
-    return from_message(read("Plan", data))
-
-
-def from_message(values: dict[str, Any]) -> Plan:
-    """Convert the values of a message to a Plan; raises BundleError as `from_bytes` does."""
-    if values["format"] != FORMAT:
-        said = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
-        raise BundleError(f"{said}; read it with the version that wrote it")
-    try:
-        return _plan(values)
-    except XRTError as error:
-        raise BundleError(f"the Plan is damaged: {error}") from error
-
-
-def _plan(values: dict[str, Any]) -> Plan:
-    options = values["options"]
-    if options is None or values["function"] is None:
-        raise BundleError("it has no model or no options")
-    return Plan(
-        function=_with_launches(values["function"], values["launches"]),
-        engines=values["engines"],
-        reasons=tuple(Reason(**reason) for reason in values["reasons"]),
-        options=read_options(options),
-        implicit=values["implicit"],
-        device=values["device"] or "cpu",
-    )
-
-
-def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
-    """Restore the attributes of the launch nodes."""
-    known = {launch["name"]: launch for launch in launches}
-    return frame.replace(nodes=tuple(_with_launch(node, known, frame) for node in frame.nodes))
-
-
-def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
-    launch = known.get(node.name)
-    if launch is None or launch["function"] is None:
-        raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
-    engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
-    return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 

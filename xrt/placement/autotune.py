@@ -13,7 +13,7 @@ from xrt.graph import FrozenDict, Function
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable
-from xrt.partition.options import DeviceMap
+from xrt.partition.device_map import DeviceMap
 from xrt.placement import decision_store
 from xrt.placement.budget import BOUNDS, TuningBudget
 from xrt.placement.result import MOST_SEARCHES, PlacementRequest, TuningResult, more_than, unwrap

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from xrt.graph import Function, TensorType, Type, shape_key
+from xrt.partition.device_map import DeviceMap
 from xrt.partition.fold import extract_subgraph
-from xrt.partition.options import DeviceMap
 from xrt.partition.quotient_graph import DependencyGraph
 from xrt.partition.support_matrix import EligibleEngines
 

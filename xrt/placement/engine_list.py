@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.engines.contract.registry import EngineStatus
     from xrt.graph import Function, Node
     from xrt.partition import Launch
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.placement import CostStore
     from xrt.placement.result import PlacementRequest
 
@@ -56,7 +56,7 @@ class EngineList:
     @property
     def homes(self) -> DeviceMap:
         """Where engines run."""
-        from xrt.partition.options import DeviceMap
+        from xrt.partition.device_map import DeviceMap
 
         return DeviceMap(self.context.device, self.devices)
 

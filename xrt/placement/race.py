@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import SelectionOutcome
     from xrt.graph import Function
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.placement.result import PlacementRequest
 
 __all__ = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.placement.prediction import BoundaryCost, RegionPrediction
     from xrt.placement.result import TuningResult
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from xrt.graph import FrozenDict, Function
 from xrt.partition import ClusteringOptions
 from xrt.partition.cost_table import CostTable
-from xrt.partition.options import DeviceMap
+from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import MEASURED_REASON
 from xrt.runtime import on_device
 from xrt.worker.isolated_engine import IsolatedEngine

@@ -36,9 +36,10 @@ from xrt.measure.timing import (
     seconds_per_call,
     seconds_per_turn,
 )
-from xrt.partition.options import DeviceMap
+from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.partition.support_matrix import QuestionKeys, SupportMatrix, ask_engine, number_questions, with_names, without_names
+from xrt.partition.questions import QuestionKeys, with_names, without_names
+from xrt.partition.support_matrix import SupportMatrix, ask_engine, number_questions
 from xrt.placement.decision_store import make_questions_key
 from xrt.placement.result import NOT_MEASURED
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call

@@ -21,7 +21,7 @@ from xrt.placement.prediction import predict_cost
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function
-    from xrt.partition.options import DeviceMap
+    from xrt.partition.device_map import DeviceMap
     from xrt.partition.plan import Plan
 
 __all__ = [

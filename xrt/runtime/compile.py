@@ -18,7 +18,7 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMe
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release
 from xrt.graph.deferred_function import find_stale
-from xrt.partition.support_matrix import QuestionKeys
+from xrt.partition.questions import QuestionKeys
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:

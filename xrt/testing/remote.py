@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.engines.toolkit.memory_planner import read_function, read_values
+from xrt.engines.toolkit.shared_values import read_function, read_values
 from xrt.errors import OptionError
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message

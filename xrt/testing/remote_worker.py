@@ -9,7 +9,7 @@ from typing import Any
 
 from xrt.engines import GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
-from xrt.engines.toolkit.memory_planner import put_function, put_values
+from xrt.engines.toolkit.shared_values import put_function, put_values
 from xrt.processes.ipc import Message, SharedBuffer
 from xrt.processes.server import Request, serve
 from xrt.testing.conformance import create_engines, makers_for, run_case, run_reference

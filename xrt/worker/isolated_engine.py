@@ -17,7 +17,7 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
-from xrt.engines.toolkit.memory_planner import put_function, put_values, read_values
+from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
 from xrt.forking import renew_after_fork
 from xrt.formats.bundle import make_working_directory

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
-from xrt.engines.toolkit.memory_planner import put_values, read_function, read_values
+from xrt.engines.toolkit.shared_values import put_values, read_function, read_values
 from xrt.formats.bundle import make_working_directory
 from xrt.measure.timing import sample_call_times
 from xrt.processes.ipc import Message, read_block

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xrt.engines.toolkit.memory_planner import put_function
+from xrt.engines.toolkit.shared_values import put_function
 from xrt.engines.torch.dtypes import summarize_error
 from xrt.errors import CompileRefused
 from xrt.formats.output import map_file

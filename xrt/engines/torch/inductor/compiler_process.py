@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from xrt.engines.toolkit.memory_planner import read_function
 from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.engines.toolkit.shared_values import read_function
 from xrt.engines.torch.inductor.support import ProgramModule, SizeHints
 from xrt.engines.torch.program import make_program
 from xrt.errors import CompileRefused

@@ -1,0 +1,80 @@
+"""Values and Functions in the memory that two processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.formats.onnx.tensors import encode_data
+from xrt.formats.protobuf import read_model, write_model
+from xrt.graph import Constant, DType, Function
+from xrt.processes.ipc import Block, SharedBuffer, read_block
+
+__all__ = ["put_function", "put_value", "put_values", "read_function", "read_value", "read_values"]
+
+
+def put_value(buffer: SharedBuffer, value: Any) -> Any:
+    """Copy an array, a list, a map or None into shared memory; return the record for `read_value`."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return {"list": put_values(buffer, value)}
+    if isinstance(value, dict):  # as pairs, because keys of JSON objects are strings
+        return {"map": list(value.items())}
+    array = np.asarray(value)
+    if array.dtype.kind in "USO":
+        return {"shape": array.shape, "strings": [_as_text(one) for one in array.reshape(-1)]}
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:
+    """Copy values into shared memory; return the records for `read_values`."""
+    return [put_value(buffer, value) for value in values]
+
+
+def put_function(buffer: SharedBuffer, function: Function) -> Any:
+    """Copy a Function into shared memory, each weight once; return the record for `read_function`."""
+    weights: dict[int, str] = {}
+    blocks: dict[str, Block] = {}
+
+    def keep(constant: Constant) -> str:
+        # By identity: constants that share an array are stored once.
+        name = weights.setdefault(id(constant.array), f"weights:{len(weights)}")
+        if name not in blocks:
+            blocks[name] = buffer.put(encode_data(constant).cast("B"))
+        return name
+
+    model = write_model(function, keep)
+    return {"model": buffer.put(memoryview(model)), "weights": blocks}
+
+
+def read_value(memory: memoryview, record: Any) -> Any:
+    """A value from shared memory; arrays are views of it."""
+    if record is None:
+        return None
+    if "list" in record:
+        return read_values(memory, record["list"])
+    if "map" in record:
+        return dict(record["map"])
+    if "strings" in record:
+        return np.array(record["strings"], dtype=object).reshape(record["shape"])
+    dtype = DType.parse(record["dtype"]).numpy
+    return np.frombuffer(read_block(memory, record["at"]), dtype).reshape(record["shape"])
+
+
+def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
+    """Values from shared memory."""
+    return [read_value(memory, one) for one in record]
+
+
+def read_function(memory: memoryview, record: Any) -> Function:
+    """A Function from shared memory; its weights are views of it."""
+    weights = {name: read_block(memory, block) for name, block in record["weights"].items()}
+    return read_model(bytes(read_block(memory, record["model"])), weights.get)
