@@ -29,7 +29,7 @@ def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
         return
     assert found["writes"] == 0
     of_cache = [one for one in found["warnings"] if one.startswith("the compile cache in ")]
-    assert len(of_cache) == 1
+    assert len(set(of_cache)) == 1  # one from each cache that uses the folder
     assert "could not serve: [Errno 28] No space left on device. The run goes on and compiles what is missing" in of_cache[0]
     assert found["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
     assert found["again"] == EXPECTED
