@@ -47,30 +47,10 @@ OF_TYPES = {
 }
 """What kernels take from NumPy itself: words for types, and numbers."""
 OF_THE_HOST = {
-    "casting.py": {"array", "str_"},  # texts, of which no device has arrays
-    "control.py": {"array"},  # the counter of a loop, which the host counts
-    "creation.py": {
-        "array",
-        "asarray",
-        "ceil",
-        "cumsum",
-        "exp",
-        "random",
-        "zeros",
-        "ndarray",
-    },  # constants and draws, made on the host
-    "layout.py": {"array", "broadcast_shapes"},  # shapes
-    "regions.py": {
-        "argsort",
-        "array",
-        "ceil",
-        "floor",
-        "maximum",
-        "minimum",
-        "prod",
-    },  # numbers; and NonMaxSuppression, the CPU's
-    "resize.py": {"ceil", "floor"},
-    "sequence.py": {"array", "cumsum"},
+    "control.py": {"array", "cumsum"},  # the counter of a loop and the places of a sequence
+    "indexing.py": {"array", "asarray", "ceil", "cumsum", "exp", "random", "zeros"},  # constants and draws, made on the host
+    "layout.py": {"array", "broadcast_shapes", "str_"},  # shapes; and texts, of which no device has arrays
+    "sampling.py": {"argsort", "array", "ceil", "floor", "maximum", "minimum", "prod"},  # sizes; and NonMaxSuppression, the CPU's
     "special.py": {"vectorize"},  # the coefficients of a polynomial, once
 }
 """By file, what is of numbers of the host alone, or stands in kernels that say ``devices=CPU``."""
@@ -81,13 +61,13 @@ def taken_from_numpy(tree: ast.AST) -> set[str]:
     return {node.attr for node in found}
 
 
-CPU_ONLY = {"features", "linear_models", "maps", "scores", "support_vectors", "texts", "trees"}
-"""Modules whose kernels are all the CPU's, and what these share."""
+CPU_ONLY = {"learned"}
+"""Modules whose kernels are all the CPU's."""
 
 
 def test_kernels_that_compute_with_numpy_are_the_cpus() -> None:
     homes = [(k.code.__module__.rpartition(".")[2], k.devices) for k in ops]
-    assert {name for name, devices in homes if name in CPU_ONLY} == CPU_ONLY - {"scores"}
+    assert {name for name, devices in homes if name in CPU_ONLY} == CPU_ONLY
     assert [name for name, devices in homes if name in CPU_ONLY and devices != ("cpu",)] == []
 
 
