@@ -21,6 +21,7 @@ from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
 from xrt.serve.metrics import ACCESS
+from xrt.serve.protocol import RequestRefusal
 from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
@@ -289,6 +290,16 @@ def test_bodies_that_do_not_come_keep_nobody_out() -> None:
     run(application, test)
 
 
+async def wait_until_full(model: Any) -> None:
+    for _ in range(1000):
+        try:
+            model.check_admission()
+        except RequestRefusal:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the requests did not arrive")
+
+
 def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, opened = threading.Event(), threading.Event()
     application = one_model(max_queue=3)
@@ -303,6 +314,7 @@ def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_rea
         monkeypatch.setattr(xrt.XRTModule, "__call__", held)
         pending = [asyncio.ensure_future(infer(application, "double", {"inputs": [tensor("x", X)]})) for _ in range(4)]
         assert await asyncio.to_thread(entered.wait, HANGS)
+        await wait_until_full(application.models.find("double", None))
         reply = await ask(application, "POST", "/v2/models/double/infer", [])
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert reply.error == "4 requests are under way, and no more are read; try again"
