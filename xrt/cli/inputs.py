@@ -177,7 +177,7 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
     settle_batch(function, asked)
     return set_dims(function, parse_dims(asked["dims"])), load(
         path,
-        engine=_named_bundles(context),
+        engine=_list_named_bundles(context),
         threads=asked.get("threads"),
         strict=asked["strict"],
         check=asked.get("check"),
@@ -191,11 +191,11 @@ def _name(option: click.Parameter) -> str:
 
 
 def _is_given(name: str, context: click.Context) -> bool:
-    is_free = name in _FREE or (name == "engine" and _named_bundles(context))
+    is_free = name in _FREE or (name == "engine" and _list_named_bundles(context))
     return not is_free and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _named_bundles(context: click.Context) -> list[str]:
+def _list_named_bundles(context: click.Context) -> list[str]:
     """Return the engines that are named because a bundle may not choose them; none where the options name no file."""
     if context.get_parameter_source("engine") is not ParameterSource.COMMANDLINE:
         return []

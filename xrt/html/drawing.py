@@ -300,11 +300,11 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     for number, box in enumerate(boxes):
         graph.node(number, width=WIDE if box.color else WIDE / 2, height=HIGH if box.color else LOW)
     for (source, target), label in zip(flows, labels, strict=True):
-        extent: dict[str, Any] = {"label_size": {"width": _measure_drawing(label), "height": LOW / 2}} if label else {}
+        extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": LOW / 2}} if label else {}
         graph.edge(source, target, **extent)
     laid = layout(graph, options=LAYOUT)
     anchors = [
-        (edge["label_anchor"]["x"], _measure_drawing(label)) for edge, label in zip(laid.edges, labels, strict=True) if label
+        (edge["label_anchor"]["x"], _measure_label(label)) for edge, label in zip(laid.edges, labels, strict=True) if label
     ]
     left = MARGIN - min([laid.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
     right = MARGIN + max([laid.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
@@ -317,7 +317,7 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     }
 
 
-def _measure_drawing(label: str) -> int:
+def _measure_label(label: str) -> int:
     """Return the pixels that a label takes."""
     return 7 * len(label) + 4
 
@@ -365,7 +365,7 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
     path, head = _round_corners(points), f"{x - 4:.1f},{y - 7:.1f} {x + 4:.1f},{y - 7:.1f} {x:.1f},{y:.1f}"
     if not label:
         return {"path": path, "head": head, "label": ""}
-    middle, width = edge["label_anchor"], _measure_drawing(label)
+    middle, width = edge["label_anchor"], _measure_label(label)
     place = {"x": round(middle["x"] + left, 1), "y": round(middle["y"] + MARGIN, 1), "width": width}
     return {"path": path, "head": head, "label": label, **place}
 

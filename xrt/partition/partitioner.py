@@ -224,7 +224,7 @@ def plan_from_assignment(
         devices = NodeDevices.of(function, engines, places).devices
         clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
-        reasons = tuple(_reasons_explicit(function, choices, home))
+        reasons = tuple(_list_reasons(function, choices, home))
         return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
 
 
@@ -261,7 +261,7 @@ def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, 
     return found
 
 
-def _reasons_explicit(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
+def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
     for place, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
             yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or MEASURED_REASON)

@@ -227,7 +227,7 @@ def _over(extent: Dim, divisor: int) -> Dim:
     return extent // divisor if isinstance(extent, int) and divisor > 0 and extent % divisor == 0 else None
 
 
-def _product_microsoft(a: Dim, b: Dim) -> Dim:
+def _multiply_extents(a: Dim, b: Dim) -> Dim:
     return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
@@ -333,9 +333,9 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
     query, value = o.shape(0), o.shape(2)
     heads, hidden = o.attr("num_heads"), None
     if query is not None and len(query) == 5:
-        hidden = _product_microsoft(query[2], query[4])
+        hidden = _multiply_extents(query[2], query[4])
     elif query is not None and len(query) == 3 and value is not None:
-        hidden = _product_microsoft(value[1], value[3]) if len(value) == 4 else value[-1]
+        hidden = _multiply_extents(value[1], value[3]) if len(value) == 4 else value[-1]
     cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
@@ -344,7 +344,7 @@ def _grouped(o: Operands) -> Sequence[Type | None]:
     heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
     width = o.dim(0, 2)
     size = _over(width, heads if o.has(1) else heads + 2 * shared)
-    hidden = width if o.has(1) else _product_microsoft(heads, size)
+    hidden = width if o.has(1) else _multiply_extents(heads, size)
     cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 

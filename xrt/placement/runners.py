@@ -503,7 +503,7 @@ def _values(size: int) -> Any:
 _log = logging.getLogger(__name__)
 PATIENCE = 0.2
 """Seconds for which the end of a search waits for a worker to end."""
-SUPPORT_QUERIES_LONGEST = 2000
+LONGEST_REASON = 2000
 """Characters of a reason that is remembered."""
 
 
@@ -692,7 +692,7 @@ class Inquiry:
         answered: dict[str, Any] = {}
         for number, reason in list(asked.answers.items()):
             key, node = self._keys[number], self._firsts[number]
-            if key is not None and key not in asked.known and (reason is None or len(reason) <= SUPPORT_QUERIES_LONGEST):
+            if key is not None and key not in asked.known and (reason is None or len(reason) <= LONGEST_REASON):
                 answered[key] = _kept(reason, node)
         if answered:
             self._store.keep_answers(asked.signature, answered)

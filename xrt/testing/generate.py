@@ -175,8 +175,8 @@ def rename_values(function: Function, names: Mapping[str, str]) -> Function:
     Values that ``names`` does not mention get a prime, so that no name stays.
     """
     return function.replace(
-        inputs=tuple(_value_renaming(value, names) for value in function.inputs),
-        outputs=tuple(_value_renaming(value, names) for value in function.outputs),
+        inputs=tuple(_rename_value(value, names) for value in function.inputs),
+        outputs=tuple(_rename_value(value, names) for value in function.outputs),
         nodes=tuple(_node(node, names) for node in function.nodes),
         constants={_called(name, names): constant for name, constant in function.constants.items()},
         types={_called(name, names): type_ for name, type_ in function.types.items()},
@@ -188,7 +188,7 @@ def _called(name: str, names: Mapping[str, str]) -> str:
     return names.get(name, f"{name}'") if name else ""
 
 
-def _value_renaming(old: Value, names: Mapping[str, str]) -> Value:
+def _rename_value(old: Value, names: Mapping[str, str]) -> Value:
     return Value(_called(old.name, names), old.type)
 
 

@@ -466,11 +466,11 @@ def _docstring(statement: ast.stmt | None) -> str:
 
 def _spell_default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
-        return _spell_option_list(field.default_factory())
-    return "required" if field.default is dataclasses.MISSING else _spell_option_list(field.default)
+        return _format_value(field.default_factory())
+    return "required" if field.default is dataclasses.MISSING else _format_value(field.default)
 
 
-def _spell_option_list(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value == FrozenDict():
         return "{}"
     return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)

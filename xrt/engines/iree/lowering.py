@@ -295,7 +295,7 @@ def expand_bodies(function: Function) -> Function:
         if body is None:
             nodes.append(node)
         else:
-            nodes += _inside_function_bodies(body, node, constants)
+            nodes += _inline_body(body, node, constants)
     return function.replace(nodes=tuple(nodes), constants=constants)
 
 
@@ -325,7 +325,7 @@ def _body(function: Function) -> Function | None:
     return None if body is None or body.opsets.get("") != function.opsets.get("") else body
 
 
-def _inside_function_bodies(body: Function, node: Node, constants: dict[str, Constant]) -> list[Node]:
+def _inline_body(body: Function, node: Node, constants: dict[str, Constant]) -> list[Node]:
     """Return the body's nodes under the names of the Function around the node; its own constants are added."""
     names = {f"i{k}": name for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
     names |= {f"o{k}": name for k, name in enumerate(node.outputs) if name} | {"": ""}

@@ -264,8 +264,8 @@ def read_fronts(function: Function, capacity: int) -> Function:
         inputs = (name, f"{FRONT}.start", FRONT, f"{FRONT}.axis.{axis}")
         nodes.append(Node("Slice", inputs, (fronts[name],), name=f"{FRONT}.{name}"))
     made = function.replace(
-        inputs=tuple(_resize_cache_fronts(value, capacity) for value in function.inputs),
-        outputs=tuple(_resize_cache_fronts(value, capacity) for value in function.outputs),
+        inputs=tuple(_set_capacity(value, capacity) for value in function.inputs),
+        outputs=tuple(_set_capacity(value, capacity) for value in function.outputs),
         nodes=tuple(nodes),
         constants=constants,
         types={},
@@ -301,7 +301,7 @@ def _choose_front(capacity: int, constants: dict[str, Constant]) -> list[Node]:
     ]
 
 
-def _resize_cache_fronts(value: Value, capacity: int) -> Value:
+def _set_capacity(value: Value, capacity: int) -> Value:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or CAPACITY not in type_.shape:
         return value

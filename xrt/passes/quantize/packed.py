@@ -104,7 +104,7 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
         return function
     emission = Emission(require_opset(function))
     packed: dict[tuple[str, int], tuple[str, ...]] = {}
-    made = [_rewrite_packed(one, emission, packed, options) if one.name in selected else one for one in emission.function.nodes]
+    made = [_pack_product(one, emission, packed, options) if one.name in selected else one for one in emission.function.nodes]
     done = emission.finish(made)
     return done.replace(opsets={**done.opsets, DOMAIN: 1})
 
@@ -122,7 +122,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
     return None
 
 
-def _rewrite_packed(
+def _pack_product(
     node: Node, emission: Emission, packed: dict[tuple[str, int], tuple[str, ...]], options: QuantizationOptions
 ) -> Node:
     name, axis = node.inputs[1], find_inner_axis(node)
@@ -259,7 +259,7 @@ def quantize_weights(function: Function, options: QuantizationOptions | None = N
     if not selected:
         return function
     emission = Emission(require_opset(function, blocks=options.weight_dtype.bits < 8))
-    return emission.finish([_rewrite_weight_only(node, emission, selected, options) for node in emission.function.nodes])
+    return emission.finish([_store_weight(node, emission, selected, options) for node in emission.function.nodes])
 
 
 def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -280,7 +280,7 @@ def why_not_stored(node: Node, function: Function, options: QuantizationOptions)
     return None
 
 
-def _rewrite_weight_only(node: Node, emission: Emission, selected: Collection[str], options: QuantizationOptions) -> Node:
+def _store_weight(node: Node, emission: Emission, selected: Collection[str], options: QuantizationOptions) -> Node:
     if node.name not in selected:
         return node
     name = node.inputs[1]

@@ -564,10 +564,10 @@ LIMITS: tuple[CorpusEntry, ...] = (
         (f32(14, 25, 36),),
     ),
 )
-CASTS_INF = np.inf
+INFINITY = np.inf
 LARGE = f32(70000, 1.0001, 250.5, 65519, 65520, 2049)
-HALVES = f32(CASTS_INF, 1, 250.5, 65504, CASTS_INF, 2048)
-F16, CASTS_F32, I16, I32 = (dtype.onnx for dtype in (DType.FLOAT16, DType.FLOAT32, DType.INT16, DType.INT32))
+HALVES = f32(INFINITY, 1, 250.5, 65504, INFINITY, 2048)
+F16, FLOAT, I16, I32 = (dtype.onnx for dtype in (DType.FLOAT16, DType.FLOAT32, DType.INT16, DType.INT32))
 TRUE = np.array(True)
 _CONSTANT = np.array([0.8873110820235901, -0.3, 1 / 3])
 
@@ -578,7 +578,7 @@ def _squared_in_half(numbers: Array) -> Array:
 
 
 _SQUARED = body(
-    {}, {"b": "float32[6]"}, node("Cast", "x", "h", to=F16), node("Mul", "h h", "s"), node("Cast", "s", "b", to=CASTS_F32)
+    {}, {"b": "float32[6]"}, node("Cast", "x", "h", to=F16), node("Mul", "h h", "s"), node("Cast", "s", "b", to=FLOAT)
 )
 _NEGATIVE = body({}, {"c": "float32[6]"}, node("Neg", "x", "c"))
 CASTS: tuple[CorpusEntry, ...] = (
@@ -590,7 +590,7 @@ CASTS: tuple[CorpusEntry, ...] = (
             {"y": "float32[6]"},
             node("Cast", "x", "h", to=F16),
             node("Mul", "h h", "s"),
-            node("Cast", "s", "y", to=CASTS_F32),
+            node("Cast", "s", "y", to=FLOAT),
         ),
         (LARGE,),
         (_squared_in_half(LARGE),),
@@ -603,7 +603,7 @@ CASTS: tuple[CorpusEntry, ...] = (
             {"y": "float32[6]"},
             node("Neg", "x", "n"),
             node("Cast", "n", "h", to=F16),
-            node("Cast", "h", "w", to=CASTS_F32),
+            node("Cast", "h", "w", to=FLOAT),
             node("Neg", "w", "y"),
         ),
         (LARGE,),
@@ -620,7 +620,7 @@ CASTS: tuple[CorpusEntry, ...] = (
             constants={"k": np.array(2**-10, np.float16)},
         ),
         (np.array([300, 2], np.float16),),
-        (np.array([CASTS_INF, 2**-8], np.float16),),
+        (np.array([INFINITY, 2**-8], np.float16),),
     ),
     CorpusEntry(
         "half_precision_in_a_branch",

@@ -317,8 +317,8 @@ FUNCTIONS: dict[str, Run] = {
     "Tanh": torch.tanh,
 }
 """Operators that are one function of torch's."""
-for _op_elementwise, _run_elementwise in FUNCTIONS.items():
-    ops(_op_elementwise)(fixed(_run_elementwise))
+for _operator, _function in FUNCTIONS.items():
+    ops(_operator)(fixed(_function))
 
 
 @ops("Sign")
