@@ -49,8 +49,8 @@ def test_prepare_and_close_may_be_left_out() -> None:
 
 @pytest.mark.slow
 def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Least, "__module__", "xrt.engines.least")
-    assert Least().version().startswith("xrt ")
+    monkeypatch.setattr(Least, "__module__", "numpy.engines.least")
+    assert Least().version() == f"numpy {np.__version__}"
     monkeypatch.setattr(Least, "__module__", "nobody_s_module")
     assert Least().version() == "0"
 

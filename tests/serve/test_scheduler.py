@@ -204,8 +204,8 @@ def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
     run(application, test, ready=False)
 
 
-def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them() -> None:
-    module = xrt.XRTModule(Mixing().trace(TensorType(DType.FLOAT32, ("n", 2))))
+def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them(tmp_path: Path) -> None:
+    module = xrt.XRTModule(Mixing().trace(TensorType(DType.FLOAT32, ("n", 2))), cache=tmp_path)
     store_serving(module, TUNED)
     application = app({"mixing": module})
     (model,) = application.models
@@ -238,8 +238,8 @@ TUNED = ServingRecord(batch=4, instances=2, threads=1, concurrency=8, rate=9.0, 
 
 
 @pytest.mark.parametrize(("function", "sizes"), [(double(), (1, 2, 4)), (double((2, 2)), ())])
-def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...]) -> None:
-    module = xrt.XRTModule(function, engine="toy")
+def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    module = xrt.XRTModule(function, engine="toy", cache=tmp_path)
     store_serving(module, TUNED)
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
         found = next(iter(app({"double": module}, **options).models)).options
