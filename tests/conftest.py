@@ -16,6 +16,7 @@ import gc
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import zlib
@@ -39,6 +40,8 @@ os.environ["XRT_CACHE_DIR"] = _cache.name
 os.environ.pop("XRT_CACHE", None)
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime before XRT does
 os.environ.pop("XRT_CACHE_SIZE", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a shell that started the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +59,3 @@ def wait_until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < ends, "it did not come about"
         time.sleep(0.02)
-
-
-@contextmanager
-def taking_interrupts() -> Iterator[None]:
-    """Take SIGINT as a terminal gives it; a shell that starts the tests in the background has them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, taking_interrupts, wait_until
+from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
@@ -346,7 +346,7 @@ def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -
         begun.open("rb").close()  # waits for the worker
         signal.pthread_kill(thread, signal.SIGINT)
 
-    with taking_interrupts(), module(Waiting(), isolate=["waiting"], isolate_run=True) as m:
+    with module(Waiting(), isolate=["waiting"], isolate_run=True) as m:
         m(X)
         other = threading.Thread(target=interrupt, args=[threading.get_ident()])
         other.start()
