@@ -5,18 +5,15 @@ The partitioner's part of each is tested on mock graphs in its own room.
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, OpTable, RunOptions
 from xrt.graph import Function, Node
 from xrt.partition import partition
@@ -87,32 +84,6 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     assert one.judge(list(results))
     copied = launch.function.nodes[0]
     assert "training form" in str(engine.why_not(copied, launch.function)), "the copy in the region tells it still"
-
-
-@pytest.mark.slow
-def test_a_forced_compile_frees_nothing_that_is_in_use():
-    """A forced recompile destroyed the executable that another thread was running."""
-    one, cache, engine = find_entry("engines_alternate"), CompileCache(), RecordingEngine(inner="ort")
-    module = make_module(one.function, [engine], cache=cache)
-    module(*one.make_inputs())
-    judged: list[bool] = []
-    stop = threading.Event()
-
-    def call() -> None:
-        while not stop.is_set():
-            judged.append(bool(one.judge([module(*one.make_inputs())])))
-
-    runner = threading.Thread(target=call)
-    runner.start()
-    for _ in range(10):
-        with make_module(one.function, [engine], cache=cache, force_compile=True) as other:
-            assert one.judge([other(*one.make_inputs())])
-    gc.collect()
-    stop.set()
-    runner.join()
-    assert judged
-    assert all(judged)
-    assert engine.journal.count("compile") == 11
 
 
 @pytest.mark.slow

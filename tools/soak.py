@@ -128,7 +128,7 @@ def turn(directory: Path, model: Function, expected: dict[int, np.ndarray], rng:
     """Make a module over a small cache, call it from several threads with several shapes, and let go of it."""
     cache = CompileCache(rng.choice((1, 2, 8)), DiskTier(directory, limit=rng.choice((50_000, 500_000, 10**9))))
     engine = rng.choice(("ort", "toy", "ort{memory_arena=false}"))
-    options = {"maximum_nodes": rng.choice((None, 1, 3)), "threads": rng.choice((1, 2)), "force_compile": rng.random() < 0.2}
+    options = {"maximum_nodes": rng.choice((None, 1, 3)), "threads": rng.choice((1, 2))}
     with XRTModule(model, engine=engine, cache=cache, strict=True, **options) as module, ThreadPoolExecutor(4) as pool:
         sizes = [rng.randint(1, 5) for _ in range(16)]
         for size, found in zip(sizes, pool.map(lambda size: module(example(size)), sizes), strict=True):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from xrt.frontends.torch import from_torch as from_torch, to_torch as to_torch
     from xrt.graph import DType as DType, Function as Function, Node as Node, Value as Value
     from xrt.module import (
+        Isolation as Isolation,
         XRTModule as XRTModule,
         calibrate as calibrate,
         configure as configure,
@@ -62,6 +63,7 @@ _HOMES = {
     "Function": "xrt.graph",
     "Graph": "xrt.builder.tracing",
     "GraphCompiler": "xrt.engines",
+    "Isolation": "xrt.module",
     "Node": "xrt.graph",
     "OpTable": "xrt.engines",
     "Plan": "xrt.partition",

@@ -404,10 +404,10 @@ class PlacementWarning(XRTWarning):
 
 
 class SignatureWarning(XRTWarning):
-    """Compiled signatures exceed ``max_specialization_bytes``, or calls keep waiting for new sizes to compile.
+    """Compiled signatures exceed the ``max_bytes`` of the cache, or calls keep waiting for new sizes to compile.
 
     In the first case the module drops the least recently used one.
 
-    Remedy: pad inputs to a few shapes with ``buckets=``, use engines that support symbolic dims, or raise
-    ``max_specialization_bytes``.
+    Remedy: pad inputs to a few shapes with ``buckets=``, use engines that support symbolic dims, or raise the limit:
+    ``cache=xrt.cache.CompileCache(max_bytes=...)``.
     """

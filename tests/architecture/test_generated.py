@@ -24,6 +24,10 @@ def test_a_page_of_the_reference_is_what_the_code_makes(tool: ModuleType) -> Non
     assert tool.PAGE.read_text(encoding="utf-8") == tool.make_page(), "say: make tables"
 
 
+def test_the_keywords_for_type_checkers_are_those_of_the_options() -> None:
+    assert write_options.KEYWORDS.read_text(encoding="utf-8") == write_options.make_keywords(), "say: make tables"
+
+
 def test_the_page_of_the_zoo_is_what_its_record_makes() -> None:
     assert zoo.PAGE.read_text(encoding="utf-8") == zoo.make_page(read_record()), "say: python -m benchmarks.zoo.page"
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrt.cache import CompileCache, DiskTier
+from xrt.cache import CompileCache, DiskTier, Store
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, CompileRefused
@@ -103,21 +103,19 @@ def chain(length: int = 6) -> Function:
     return Function(*ends, nodes, constants, {"": 18}, types=types)
 
 
-def module(
-    engine: GraphCompiler, directory: Path, function: Function | None = None, limit: int = 10**9, force: bool = False
-) -> XRTModule:
+def module(engine: GraphCompiler, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
     """A module over a new cache in the directory, one region per node."""
     cache = CompileCache(disk=DiskTier(directory, limit))
-    return XRTModule(
-        function or chain(), engine=[engine], cache=cache, maximum_nodes=1, strict=True, threads=1, force_compile=force
-    )
+    return XRTModule(function or chain(), engine=[engine], cache=cache, maximum_nodes=1, strict=True, threads=1)
 
 
 def main(directory: str, journal: str, how: str = "once") -> None:
     engine = Saving(journal=journal, seconds=0.01)
     x = np.arange(4, dtype=np.float32)
     while True:
-        with module(engine, Path(directory), force=how == "forever") as made:
+        if how == "forever":
+            Store(Path(directory)).clear()
+        with module(engine, Path(directory)) as made:
             np.testing.assert_array_equal(made(x), x + 15)
         if how == "once":
             break

@@ -86,16 +86,6 @@ def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
     assert Store(tmp_path / "cache").items() == []
 
 
-def test_a_forced_compile_replaces_the_entry(engine: Saving, tmp_path: Path) -> None:
-    run(engine, tmp_path)
-    before = {item.path: item.path.stat().st_ino for item in Store(tmp_path).items()}
-    cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-    XRTModule(chain(), engine=[engine], cache=cache, maximum_nodes=1, force_compile=True, threads=1)(X)
-    assert engine.count("compile") == 12
-    assert {item.path for item in Store(tmp_path).items()} == set(before)
-    assert any(path.stat().st_ino != inode for path, inode in before.items())
-
-
 def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
     cache = CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))
     XRTModule(chain(), engine="toy", cache=cache)(X)

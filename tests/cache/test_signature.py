@@ -65,7 +65,6 @@ CHANGES: dict[str, Callable[[], Signature]] = {
     "device": lambda: made(device="cuda"),
     "threads": lambda: made(threads=2),
     "precision": lambda: made(options=ExecutionOptions(precision="fp16")),
-    "workspace": lambda: made(options=ExecutionOptions(max_workspace_size=1024)),
 }
 
 

@@ -82,9 +82,9 @@ def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, c
     [
         (("--isolate", "orr"), "isolate names 'orr', which is not in the list of engines. Did you mean 'ort'?"),
         (("--isolate", ""), "the engine list '' has an empty place; write it like 'tvm,ort'"),
-        (("--isolate-run",), "isolate_run=True needs engines that are isolated; name them in isolate="),
+        (("--isolate-run",), "--isolate-run is for engines in worker processes; name them with --isolate"),
         (("--time-limit", "0", "--isolate", "ort"), "--time-limit takes a time such as 60s or 2m; got '0'"),
-        (("--time-limit", "3"), "time_limit bounds engines in a process of their own, and none is; name them in isolate="),
+        (("--time-limit", "3"), "--time-limit is for engines in worker processes; name them with --isolate"),
         (("--memory-limit", "much"), "--memory-limit takes a size such as 500MB or 4GB; got 'much'"),
     ],
 )

@@ -30,12 +30,12 @@ REFUSED = [
         "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where toy{native=off} would run",
     ),
     (
-        {"isolate": "ort", "isolate_run": True},
+        {"isolate": xrt.Isolation("ort", run=True)},
         OptionError,
         "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where ort would run",
     ),
     (
-        {"isolate": "ort", "memory_limit": 1 << 30},
+        {"isolate": xrt.Isolation("ort", memory_limit=1 << 30)},
         OptionError,
         "memory_limit= bounds the address space of a process, and a driver of cuda takes more of it than there is memory; ",
     ),

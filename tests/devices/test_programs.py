@@ -320,14 +320,14 @@ class TestFaults:
     @pytest.mark.slow
     def test_a_compile_in_a_process_of_its_own_needs_no_array_of_another(self) -> None:
         with world("late") as found:
-            m = found.module(Net(), Saving(native="off"), isolate="saving", time_limit=60, strict=True)
+            m = found.module(Net(), Saving(native="off"), isolate=xrt.Isolation("saving", time_limit=60), strict=True)
             same(found, m(X, W), CPU(X, W))
             assert "compiles in a process of its own" in str(m.explain())
 
     @pytest.mark.slow
     def test_an_engine_of_the_cpu_in_a_mixture_runs_in_a_process_of_its_own(self) -> None:
         with world("random") as found:
-            m = found.module(Forked(), [TOY, "ort"], isolate="ort", isolate_run=True, **SPLIT)
+            m = found.module(Forked(), [TOY, "ort"], isolate=xrt.Isolation("ort", run=True), **SPLIT)
             np.testing.assert_allclose(found.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-5)
             m.close()
 

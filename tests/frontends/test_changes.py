@@ -154,12 +154,12 @@ def test_autocast_is_part_of_what_is_captured() -> None:
 
 
 def test_captures_are_bounded() -> None:
-    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", max_specialization_bytes=2 * LEAST_BYTES)
+    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", cache=CompileCache(max_bytes=2 * LEAST_BYTES))
     x = torch.ones(2)
     module(x, 1)
     module(x, 2)
     module(x, 1)
-    with pytest.warns(SignatureWarning, match="max_specialization_bytes"):
+    with pytest.warns(SignatureWarning, match="max_bytes"):
         module(x, 3)
     assert "2 captures" in repr(module)
     kept = module.function

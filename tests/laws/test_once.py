@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
-from xrt.cache.memory import wait_until_closed
 from xrt.testing.corpus import find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import make_module
@@ -65,22 +64,6 @@ def test_closed_once_when_the_cache_lets_go():
     module.close()
     cache.clear()
     assert engine.journal.count("close") == 1
-
-
-def test_a_forced_compile_leaves_what_runs_alone():
-    """The ancestor freed an executable that was still in use when it was compiled anew."""
-    one, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
-    module = make_module(one.function, [engine], cache=cache)
-    assert one.judge([module(*one.make_inputs())])
-    for _ in range(3):
-        with make_module(one.function, [engine], cache=cache, force_compile=True) as other:
-            assert one.judge([other(*one.make_inputs())])
-    assert engine.journal.count("compile") == 4
-    assert one.judge([module(*one.make_inputs())]), "what the first module holds still runs"
-    module.close()
-    cache.clear()
-    assert wait_until_closed(60)
-    assert engine.journal.count("close") == 4
 
 
 def test_many_threads_run_what_was_compiled_once():

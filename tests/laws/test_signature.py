@@ -85,16 +85,6 @@ Newer.__qualname__ = Versioned.__qualname__  # the class of tomorrow bears the s
             (RecordingEngine(), CompileContext()),
             (RecordingEngine(), CompileContext(ExecutionOptions(precision="fp16"))),
         ),
-        (
-            "options",
-            (RecordingEngine(), CompileContext()),
-            (RecordingEngine(), CompileContext(ExecutionOptions(strict_types=True))),
-        ),
-        (
-            "options",
-            (RecordingEngine(), CompileContext()),
-            (RecordingEngine(), CompileContext(ExecutionOptions(max_batch_size=8))),
-        ),
     ],
 )
 def test_another_engine_or_context_is_another_signature(ingredient, one, other):

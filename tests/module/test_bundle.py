@@ -108,7 +108,7 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, mon
 def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, runs: bool) -> None:
     """Its compiled form is loaded where it runs, by the worker."""
     expected = saved(path)
-    with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=runs, time_limit=60) as loaded:
+    with xrt.load(path, strict=True, cache=cold, isolate=xrt.Isolation("ort", run=runs, time_limit=60)) as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
         told = str(loaded.explain())
         assert ("compiles and runs" if runs else "compiles") + " in a process of its own" in told
@@ -119,7 +119,7 @@ def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, ru
 def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold: CompileCache) -> None:
     expected = saved(path)
     before = {*list_descendants(os.getpid())}
-    with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=True) as loaded:
+    with xrt.load(path, strict=True, cache=cold, isolate=xrt.Isolation("ort", run=True)) as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
         kill({*list_descendants(os.getpid())} - before)
         with pytest.raises(RunFailed, match="failed to run xrt_ort_0: its process was ended by SIGKILL"):

@@ -48,7 +48,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def isolated(engine: FaultyEngine, behind: str, **options: Any) -> xrt.XRTModule:
-    return module(engine, behind, isolate=["faulty"], isolate_run=True, **options)
+    return module(engine, behind, isolate=xrt.Isolation(("faulty",), run=True, **options))
 
 
 def completes(where: Any, how: Any, place: str, behind: str) -> None:
@@ -142,7 +142,7 @@ def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
         {"w": weights},
         {"": 20},
     )
-    with module("ort", function=product, isolate="all", isolate_run=runs) as m:
+    with module("ort", function=product, isolate=xrt.Isolation(run=runs)) as m:
         for rows in (2, 5):
             x = np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
             np.testing.assert_allclose(m(x), 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
@@ -165,7 +165,7 @@ def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolat
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
 def test_tvm_works_in_a_worker(runs: bool) -> None:
-    with module("tvm", isolate="tvm", isolate_run=runs, strict=True) as m:
+    with module("tvm", isolate=xrt.Isolation("tvm", run=runs), strict=True) as m:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
@@ -214,7 +214,7 @@ def test_sequences_pass_through_a_worker() -> None:
         (Node("SequenceConstruct", ("x", "x"), ("s",)),),
         opsets={"": 20},
     )
-    with module("toy", function=function, isolate="all", isolate_run=True) as m:
+    with module("toy", function=function, isolate=xrt.Isolation(run=True)) as m:
         result = m(X)
     assert [one.tolist() for one in result] == [X.tolist()] * 2
 
@@ -293,7 +293,7 @@ class Starting(FaultyEngine):
 @pytest.mark.slow
 def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
     with (
-        module(Starting(), "ort", isolate=["starting"], time_limit=600) as m,
+        module(Starting(), "ort", isolate=xrt.Isolation("starting", time_limit=600)) as m,
         pytest.warns(FallbackWarning, match="within 600 s"),
     ):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
@@ -346,7 +346,7 @@ def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -
         begun.open("rb").close()  # waits for the worker
         signal.pthread_kill(thread, signal.SIGINT)
 
-    with module(Waiting(), isolate=["waiting"], isolate_run=True) as m:
+    with module(Waiting(), isolate=xrt.Isolation("waiting", run=True)) as m:
         m(X)
         other = threading.Thread(target=interrupt, args=[threading.get_ident()])
         other.start()
@@ -364,15 +364,25 @@ def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -
     [
         ({"isolate": ["orr"]}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
         ({"isolate": [3]}, r"^isolate is a list of engines' names or specs, or 'all'; got \[3\]$"),
-        ({"isolate": "ort", "time_limit": 0}, r"^time_limit must be a positive number or None; got 0$"),
-        ({"isolate": "ort", "memory_limit": 1.5}, r"^memory_limit must be a positive number or None; got 1.5$"),
-        ({"time_limit": 3}, r"^time_limit bounds engines in a process of their own, and none is; name them in isolate=$"),
-        ({"isolate_run": True}, r"^isolate_run=True needs engines that are isolated; name them in isolate=$"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: Any, text: str) -> None:
     with pytest.raises(OptionError, match=text):
         module("ort", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"time_limit": 0}, "time_limit must be a positive number or None; got 0"),
+        ({"memory_limit": 1.5}, "memory_limit must be a positive integer or None; got 1.5"),
+        ({"run": "yes"}, "run must be True or False; got 'yes'"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(options: Any, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        xrt.Isolation("ort", **options)
+    assert str(caught.value) == text
 
 
 def test_an_engine_that_no_other_process_can_import_is_refused() -> None:

@@ -16,10 +16,10 @@ import pytest
 import xrt
 from tests.module.small_models import relu
 from xrt.cache import CompileCache, Signature
-from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, close_with, wait_until_closed
+from xrt.cache.memory import LEAST_BYTES, MOST_BYTES, THREADS, close_in_background, close_with, wait_until_closed
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import MemoryUse
-from xrt.errors import OptionError, SignatureWarning
+from xrt.errors import SignatureWarning
 from xrt.graph import Function, Node
 from xrt.module.dispatch import FastPath
 from xrt.module.specializable import MAX_READY
@@ -94,9 +94,10 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     found.may_close.set()
 
 
-def make(engine: Any, **options: Any) -> xrt.XRTModule:
+def make(engine: Any, max_bytes: int = MOST_BYTES, **options: Any) -> xrt.XRTModule:
     """Return a module of a Relu over rows of 3, with a cache that keeps nothing that no module uses but the newest."""
-    return xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True, cache=CompileCache(max_bytes=1), **options)
+    cache = CompileCache(capacity=1, max_bytes=max_bytes)
+    return xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True, cache=cache, **options)
 
 
 def call(module: xrt.XRTModule, rows: int) -> None:
@@ -133,10 +134,8 @@ def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None
 @pytest.mark.filterwarnings("ignore:4 calls of this module have waited")
 def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     engine = Static()
-    module = make(engine, max_specialization_bytes=32 * LEAST_BYTES)
-    with pytest.warns(
-        SignatureWarning, match=f"holds more than max_specialization_bytes={32 * LEAST_BYTES}, or {THREADS}"
-    ) as said:
+    module = make(engine, 32 * LEAST_BYTES)
+    with pytest.warns(SignatureWarning, match=f"holds more than the cache's max_bytes={32 * LEAST_BYTES}, or {THREADS}") as said:
         for rows in range(1, 501):
             call(module, rows)
         assert wait_until_closed(PATIENCE)
@@ -154,7 +153,7 @@ def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
 @pytest.mark.parametrize(("nbytes", "threads", "kept"), [(5 * LEAST_BYTES, 0, 2), (1, 0, 10), (1, THREADS // 4, 4)])
 def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, state: State) -> None:
     engine = Static(nbytes, threads)
-    module = make(engine, max_specialization_bytes=10 * LEAST_BYTES)
+    module = make(engine, 10 * LEAST_BYTES)
     with pytest.warns(SignatureWarning):
         for rows in range(1, 21):
             call(module, rows)
@@ -163,8 +162,8 @@ def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, sta
 
 
 def test_one_that_is_larger_than_the_limit_is_kept() -> None:
-    cache = CompileCache()
-    module = xrt.XRTModule(relu(("N", 3)), engine=Static(1 << 30), strict=True, cache=cache, max_specialization_bytes=1)
+    cache = CompileCache(max_bytes=1)
+    module = xrt.XRTModule(relu(("N", 3)), engine=Static(1 << 30), strict=True, cache=cache)
     for _ in range(3):
         call(module, 2)
     assert cache.statistics.misses == 1
@@ -173,7 +172,7 @@ def test_one_that_is_larger_than_the_limit_is_kept() -> None:
 def test_no_call_waits_for_a_close(state: State) -> None:
     engine = Static()
     state.may_close.clear()  # a close takes for ever
-    module = make(engine, max_specialization_bytes=LEAST_BYTES)
+    module = make(engine, LEAST_BYTES)
     with pytest.warns(SignatureWarning):
         for rows in range(1, 11):
             call(module, rows)
@@ -186,7 +185,7 @@ def test_no_call_waits_for_a_close(state: State) -> None:
 def test_what_a_call_uses_is_not_closed(state: State) -> None:
     """The executable asserts it; it is closed once the call has ended."""
     engine = Static()
-    module = make(engine, max_specialization_bytes=LEAST_BYTES)
+    module = make(engine, LEAST_BYTES)
     call(module, 1)
     state.running.clear()
     state.may_run.clear()
@@ -237,9 +236,3 @@ def test_a_close_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     del user
     assert wait_until_closed(PATIENCE)
     assert closed == ["user"]
-
-
-@pytest.mark.parametrize("value", [0, True, 1.5, "1 GB"])
-def test_the_limit_is_a_number_of_bytes(value: Any) -> None:
-    with pytest.raises(OptionError, match=f"max_specialization_bytes must be a positive integer; got {value!r}"):
-        xrt.XRTModule(relu(), engine="toy", max_specialization_bytes=value)

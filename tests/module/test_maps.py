@@ -60,7 +60,7 @@ def test_auto_measures_a_model_with_maps() -> None:
 @pytest.mark.parametrize("name", ["zip_map_of_texts", "map_to_row", "map_to_values"])
 def test_maps_cross_to_a_process_of_their_own(name: str) -> None:
     one = find_entry(name)
-    with xrt.XRTModule(one.function, engine="toy", isolate="toy", isolate_run=True, fold_constants=False) as module:
+    with xrt.XRTModule(one.function, engine="toy", isolate=xrt.Isolation("toy", run=True), fold_constants=False) as module:
         results = module(*one.make_inputs())
     assert one.judge(results if isinstance(results, tuple) else (results,))
 

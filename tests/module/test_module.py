@@ -91,8 +91,6 @@ def test_two_modules_of_one_model_share_the_compile() -> None:
     for _ in range(2):
         xrt.XRTModule(relu(), engine="toy", cache=cache)(X)
     assert (cache.statistics.hits, cache.statistics.misses) == (1, 1)
-    xrt.XRTModule(relu(), engine="toy", cache=cache, force_compile=True)(X)
-    assert cache.statistics.misses == 2
 
 
 def test_many_threads_call_at_once() -> None:

@@ -97,13 +97,6 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
         ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8, int4; got 'fp8'."),
         ({"precision": "fp16", "engine": "toy"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
-        (
-            {"max_workspace_size": 10, "engine": "toy"},
-            OptionError,
-            "engine 'toy' does not honour max_workspace_size=10: nothing limits what it allocates while it computes",
-        ),
-        ({"max_workspace_size": 10, "engine": "ort"}, OptionError, "its arena can be limited for the whole process only"),
-        ({"max_workspace_size": 10, "engine": "tvm"}, OptionError, "engine 'tvm' does not honour max_workspace_size=10: nothing"),
         ({"threads": 0}, OptionError, "threads must be a positive integer or None; got 0"),
     ],
 )

@@ -434,7 +434,7 @@ def test_a_compile_that_is_interrupted_loses_nothing() -> None:
 @pytest.mark.slow
 def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
     faulty = FaultyEngine(how="kill", nth=3)
-    m = xrt.XRTModule(recurrent(1), engine=faulty, strict=True, isolate="all", isolate_run=True)
+    m = xrt.XRTModule(recurrent(1), engine=faulty, strict=True, isolate=xrt.Isolation(run=True))
     session = m.new_session()
     session(X)
     before = session.state["h"]

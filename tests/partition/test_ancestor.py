@@ -23,7 +23,7 @@ def test_launch_names_of_two_engines_do_not_collide() -> None:
 
 def test_unlimited_merges_everything() -> None:
     """-1 was said to be unlimited, and merged nothing; here that is None, and -1 is refused."""
-    with pytest.raises(OptionError, match=r"^maximum_nodes must be an integer of at least 1 or None for no limit; got -1$"):
+    with pytest.raises(OptionError, match=r"^maximum_nodes must be a positive integer or None; got -1$"):
         ClusteringOptions(maximum_nodes=-1)
     assert len(partition(chain("R" * 40), palette(), ClusteringOptions(maximum_nodes=None)).launches) == 1
 

@@ -17,11 +17,11 @@ HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'na
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"minimum_nodes": 0}, "minimum_nodes must be an integer of at least 1; got 0"),
-        ({"minimum_nodes": True}, "minimum_nodes must be an integer of at least 1; got True"),
-        ({"minimum_nodes": None}, "minimum_nodes must be an integer of at least 1; got None"),
-        ({"maximum_nodes": -1}, "maximum_nodes must be an integer of at least 1 or None for no limit; got -1"),
-        ({"maximum_nodes": "3"}, "maximum_nodes must be an integer of at least 1 or None for no limit; got '3'"),
+        ({"minimum_nodes": 0}, "minimum_nodes must be a positive integer; got 0"),
+        ({"minimum_nodes": True}, "minimum_nodes must be a positive integer; got True"),
+        ({"minimum_nodes": None}, "minimum_nodes must be a positive integer; got None"),
+        ({"maximum_nodes": -1}, "maximum_nodes must be a positive integer or None; got -1"),
+        ({"maximum_nodes": "3"}, "maximum_nodes must be a positive integer or None; got '3'"),
         ({"minimum_nodes": 5, "maximum_nodes": 4}, "minimum_nodes=5 is more than maximum_nodes=4; no cluster satisfies both"),
         ({"pins": 3}, "pins must be a list of pins or of their text; got 3"),
         ({"pins": [3]}, f"a pin is a Pin or its text; got int 3; {HELP}"),

@@ -166,10 +166,6 @@ OTHER = Function(
         ({"engines": (ENGINES[0],)}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
         ({"context": CompileContext(threads=2)}, r"^threads was 1 and is 2$"),
         ({"context": CompileContext(ExecutionOptions(precision="fp16"), threads=1)}, r"^precision was fp32 and is fp16$"),
-        (
-            {"context": CompileContext(ExecutionOptions(max_workspace_size=4), threads=1)},
-            r"^max_workspace_size is 4 and was not there$",
-        ),
         ({"clustering": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_killed_server_gives_no_wrong_answer(bundle: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
     """The region moves to another engine, and every request is answered, or refused with a status of a server's failure."""
-    module = xrt.XRTModule(double(), engine="ort", isolate="all", isolate_run=True)
+    module = xrt.XRTModule(double(), engine="ort", isolate=xrt.Isolation(run=True))
     application = app({"double": module}, instances=4, max_queue=1000)
 
     before = {*list_descendants(os.getpid())}

@@ -21,6 +21,7 @@ from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
+from xrt.module import Isolation
 from xrt.module.default_engine import DEFAULT_ENGINES
 from xrt.module.model_source import make_source
 from xrt.placement.lockfile import read_lock, read_shapes
@@ -333,7 +334,7 @@ _ISOLATION = (
 
 
 def isolation_options(command: Command) -> Command:
-    """Add the options that put engines in processes of their own: ``isolate``, ``isolate_run`` and the limits."""
+    """Add the options of `xrt.Isolation`: ``isolate``, ``isolate_run`` and the limits."""
     for option in reversed(_ISOLATION):
         command = option(command)
     return command
@@ -341,9 +342,13 @@ def isolation_options(command: Command) -> Command:
 
 def isolation_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of XRTModule and `xrt.load` from what `isolation_options` collected; empty without the options."""
-    kept: dict[str, Any] = {"isolate_run": True} if given.get("isolate_run") else {}
-    kept |= {name: given[name] for name in ("time_limit", "memory_limit") if given.get(name) is not None}
-    return {"isolate": split_specs(given["isolate"]), **kept} if given.get("isolate") is not None else kept
+    limits = {name: given.get(name) for name in ("time_limit", "memory_limit")}
+    if given.get("isolate") is not None:
+        return {"isolate": Isolation(tuple(split_specs(given["isolate"])), bool(given.get("isolate_run")), **limits)}
+    for name in ("isolate_run", *limits):
+        if given.get(name):
+            raise OptionError(f"--{name.replace('_', '-')} is for engines in worker processes; name them with --isolate")
+    return {}
 
 
 def input_options(command: Command) -> Command:

@@ -17,6 +17,7 @@ import click
 import numpy as np
 from rich.status import Status
 
+from xrt.cache import CompileCache, default_cache
 from xrt.cli.inputs import all_inputs, from_files, open_bundle, read_bundle_facts, set_shapes, show_bundle
 from xrt.cli.options import (
     add_locked_dims,
@@ -347,7 +348,7 @@ def compile_command(model: str, target: str | None, add: bool, verbose: bool, **
     examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
     status = WorkStatus("compiling")
-    with XRTModule(function, **keywords, max_specialization_bytes=NO_LIMIT) as module, status:
+    with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module, status:
         is_open = _compile(module, examples)
         module.save(path, add=add)
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)

@@ -76,20 +76,12 @@ class Pin(_message.Message):
     def __init__(self, patterns: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., by: _Optional[str] = ..., forbid: bool = ...) -> None: ...
 
 class ExecutionOptions(_message.Message):
-    __slots__ = ("precision", "strict_types", "calibration_table", "threads", "max_workspace_size", "max_batch_size")
+    __slots__ = ("precision", "threads")
     PRECISION_FIELD_NUMBER: _ClassVar[int]
-    STRICT_TYPES_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_TABLE_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
-    MAX_WORKSPACE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     precision: str
-    strict_types: bool
-    calibration_table: str
     threads: int
-    max_workspace_size: int
-    max_batch_size: int
-    def __init__(self, precision: _Optional[str] = ..., strict_types: bool = ..., calibration_table: _Optional[str] = ..., threads: _Optional[int] = ..., max_workspace_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, precision: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Ingredient(_message.Message):
     __slots__ = ("name", "value")

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from xrt.module.explain import Explanation as Explanation, RegionReport as RegionReport
     from xrt.module.html import Memory as Memory, RegionMemory as RegionMemory
     from xrt.module.module import XRTModule as XRTModule
-    from xrt.module.options import ModuleOptions as ModuleOptions, configure as configure, validate_budget as validate_budget
+    from xrt.module.options import (
+        Isolation as Isolation,
+        ModuleOptions as ModuleOptions,
+        configure as configure,
+        validate_budget as validate_budget,
+    )
     from xrt.module.state import Session as Session, stateful as stateful
     from xrt.module.verification import ModuleCalibration as ModuleCalibration, calibrate as calibrate
 
@@ -26,7 +31,7 @@ _MODULES = {
     "xrt.module.explain": ("Explanation", "RegionReport"),
     "xrt.module.html": ("Memory", "RegionMemory"),
     "xrt.module.module": ("XRTModule",),
-    "xrt.module.options": ("ModuleOptions", "configure", "validate_budget"),
+    "xrt.module.options": ("Isolation", "ModuleOptions", "configure", "validate_budget"),
     "xrt.module.state": ("Session", "stateful"),
     "xrt.module.verification": ("ModuleCalibration", "calibrate"),
 }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, DiskTier, Signature, Tier, make_signature, open_cache
 from xrt.cache.disk.plan_store import StoredPlan
 from xrt.cache.disk.weight_hashes import identify_file
-from xrt.cache.memory import LEAST_BYTES
+from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import (
@@ -39,7 +39,7 @@ from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import defer_plan, read_buckets, read_index
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
-from xrt.module.options import REFERENCE, Check, ModuleOptions, check_isolated, parse_options
+from xrt.module.options import REFERENCE, Check, Isolation, ModuleOptions, check_isolated, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.variants import choose_variant
 from xrt.partition.options import read_options
@@ -161,10 +161,7 @@ def load(
     strict: bool = False,
     cache: CompileCache | str | os.PathLike[str] | None = None,
     check: Check = None,
-    isolate: str | Sequence[str] = (),
-    isolate_run: bool = False,
-    time_limit: float | None = None,
-    memory_limit: int | None = None,
+    isolate: str | Sequence[str] | Isolation = (),
 ) -> XRTModule:
     """Return the module that `XRTModule.save` wrote.
 
@@ -173,28 +170,26 @@ def load(
 
     An engine of the bundle whose options may name files or code is created only if ``engine`` names it too, with the same spec: a
     file does not choose what code is run. With ``strict``, a region that must be compiled again because this machine or the
-    budget differs is a BundleError. Such compiles use ``cache``, as a module's compiles do. ``check``, ``isolate`` and the
-    options of isolation have the same meaning as for XRTModule; a bundle does not contain them. With ``isolate_run``, compiled
-    forms are loaded in the worker.
+    budget differs is a BundleError. Such compiles use ``cache``, as a module's compiles do. ``check`` and ``isolate`` have the
+    same meaning as for XRTModule; a bundle does not contain them. With ``Isolation(run=True)``, compiled forms are loaded in the
+    worker.
 
     Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an impossible option or an
     engine that the bundle does not have.
 
     Load only what you would run: an engine's compiled form is code.
     """
-    asked = {"check": check, "isolate": isolate, "isolate_run": isolate_run}
-    asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
-    settings = parse_options({**asked, "threads": threads})
+    settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
     _check_kind(path)
     file, why_none = choose_variant(BundleFile(path), threads)
     tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
     tier.recall_check()
     manifest = read_index(file) or file.manifest
-    check_isolated(settings.isolate, _specs(manifest))
+    check_isolated(settings.isolate.engines, _specs(manifest))
     named = _named(engine, manifest)
     try:
         _check_chosen(file, manifest, named)
-        return _loaded(tier, manifest, {**asked, **_execution(manifest, threads)})
+        return _loaded(tier, manifest, settings, _execution(manifest, threads))
     except BundleError:
         raise
     except XRTError as error:
@@ -214,23 +209,23 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: Mapping[str, Any]) -> XRTModule:
+def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: ModuleOptions, execution: Mapping[str, Any]) -> XRTModule:
     file, strict = tier.file, tier.strict
     plans = [_plan(file, manifest, number) for number in range(len(manifest["programs"]))]
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
-    asked = _at_hand(asked, missing)
     module = XRTModule(
         _source(file, manifest, plans),
         [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
         manifest["device"],
-        cache=CompileCache(disk=tier),
+        cache=CompileCache(disk=tier, max_bytes=max(MOST_BYTES, 2 * len(plans) * LEAST_BYTES)),
         **_clustering(manifest, missing),
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
-        max_specialization_bytes=max(ModuleOptions().max_specialization_bytes, 2 * len(plans) * LEAST_BYTES),
-        **asked,
+        check=asked.check,
+        isolate=_isolate_available(asked.isolate, missing),
+        **execution,
         **read_buckets(file),
     )
     for reason in missing.values():
@@ -301,16 +296,10 @@ def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-_OF_WORKERS = ("isolate", "isolate_run", "time_limit", "memory_limit")
-
-
-def _at_hand(asked: Mapping[str, Any], missing: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what was asked without isolating engines that are not there; nothing of it where none is left."""
+def _isolate_available(isolation: Isolation, missing: Mapping[str, str]) -> Isolation:
+    """Leave out the isolated engines that this machine does not have."""
     gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-    left = [name for name in parse_options(asked).isolate if name not in gone]
-    if left or not asked["isolate"]:
-        return {**asked, "isolate": left}
-    return {name: value for name, value in asked.items() if name not in _OF_WORKERS}
+    return replace(isolation, engines=tuple(name for name in isolation.engines if name not in gone))
 
 
 def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:

@@ -18,7 +18,7 @@ from xrt.module.default_engine import open_model
 from xrt.module.dispatch import NO_MATCH, NOTHING, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, OutputChecks, format_implicit_fallback, shorten_tracebacks
 from xrt.module.model_source import check_declared, find_front_end
-from xrt.module.options import ModuleKeywords, add_keywords, make_engine_list, parse_options
+from xrt.module.options import add_keywords, make_engine_list, parse_options
 from xrt.module.precision_options import apply_constraints, make_module_lowering, override_budget
 from xrt.module.saving import (
     Given,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
     from xrt.module.html import Memory
+    from xrt.module.keywords import ModuleKeywords
     from xrt.module.saving import SelfTestReport
     from xrt.module.tuning import Objective
     from xrt.module.verification import ModuleCalibration
@@ -73,10 +74,9 @@ class XRTModule(Specializable, StatefulModule):
     installed and supports the whole model. Unless ``strict``, the reference engine is added at the end of the list. The nodes
     that it gets in this way cause one FallbackWarning and are listed by `explain`.
 
-    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
-    ``threads``, ...) and of `ModuleOptions`: ``check`` compares the ``"first"`` call, or a share of the calls, with the
-    reference; ``isolate`` compiles the named engines, or ``"all"``, in a worker process, and with ``isolate_run`` they also run
-    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a CompileCache, or its directory.
+    Further keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
+    (``precision``, ``threads``) and of `ModuleOptions`; docs/reference/options.md lists them. ``cache`` is a CompileCache, or its
+    directory.
 
     A single output is returned as an array, several as a tuple. A returned array shares memory with nothing else, unless an alias
     of the model names an input for it. Threads may call at once.
@@ -113,7 +113,7 @@ class XRTModule(Specializable, StatefulModule):
         self._given = Given.of(model, engine, device, cache, options)
         self._buckets, self._bucket_remarks = self._make_buckets()
         self._lowering = make_module_lowering(self._settings, self._served)
-        self._specializations = SpecializationCache(self._settings.max_specialization_bytes)
+        self._specializations = SpecializationCache(self._cache.max_bytes)
         self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Specialization | None = None
         self._lock = renew_after_fork(threading.RLock())
@@ -333,7 +333,7 @@ class XRTModule(Specializable, StatefulModule):
         bound = inputs.bind(declared, args, named)
         device = self._engines.context.device
         values = [inputs.normalize(value, given, device) for value, given in zip(declared, bound, strict=True)]
-        inputs.check(declared, values, self._settings.execution.max_batch_size)
+        inputs.check(declared, values)
         return values if self._buckets is None else self._buckets.pad(values, exact=not pads)
 
     def _cache_fast_path(self, values: Sequence[Any], build: Specialization) -> None:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.contract.options import Precision
+from xrt.engines.contract.options import check_options, keyword
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
 from xrt.module.precision_options import NO_CHOICE, PrecisionChoice, read_budget, read_precision_options
 from xrt.partition import ClusteringOptions
-from xrt.partition.options import Pin
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
 
@@ -39,17 +38,17 @@ __all__ = [
     "BucketOption",
     "Check",
     "Dynamic",
-    "ModuleKeywords",
+    "Isolation",
     "ModuleOptions",
     "add_keywords",
     "check_engines_run",
     "check_isolated",
     "check_isolated_on_device",
-    "check_options",
     "check_recorded",
     "configure",
+    "get_accepted_type",
     "is_from_bundle",
-    "iter_keywords",
+    "list_keywords",
     "make_engine_list",
     "parse_devices",
     "parse_options",
@@ -58,7 +57,7 @@ __all__ = [
 ]
 
 
-def check_options(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
+def check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
     """Raise OptionError where an engine does not honor an option; of those that are placed by measurement one has to.
 
     With ``is_permission`` a lower precision is allowed and not demanded, but for strict types: an engine that computes in full
@@ -157,7 +156,7 @@ def check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: W
     if engine.runs:
         raise OptionError(
             f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} would "
-            f"run, since isolate_run=True asks for it or it cannot save what it compiles; take it out of isolate="
+            f"run, since run=True asks for it or it cannot save what it compiles; take it out of isolate="
         )
     if limits.memory is not None:
         raise OptionError(
@@ -173,37 +172,53 @@ IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
 
 
+ALL = "all"
+"""Isolates every engine of the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Engines that work in processes of their own, where a crash or a hang is one more failure: its region moves on."""
+
+    engines: tuple[str, ...] = (ALL,)
+    """Engines that compile in a worker process, by name or spec; ``"all"`` for every engine of the list."""
+    run: bool = False
+    """Also run these engines there. An executable that cannot be saved always runs where it was compiled."""
+    time_limit: float | None = keyword(None, above=0)
+    """Seconds for each compile and each run in a worker process; None for no limit."""
+    memory_limit: int | None = keyword(None, at_least=1)
+    """Bytes of address space of a worker process; None for no limit."""
+
+    def __post_init__(self) -> None:
+        names = (self.engines,) if isinstance(self.engines, str) else tuple(self.engines or ())
+        if not all(isinstance(name, str) for name in names):
+            raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {self.engines!r}")
+        object.__setattr__(self, "engines", names)
+        check_options(self)
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
     """Options of a module other than its model, engines and device."""
 
     clustering: ClusteringOptions = ClusteringOptions()
     execution: ExecutionOptions = ExecutionOptions()
-    strict: bool = False
-    """No implicit reference engine and no fallback: an unsupported node, or a failure of an engine, is an error."""
-    check: Check = None
-    """Calls that are compared with the reference: ``"first"`` of each signature; a share of all (0.01); those in which a region
-    returns NaN (``"nan"``); None for no call."""
-    isolate: tuple[str, ...] = ()
-    """Engines that compile in a worker process, by name or spec; ``"all"`` for every engine of the list."""
-    isolate_run: bool = False
-    """Whether these engines also run there; an executable that cannot be saved always does."""
-    time_limit: float | None = None
-    """Seconds for each compile and each run in a worker process; None for no limit."""
-    memory_limit: int | None = None
-    """Bytes of address space of a worker process; None for no limit."""
-    fold_constants: bool = True
-    """Whether the reference engine computes nodes that depend on constants alone, once, before planning."""
-    force_compile: bool = False
-    """Whether to compile again what the cache contains."""
-    budget: float = 20.0
+    choice: PrecisionChoice = NO_CHOICE
+    """The part of ``precision`` and ``calibrate`` that concerns the module."""
+
+    max_error: ErrorBudget | None = keyword(None, accepts="float | ErrorBudget | None")
+    """With ``engine="auto"``: allow plans of lower precision up to this error of the outputs against float32: a share of the
+    output's norm (0.01) or an `xrt.ErrorBudget`. None lowers nothing."""
+    calibrate: Any = keyword(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
+    """Examples to measure ranges on, for int8: batches, each what a call takes; or the ranges themselves, as an
+    `xrt.CalibrationTable` or its path."""
+    validate: Any = keyword(None, accepts="Iterable[Any] | None")
+    """Other examples to measure the error on. None is the last fifth of the batches of ``calibrate``."""
+    budget: float = keyword(20.0, above=0)
     """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
-    lock: LockedPlacement | None = None
-    """A lockfile: its plan is used without measuring if model, machine and versions are the same."""
-    max_specialization_bytes: int = 1 << 30
-    """Bytes that the engines' executables for all signatures of a module may hold, each counted as 2 MiB at least; beyond that
-    it drops the least recently used, with a warning. Weights that engines share do not count."""
-    buckets: BucketOption = None
+    lock: LockedPlacement | None = keyword(None, accepts="str | os.PathLike[str] | None")
+    """With ``engine="auto"``: use the plan of this lockfile, do not measure. Model, machine and versions must be the same."""
+    buckets: BucketOption = keyword(None, accepts='Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None')
     """Sizes of symbolic dims are rounded up to a few, inputs padded and results cut, where that provably changes no result:
     ``"auto"`` where an engine compiles for each size and padding is possible, ``"require"`` with an OptionError where it is not,
     ``{"s": [16, 64]}`` to those sizes (larger ones are not padded). None pads nothing."""
@@ -211,25 +226,26 @@ class ModuleOptions:
     """Whether one program serves all sizes of symbolic dims: ``"auto"``, all but the first call's, where every engine of the list
     supports it and has no reason against it, or with ``engine="auto"`` those of a measured plan; ``"always"``, where they support
     it; ``"never"``, a program for each set."""
-    dump_subgraph_dir: Path | None = None
-    """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
-    devices: Mapping[str, str] = FrozenDict()
-    """Devices of engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
+    strict: bool = False
+    """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
+    check: Check = None
+    """Compare calls with the reference: the ``"first"`` of each signature; a share of all (0.01); those in which a region returns
+    NaN (``"nan"``); None for no call."""
+    isolate: Isolation = keyword(Isolation(()), accepts="str | Sequence[str] | Isolation")
+    """Engines that compile in a worker process: names, specs, or ``"all"``. An `xrt.Isolation` has the limits, and whether they
+    also run there."""
+    devices: Mapping[str, str] = keyword(FrozenDict(), accepts="Mapping[str, str] | None")
+    """Devices of single engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
-    """Whether a call on a device is recorded once per signature and replayed; `explain` says why where it cannot be."""
-    max_error: ErrorBudget | None = None
-    """With ``engine="auto"``: the largest error of outputs for which plans may compute in lower precision, against float32: a
-    share of the output's norm (0.01) or an `xrt.ErrorBudget`. None lowers nothing."""
-    calibrate: Any = None
-    """Batches that ranges of values are measured on for int8, each what a call takes."""
-    validate: Any = None
-    """Other batches, on which the error is measured; None: the last fifth of those of ``calibrate``."""
-    choice: PrecisionChoice = NO_CHOICE
-    """What ``precision`` and ``calibration_table`` say of the module."""
+    """Record a call on a device once per signature and replay it; `explain` says why where it cannot be."""
+    fold_constants: bool = True
+    """Compute nodes that depend on constants alone once, before planning, with the reference engine."""
+    dump_subgraph_dir: Path | None = keyword(None, accepts="str | os.PathLike[str] | None")
+    """Folder for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     progress: Callable[[int, int], object] | bool | None = None
-    """Whether a search or a compile of more than two seconds shows its progress on a terminal or in a notebook: None and True
-    do, False does not. A function receives the number of compiled regions and of all regions instead, from the compiling
-    threads, one at a time."""
+    """Show the progress of a search or a compile of more than two seconds on a terminal or in a notebook: None and True do, False
+    does not. A function receives the number of compiled regions and of all regions instead, from the compiling threads, one at a
+    time."""
 
     @property
     def shows_progress(self) -> bool:
@@ -245,70 +261,81 @@ class ModuleOptions:
         load = None
         if self.lock is not None:
             load = partial(self.lock.load_result, clustering=self.clustering, strict=self.strict)
-        options = PlacementOptions(self.clustering, self.budget, self.memory_limit, self.cuda_graph, self.shows_progress, lower)
+        limit = self.isolate.memory_limit
+        options = PlacementOptions(self.clustering, self.budget, limit, self.cuda_graph, self.shows_progress, lower)
         return AutoPlacement(engines, options, cache, everything, load)
 
 
 _DEFAULT = ModuleOptions()
-_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions) if f.name not in ("choice", "clustering", "execution")}
-_CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
-_EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
+OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
+"""The classes whose fields are keywords of XRTModule."""
 _OTHER = ("engine", "device", "cache")
 """Parameters of XRTModule that are no options."""
-_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION})
+
+
+def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
+    """The keywords of `XRTModule` by name, each with its field and the class that declares it."""
+    parts = ("choice", "clustering", "execution")
+    return {one.name: (one, owner) for owner in OWNERS for one in dataclasses.fields(owner) if one.name not in parts}
+
+
+_KEYWORDS = list_keywords()
 
 
 def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
-    """Return Settings from plain keywords; raises OptionError for an unknown one, or one that contradicts another."""
+    """Create the options of a module from keywords.
+
+    Raises OptionError for an unknown keyword, a value out of range, and keywords that contradict each other.
+    """
     if not options:
         return _DEFAULT
     for name in options:
-        if name not in _KNOWN:
-            raise OptionError(
-                f"XRTModule has no option {name!r}.{did_you_mean(name, (*_OTHER, *_KNOWN))} It has: {', '.join(_KNOWN)}"
-            )
+        if name not in _KEYWORDS:
+            known = sorted(_KEYWORDS)
+            nearest = did_you_mean(name, (*_OTHER, *known))
+            raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(known)}")
     options, choice = read_precision_options(options)
-    own = {name: options[name] for name in _OWN if name in options}
-    own |= {"choice": choice, "max_error": read_budget(own.get("max_error"))}
-    own["clustering"] = ClusteringOptions(**{name: options[name] for name in _CLUSTERING if name in options})
-    own["execution"] = ExecutionOptions(**{name: options[name] for name in _EXECUTION if name in options})
-    if own.get("dump_subgraph_dir") is not None:
-        own["dump_subgraph_dir"] = _checked_folder(Path(os.fspath(own["dump_subgraph_dir"])))
+    clustering, execution, own = (
+        {name: value for name, value in options.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
+    )
+    own |= {"choice": choice, "clustering": ClusteringOptions(**clustering), "execution": ExecutionOptions(**execution)}
+    own |= {name: read(own[name]) for name, read in _READERS.items() if name in own}
     if own.get("lock") is not None:
         from xrt.module.lockfile import load_lock
 
         own["lock"] = load_lock(own["lock"], own.get("max_error"))
-    if own.get("buckets") is not None:
-        from xrt.module.buckets import parse_buckets
-
-        own["buckets"] = parse_buckets(own["buckets"])
-    if own.get("dynamic", "auto") not in get_args(Dynamic):
-        raise OptionError(f"dynamic must be 'auto', 'always' or 'never'; got {own['dynamic']!r}")
-    own["check"] = _checked_check(own.get("check"))
-    own["isolate"] = _names(own.get("isolate", ()))
-    own["devices"] = validate_devices(own.get("devices"))
-    _check_bytes(own.get("max_specialization_bytes", 1))
-    if "budget" in own:
-        from xrt.placement.autotune import check_budget
-
-        check_budget(own["budget"])
-    _check_limits(own)
-    progress = own.get("progress")
-    if not (progress is None or isinstance(progress, bool) or callable(progress)):
-        raise OptionError(f"progress must be a function of two numbers, or True, False or None; got {progress!r}")
-    return ModuleOptions(**own)
+    settings = ModuleOptions(**own)
+    check_options(settings)
+    return settings
 
 
-def _checked_folder(folder: Path) -> Path:
-    """Return the folder; raises OptionError now for one that could not be written to after the planning."""
+def _read_folder(value: Any) -> Path | None:
+    """Check now that the folder can be written to: it is used after the planning."""
     from xrt.formats.output import why_not_folder
 
+    if value is None:
+        return None
+    folder = Path(os.fspath(value))
     if reason := why_not_folder(folder):
         raise OptionError(f"dump_subgraph_dir is {str(folder)!r}, and {reason}")
     return folder
 
 
-def _checked_check(value: Any) -> Check:
+def _read_buckets(value: Any) -> BucketOption:
+    if value is None:
+        return None
+    from xrt.module.buckets import parse_buckets
+
+    return parse_buckets(value)
+
+
+def _read_dynamic(value: Any) -> Dynamic:
+    if value not in get_args(Dynamic):
+        raise OptionError(f"dynamic must be 'auto', 'always' or 'never'; got {value!r}")
+    return value  # type: ignore[no-any-return]  # just these
+
+
+def _read_check(value: Any) -> Check:
     if value is None or value in ("first", "nan"):
         return value  # type: ignore[no-any-return]  # just these
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
@@ -316,29 +343,35 @@ def _checked_check(value: Any) -> Check:
     raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value or ())
-    if not all(isinstance(name, str) for name in names):
-        raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {value!r}")
-    return names
+def _read_isolation(value: Any) -> Isolation:
+    return value if isinstance(value, Isolation) else Isolation(value or ())
 
 
-def _check_limits(own: Mapping[str, Any]) -> None:
-    for name, kinds in (("time_limit", (int, float)), ("memory_limit", (int,))):
-        value = own.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-            raise OptionError(f"{name} must be a positive number or None; got {value!r}")
-        if not own["isolate"]:
-            raise OptionError(f"{name} bounds engines in a process of their own, and none is; name them in isolate=")
-    if own.get("isolate_run") and not own["isolate"]:
-        raise OptionError("isolate_run=True needs engines that are isolated; name them in isolate=")
+def _read_progress(value: Any) -> Any:
+    if not (value is None or isinstance(value, bool) or callable(value)):
+        raise OptionError(f"progress must be a function of two numbers, or True, False or None; got {value!r}")
+    return value
 
 
-def _check_bytes(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"max_specialization_bytes must be a positive integer; got {value!r}")
+def _read_seconds(value: Any) -> float:
+    from xrt.placement.autotune import check_budget
+
+    check_budget(value)
+    return float(value)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "budget": _read_seconds,
+    "buckets": _read_buckets,
+    "check": _read_check,
+    "devices": validate_devices,
+    "dump_subgraph_dir": _read_folder,
+    "dynamic": _read_dynamic,
+    "isolate": _read_isolation,
+    "max_error": read_budget,
+    "progress": _read_progress,
+}
+"""How the value of a keyword becomes that of its field, for those that accept more than they store."""
 
 
 def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
@@ -362,7 +395,7 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     check_engines_run(engines, context.device, devices)
     check_recorded(settings.cuda_graph, context.device)
     is_permission = is_auto(asked) or is_from_bundle(cache, context)
-    if note := check_options(engines, context, is_permission=is_permission):
+    if note := check_execution(engines, context, is_permission=is_permission):
         left_out = (*left_out, note)
     engines = _isolated(engines, settings, context.device, devices)
     implicit = None if settings.strict else _reference(engines, context.in_full_precision() if is_permission else context)
@@ -399,18 +432,17 @@ def _isolated(
     engines: Sequence[GraphCompiler], settings: ModuleOptions, device: str, devices: Mapping[str, str]
 ) -> list[GraphCompiler]:
     """Return the engines, those in front of a worker that are to have one."""
-    check_isolated(settings.isolate, [engine.spec for engine in engines])
-    if not settings.isolate:
+    isolation = settings.isolate
+    check_isolated(isolation.engines, [engine.spec for engine in engines])
+    if not isolation.engines:
         return list(engines)
     from xrt.engines.contract.proxy import load_engine
     from xrt.partition.device_map import DeviceMap
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
-    limits, asked = WorkerLimits(settings.time_limit, settings.memory_limit), {*settings.isolate}
+    limits, asked = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
     found = [
-        IsolatedEngine(load_engine(engine), limits, runs=settings.isolate_run)
-        if asked & {engine.name, engine.spec, "all"}
-        else engine
+        IsolatedEngine(load_engine(engine), limits, runs=isolation.run) if asked & {engine.name, engine.spec, ALL} else engine
         for engine in engines
     ]
     for engine in found:
@@ -423,7 +455,7 @@ def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:
     """Raise OptionError for an engine to isolate, by name or spec, that is none of those."""
     known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
     for name in asked:
-        if name not in (*known, "all"):
+        if name not in (*known, ALL):
             raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
 
 
@@ -466,70 +498,23 @@ def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> Gra
 
 
 C = TypeVar("C", bound=type)
-OWNERS: tuple[type, ...] = (ModuleOptions, ClusteringOptions, ExecutionOptions)
-"""The classes whose fields are keywords of XRTModule."""
-
-
-class ModuleKeywords(TypedDict, total=False):
-    """Keyword arguments of `XRTModule` other than ``model``, ``engine``, ``device`` and ``cache``."""
-
-    minimum_nodes: int
-    maximum_nodes: int | None
-    pins: str | Pin | Sequence[str | Pin]
-
-    precision: Precision | str | Sequence[str]
-    strict_types: bool
-    calibration_table: str | os.PathLike[str] | Any | None  # an xrt.CalibrationTable, whose module is not loaded for a hint
-    max_error: float | Any | None  # an xrt.ErrorBudget
-    calibrate: Iterable[Any] | None
-    validate: Iterable[Any] | None
-    threads: int | None
-    max_workspace_size: int | None
-    max_batch_size: int | None
-
-    strict: bool
-    check: Check
-    isolate: str | Sequence[str]
-    isolate_run: bool
-    time_limit: float | None
-    memory_limit: int | None
-    fold_constants: bool
-    force_compile: bool
-    budget: float
-    lock: str | os.PathLike[str] | None
-    max_specialization_bytes: int
-    buckets: Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None
-    dynamic: Dynamic
-    dump_subgraph_dir: str | os.PathLike[str] | Path | None
-    devices: Mapping[str, str] | None
-    cuda_graph: bool
-    progress: Callable[[int, int], object] | bool | None
-
-
-def iter_keywords() -> Iterator[tuple[str, Any, type]]:
-    """Yield name, default and owning class of each keyword, in the order of `ModuleKeywords`."""
-    fields = {field.name: (field, owner) for owner in OWNERS for field in dataclasses.fields(owner)}
-    for name in ModuleKeywords.__annotations__:
-        field, owner = fields[name]
-        yield name, field.default, owner
 
 
 def add_keywords(cls: C) -> C:
-    """Give the class a signature that lists every keyword with its type and default; `inspect` and `help` show it."""
+    """Give the class a signature that lists every keyword with its type and default, for `inspect` and `help`."""
     signature = inspect.signature(cls)
     first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = ModuleKeywords.__annotations__
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_spell(types[name]))
-        for name, default, _ in iter_keywords()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=get_accepted_type(one))
+        for name, (one, _) in _KEYWORDS.items()
     ]
     cls.__signature__ = signature.replace(parameters=[*first, *more])  # type: ignore[attr-defined]  # read by inspect
     return cls
 
 
-def _spell(annotation: Any) -> str:
-    """Return the annotation as it is written; annotations of a TypedDict are forward references."""
-    return str(getattr(annotation, "__forward_arg__", annotation))
+def get_accepted_type(one: dataclasses.Field[Any]) -> str:
+    """The type of the values that an option accepts, as text."""
+    return str(one.metadata.get("accepts") or one.type)
 
 
 def configure(*, threads: int | None = None, shared_pool: str | None = None) -> None:

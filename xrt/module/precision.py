@@ -21,7 +21,7 @@ from xrt.precision.terms import PrecisionTerms
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.graph import Function, Node
+    from xrt.graph import Function
     from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
@@ -65,7 +65,6 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
             calibrate,
             choice.names,
             choice.exact_nodes,
-            settings.execution.strict_types,
             choice.table,
             None if source.is_traced else source.get_declared_function,
             tuple(inputs),
@@ -126,22 +125,9 @@ def quantize_as_asked(
             if not names
             else f"nothing of model {function.name!r} is quantized: the constraints keep all {len(names)} nodes in float32"
         )
-    if settings.execution.strict_types and (
-        floats := [node.name for node in prepared.nodes if _is_float_product(node, names, kept)]
-    ):
-        raise OptionError(
-            f"strict_types=True: {len(floats)} of the products and convolutions of model {function.name!r} would stay in "
-            f"float32, first {floats[0]!r}; leave strict_types out to allow that"
-        )
     assert choice.table is not None  # the module has measured it, where none was given
     table = fit_table(choice.table, prepared, original)
     return QuantizedForm(table, frozenset(kept), reduce_range=needs_reduced_range(engines)).apply(prepared)
-
-
-def _is_float_product(node: Node, quantizable: Sequence[tuple[int, str]], kept: set[int]) -> bool:
-    """Whether a product or convolution stays in float32."""
-    quantized = {name for at, name in quantizable if at not in kept}
-    return node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and node.name not in quantized
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:

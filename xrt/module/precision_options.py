@@ -1,4 +1,4 @@
-"""The options of a module about precision: names, lists of names, constraints on nodes, the words of the ancestor, the budget."""
+"""The options of a module about precision: names, lists of names, constraints on nodes, examples, the budget."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = [
     "NO_CHOICE",
     "PrecisionChoice",
     "apply_constraints",
+    "load_table",
     "make_module_lowering",
     "override_budget",
     "parse_precision",
@@ -93,12 +94,12 @@ def read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], 
     OptionError for options that contradict each other.
     """
     out = dict(options)
-    given = out.pop("precision", None)
-    choice = parse_precision(given) if given is not None else NO_CHOICE
-    table = out.pop("calibration_table", None)
+    precision = out.pop("precision", None)
+    choice = parse_precision(precision) if precision is not None else NO_CHOICE
     has_budget = out.get("max_error") is not None
-    if table is not None:
-        choice = replace(choice, table=_load_table(table))
+    if (table := load_table(out.get("calibrate"))) is not None:
+        del out["calibrate"]
+        choice = replace(choice, table=table)
     if has_budget:
         return out, replace(choice, names=choice.names or WITHIN_BUDGET)
     _check_without_budget(choice, out)
@@ -123,14 +124,11 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
     has_data = choice.table is not None or options.get("calibrate") is not None
     if choice.is_quantized and not has_data:
         raise OptionError(
-            "int8 needs the ranges of the model's values: pass calibrate=, a list of batches, or calibration_table=, the path of "
-            "a table that m.calibrate(batches).save(path) has written"
+            "int8 needs the ranges of the model's values: pass calibrate=, a list of batches or the path of a table that "
+            "m.calibrate(batches).save(path) has written"
         )
     if has_data and not choice.is_quantized:
-        raise OptionError(
-            f"{'calibration_table' if choice.table is not None else 'calibrate'}= is for int8; pass precision='int8' too, or "
-            "max_error= with engine='auto'"
-        )
+        raise OptionError("calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'")
     if choice.exact_nodes and not choice.names:
         raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'")
 
@@ -144,14 +142,16 @@ def read_budget(given: Any) -> ErrorBudget | None:
     return parse_budget(given)
 
 
-def _load_table(given: Any) -> CalibrationTable:
+def load_table(calibrate: Any) -> CalibrationTable | None:
+    """The calibration table that ``calibrate`` is, or is the path of; None for batches."""
+    if calibrate is None or isinstance(calibrate, list | tuple):
+        return None
+
     from xrt.formats.calibration_table import CalibrationTable
 
-    if isinstance(given, CalibrationTable):
-        return given
-    if not isinstance(given, str | os.PathLike):
-        raise OptionError(f"calibration_table is a path or an xrt.CalibrationTable; got {given!r}")
-    return CalibrationTable.load(given)
+    if isinstance(calibrate, CalibrationTable):
+        return calibrate
+    return CalibrationTable.load(calibrate) if isinstance(calibrate, str | os.PathLike) else None
 
 
 def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, ModuleOptions]:
@@ -179,10 +179,11 @@ def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, val
     """Return the settings with what a search was given in place of the module's; raises OptionError for data without a budget."""
     if max_error is None and settings.max_error is None:
         raise OptionError("calibrate= and validate= have examples for an error budget; pass max_error= too")
+    table = load_table(calibrate)
     return replace(
         settings,
         max_error=settings.max_error if max_error is None else read_budget(max_error),
-        calibrate=settings.calibrate if calibrate is None else calibrate,
+        calibrate=settings.calibrate if calibrate is None or table is not None else calibrate,
         validate=settings.validate if validate is None else validate,
-        choice=replace(settings.choice, names=settings.choice.names or WITHIN_BUDGET),
+        choice=replace(settings.choice, names=settings.choice.names or WITHIN_BUDGET, table=table or settings.choice.table),
     )

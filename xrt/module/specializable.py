@@ -229,9 +229,9 @@ class Specializable:
 def warn_of_signatures(limit: int) -> None:
     """Issue the SignatureWarning of a module that drops what it has compiled."""
     warn(
-        f"what this module has compiled for its signatures holds more than max_specialization_bytes={limit}, or {THREADS} "
+        f"what this module has compiled for its signatures holds more than the cache's max_bytes={limit}, or {THREADS} "
         f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
-        f"raise the limit",
+        f"raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
         SignatureWarning,
     )
 

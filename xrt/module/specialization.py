@@ -243,7 +243,6 @@ class Specialization:
                 engines.by_spec,
                 engines.context,
                 self._cache,
-                force=settings.force_compile,
                 progress=settings.progress if callable(settings.progress) else partial(_tell_regions, tell),
                 streams=engines.streams,
                 graph=settings.cuda_graph,

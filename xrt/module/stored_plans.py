@@ -106,7 +106,7 @@ def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, 
 
 def _may_be_stored(settings: ModuleOptions, engines: EngineList) -> bool:
     on_host = engines.context.device == "cpu" and not engines.devices
-    asks_more = settings.force_compile or settings.isolate or settings.clustering.pins or settings.check is not None
+    asks_more = settings.isolate.engines or settings.clustering.pins or settings.check is not None
     asks_more = asks_more or settings.choice.is_quantized
     return on_host and not engines.is_auto and not asks_more and settings.dump_subgraph_dir is None
 

@@ -53,7 +53,7 @@ CHECKED = 4
 """Requests that are computed together and alone, to see that they are independent."""
 TIMED = 0.15
 """Seconds in which calls of one size are timed."""
-LOWERING = ("max_error", "calibrate", "validate", "precision", "calibration_table", "strict_types")
+LOWERING = ("max_error", "calibrate", "validate", "precision")
 """Options of a module that say which plans of lower precision there are."""
 LEAST_SEARCH = 6.0
 """Seconds below which a search for a plan finds little: fewer sizes are searched at then."""

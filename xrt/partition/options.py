@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from xrt.engines.contract.options import check_options, keyword
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph.node import OPERATOR, compile_patterns
 
@@ -92,17 +93,16 @@ class Pin:
 class ClusteringOptions:
     """How nodes are grouped into regions; part of the Plan. Raises OptionError for an invalid value."""
 
-    minimum_nodes: int = 1
-    """Minimum number of nodes per region: nodes of smaller ones move to the next engine that supports them, if any."""
-    maximum_nodes: int | None = None
-    """Maximum number of nodes per region; None for no limit."""
-    pins: tuple[Pin, ...] = ()
-    """Pins or their text. Of the forcing pins that match a node, the last one applies; forbidding pins accumulate."""
+    minimum_nodes: int = keyword(1, at_least=1)
+    """Dissolve regions of fewer nodes: their nodes move to the next engine that supports them, if any."""
+    maximum_nodes: int | None = keyword(None, at_least=1)
+    """Split regions of more nodes; None for no limit."""
+    pins: tuple[Pin, ...] = keyword((), accepts="str | Pin | Sequence[str | Pin]")
+    """Force or forbid an engine: ``'Conv|Gemm=ort'``, ``'Softmax!=tvm'``, ``'name:/layer1/*=ort'``. Of the forcing pins that
+    match a node, the last one applies; forbidding pins accumulate."""
 
     def __post_init__(self) -> None:
-        _check_count("minimum_nodes", self.minimum_nodes, 1)
-        if self.maximum_nodes is not None:
-            _check_count("maximum_nodes", self.maximum_nodes, 1, " or None for no limit")
+        check_options(self)
         if self.maximum_nodes is not None and self.maximum_nodes < self.minimum_nodes:
             raise OptionError(
                 f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster satisfies both"
@@ -145,8 +145,3 @@ def _pin(pin: object) -> Pin:
     if isinstance(pin, str):
         return Pin.parse(pin)
     raise OptionError(f"a pin is a Pin or its text; got {type(pin).__name__} {pin!r}; {_HELP}")
-
-
-def _check_count(name: str, value: object, least: int, or_else: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} must be an integer of at least {least}{or_else}; got {value!r}")

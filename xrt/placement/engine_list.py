@@ -140,10 +140,10 @@ def list_available_engines(
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
     """Return the engines, each in the lower precision that is allowed and in float32, as far as it can be had so.
 
-    The precision of options is what an engine may use: one that honors it uses it wherever it can. Strict types demand it.
+    The precision of options is what an engine may use: one that honors it uses it wherever it can.
     """
     precision = context.options.precision
-    if precision not in ("bf16", "fp16") or context.options.strict_types:
+    if precision not in ("bf16", "fp16"):
         return list(engines)
     found: list[GraphCompiler] = []
     for engine in engines:

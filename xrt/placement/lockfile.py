@@ -442,7 +442,6 @@ def _hardware(names: Iterable[str], context: CompileContext) -> dict[str, str]:
 
 def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
     context = request.context
-    execution = {name: str(value) for name, value in context.options.unusual().items()}
     own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
     elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
-    return {**own, **elsewhere, **execution, "clustering": str(request.clustering)}
+    return {**own, **elsewhere, "clustering": str(request.clustering)}

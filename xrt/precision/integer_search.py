@@ -411,8 +411,7 @@ class IntegerSearch:
         self._try_products()
         self._note_other_products()
         self._try_known()
-        if not self.terms.is_strict:
-            self._keep_nodes(wholes)
+        self._keep_nodes(wholes)
 
     def _may_go_on(self) -> bool:
         if not self.is_in_time() and not self.is_cut_off:
@@ -521,9 +520,9 @@ class IntegerSearch:
             )
 
     def _try_products(self) -> None:
-        """Try the forms of products alone, which leave convolutions in float32 and so are none for strict types."""
+        """Try the forms of products alone, which leave convolutions in float32."""
         exact = {engine.spec for engine in self.bench.engines}
-        for engine, is_halved in () if self.terms.is_strict else self.engines:
+        for engine, is_halved in self.engines:
             given = self.prepared, self._products, self.fixed, self.terms.allowed, engine
             for form, made in list_product_forms(*given, has_kernels=engine.spec in exact):
                 if self._may_go_on():

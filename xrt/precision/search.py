@@ -118,9 +118,6 @@ class PrecisionSearch:
     def _lower_floats(self) -> None:
         for precision, engine in self._list_lowered(("bf16", "fp16")):
             kept = self._exact_names
-            if self.terms.is_strict:
-                self.notes.append(f"{precision} on {engine.spec} was not tried: it keeps float32 in places, strict_types=True")
-                continue
             self._judge(Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,)))
 
     def _lower_a_part(self) -> None:

@@ -32,8 +32,6 @@ class PrecisionTerms:
     """The lower precisions that plans may compute in."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""
-    is_strict: bool = False
-    """Whether a plan must lower all that it could, or is not taken."""
     table: CalibrationTable | None = None
     """Ranges, where they need not be measured."""
     original: Callable[[], Function] | None = field(default=None, compare=False)
@@ -68,7 +66,7 @@ class PrecisionTerms:
         if measure is None:
             return None
         own = ("measure", f"{measure} {self.budget.higher_is_better}"), ("limit", repr(float(self.budget.limit)))
-        allowed = f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}, strict {self.is_strict}"
+        allowed = f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}"
         return (*own, ("precisions", allowed), ("data", self.digest))
 
 

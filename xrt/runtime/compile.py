@@ -56,7 +56,6 @@ def compile_plan(
     context: CompileContext,
     cache: CompileCache,
     *,
-    force: bool = False,
     progress: Progress | None = None,
     streams: Streams | None = None,
     graph: bool = False,
@@ -65,13 +64,13 @@ def compile_plan(
     """Compile a plan to a Program, or return all refusals in plan order.
 
     ``engines`` maps the engine specs in the plan to engines. Up to ``context.threads`` launches compile in parallel, except
-    those of engines that compile one at a time. Equal signatures are compiled once and cached; ``force`` recompiles, once per
-    signature. ``progress`` is called from the compiling threads, never concurrently. ``streams`` are the module's streams for a
-    plan on devices, and ``graph`` requests recording of its calls. With ``narrow``, a refused region is compiled in parts to
+    those of engines that compile one at a time. Equal signatures are compiled once and cached. ``progress`` is called from the
+    compiling threads, never concurrently. ``streams`` are the module's streams for a plan on devices, and ``graph`` requests
+    recording of its calls. With ``narrow``, a refused region is compiled in parts to
     find the nodes to blame, which the cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its
     memory runs out.
     """
-    outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
+    outcomes = _Compilation(plan, engines, context, cache, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     # Keep executables only if the whole plan compiled.
     if len(leases) == len(outcomes):
@@ -151,14 +150,12 @@ class _Compilation:
         engines: Mapping[str, GraphCompiler],
         context: CompileContext,
         cache: CompileCache,
-        force: bool,
         progress: Progress | None,
         narrow: bool,
     ) -> None:
         self._regions = list_regions(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
-        self._forced = force
         self._narrows = narrow
         self._blamed: dict[str, tuple[int, ...]] = {}
         """Positions of the nodes to blame, by signature."""
@@ -202,14 +199,10 @@ class _Compilation:
 
     def _compile(self, lane: Sequence[int]) -> None:
         """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
-        met: set[str] = set()
         for number in lane:
             region = self._regions[number]
-            # Force one compile per signature; equal regions then hit the cache.
-            force = self._forced and region.signature.key not in met
-            met.add(region.signature.key)
             try:
-                self._outcomes[number] = _lease(region, self._cache, force)
+                self._outcomes[number] = _lease(region, self._cache)
             except (CompileRefused, CompileFailed) as error:
                 refusal = _refusal(region.launch, error)
                 self._outcomes[number] = self._narrowed(region, refusal) if self._narrows else refusal
@@ -266,7 +259,7 @@ def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefuse
         cache.lease(region.signature, refuse, force=True, recipe=region.recipe)
 
 
-def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
+def _lease(region: RegionToCompile, cache: CompileCache) -> Lease:
     met, recipe = "hit", region.recipe
 
     def make() -> Executable:
@@ -276,7 +269,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
         context = replace(region.context, keep=cache.find_learning_directory(region.engine.name), is_kept=is_kept)
         return _made(region, context)
 
-    lease = cache.lease(region.signature, make, force=force, recipe=recipe)
+    lease = cache.lease(region.signature, make, recipe=recipe)
     _let_go(region.launch.function)
     _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease

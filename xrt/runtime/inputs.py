@@ -150,21 +150,14 @@ def _described(given: Any) -> str:
     return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
-def check(inputs: Sequence[Value], values: Sequence[Any], max_batch_size: int | None = None) -> None:
+def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
     """Check converted values against the declared types; raises InputError that names the input and the mismatch.
 
-    A symbolic extent must have one size across all inputs. A dynamic leading extent is limited to ``max_batch_size``.
+    A symbolic extent must have one size across all inputs.
     """
     dims: Dims = {}
     for value, given in zip(inputs, values, strict=True):
         _check(value.name, value.type, given, dims)
-        if max_batch_size is not None and isinstance(value.type, TensorType):
-            _check_batch(value.name, value.type, given, max_batch_size)
-
-
-def _check_batch(name: str, type_: TensorType, array: Any, most: int) -> None:
-    if type_.shape and not isinstance(type_.shape[0], int) and array.shape[0] > most:
-        raise InputError(f"input {name!r} ({type_}) has a leading extent of {array.shape[0]}; max_batch_size is {most}")
 
 
 def _check(name: str, type_: Type | None, given: Any, dims: Dims) -> None:

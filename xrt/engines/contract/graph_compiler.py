@@ -200,14 +200,10 @@ class GraphCompiler(abc.ABC):
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Explain which execution options the engine does not implement; None if it implements all that are set.
 
-        The default declines every option that differs from its default.
+        By default an engine computes in the types of the model and declines a lower precision.
         """
-        asked = context.options.unusual()
-        if not asked:
-            return None
-        shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
-        return f"engine {self.name!r} does not honour {shown}{why}"
+        precision = context.options.precision
+        return None if precision == "fp32" else f"engine {self.name!r} does not honour precision={precision!r}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """The engine that computes float32 in this precision on this machine; None, the default, if there is none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -12,28 +12,59 @@ from xrt.errors import OptionError, did_you_mean
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
 
-__all__ = ["LOWER_PRECISIONS", "CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
+__all__ = [
+    "LOWER_PRECISIONS",
+    "CompileContext",
+    "ExecutionOptions",
+    "Precision",
+    "RunOptions",
+    "check_options",
+    "keyword",
+]
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
 LOWER_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
+
+
+def keyword(default: Any, *, accepts: str = "", at_least: int | None = None, above: float | None = None) -> Any:
+    """Declare an option: its default, and the values that it accepts.
+
+    ``accepts`` is the type for editors where a caller may pass more than the field stores. A number with ``at_least`` is an
+    integer, one with ``above`` is any number. `check_options` checks the range, and the flags of a dataclass.
+    """
+    return field(default=default, metadata={"accepts": accepts, "at_least": at_least, "above": above})
+
+
+def check_options(options: Any) -> None:
+    """Raise OptionError for a number outside its range or a flag that is neither True nor False."""
+    for one in fields(options):
+        value = getattr(options, one.name)
+        at_least, above = one.metadata.get("at_least"), one.metadata.get("above")
+        # bool is a subclass of int.
+        if one.type == "bool":
+            is_valid, expected = isinstance(value, bool), "True or False"
+        elif at_least is not None:
+            is_valid = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+            expected = "a positive integer" if at_least == 1 else f"an integer of at least {at_least}"
+        elif above is not None:
+            is_valid = isinstance(value, int | float) and not isinstance(value, bool) and value > above
+            expected = "a positive number" if above == 0 else f"a number above {above}"
+        else:
+            continue
+        if not is_valid and (value is not None or one.default is not None):
+            raise OptionError(f"{one.name} must be {expected}{' or None' * (one.default is None)}; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
     """Options of a compile; part of the signature. An engine declines those that it does not implement."""
 
-    precision: Precision = "fp32"
-    """``fp32`` computes in the types of the model; the others allow an engine to compute float32 in that type."""
-    strict_types: bool = False
-    """With a lower precision: compute everything in it or decline. If False, an engine may keep float32 for some operators."""
-    calibration_table: str | None = None
-    """Path of the int8 calibration table."""
-    threads: int | None = None
-    """Thread budget of all engines together; None for the number of cores that the process may use."""
-    max_workspace_size: int | None = None
-    """Scratch memory of an engine in bytes; None for the engine's default."""
-    max_batch_size: int | None = None
-    """Largest size of a symbolic first dim in a call; a larger one raises InputError. None for no limit."""
+    precision: Precision = keyword("fp32", accepts="Precision | str | Sequence[str]")
+    """Precision of the arithmetic. ``fp32`` computes in the types of the model; ``bf16`` and ``fp16`` allow an engine to compute
+    float32 in that type; ``int8`` quantizes by the ranges of ``calibrate``. ``"Softmax=fp32"`` in a list keeps these nodes exact;
+    with ``max_error`` the list has the precisions to try, ``int4`` for weights among them."""
+    threads: int | None = keyword(None, at_least=1)
+    """Thread budget of all engines together. None is the number of cores that the process may use."""
 
     def __post_init__(self) -> None:
         known = get_args(Precision)
@@ -41,20 +72,7 @@ class ExecutionOptions:
             raise OptionError(
                 f"precision must be one of {', '.join(known)}; got {self.precision!r}.{did_you_mean(str(self.precision), known)}"
             )
-        for name in ("threads", "max_workspace_size", "max_batch_size"):
-            value = getattr(self, name)
-            # bool is a subclass of int.
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} must be a positive integer or None; got {value!r}")
-
-    def unusual(self) -> dict[str, Any]:
-        """The options that differ from their defaults and that an engine must implement or decline.
-
-        Excludes `threads`, which the context passes to every engine, and `max_batch_size`, which the module checks.
-        """
-        default = ExecutionOptions()
-        names = ("precision", "strict_types", "calibration_table", "max_workspace_size")
-        return {n: getattr(self, n) for n in names if getattr(self, n) != getattr(default, n)}
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,7 @@ class CompileContext:
     as packed weights, for `load` to map."""
 
     def in_full_precision(self) -> CompileContext:
-        """The context for an engine without lower precisions. Unchanged with strict types, which do not allow float32 instead."""
-        if self.options.strict_types or self.options.precision == "fp32":
+        """The context for an engine without lower precisions."""
+        if self.options.precision == "fp32":
             return self
         return replace(self, options=replace(self.options, precision="fp32"))

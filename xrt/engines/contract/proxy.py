@@ -56,7 +56,7 @@ class LazyEngine(GraphCompiler):
         return self.inner.version()
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        return self.inner.unsupported_options(context) if context.options.unusual() else None
+        return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         return self.inner.lower_precision(precision)

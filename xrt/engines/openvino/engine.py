@@ -141,19 +141,16 @@ class OpenVino(GraphCompiler):
         return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline options that are not implemented. Strict types are implemented unless the precision is lowered."""
-        asked = context.options.unusual()
-        wanted = asked.get("precision")
-        is_lowered = self.precision in ("allowed", wanted) and "strict_types" not in asked
-        if is_lowered and wanted in ("bf16", "fp16") and has_precision(wanted):
-            del asked["precision"]
-        # Without lower precision all types are strict anyway.
-        if self.precision in ("allowed", "fp32") and "precision" not in asked:
-            asked.pop("strict_types", None)
-        if not asked:
+        """Decline a precision that the processor or the engine's own ``precision`` excludes."""
+        wanted = context.options.precision
+        if wanted == "fp32":
             return None
-        shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
+        if self.precision in ("allowed", wanted) and wanted in ("bf16", "fp16") and has_precision(wanted):
+            return None
+        return (
+            "engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: "
+            f"it does not honour precision={wanted!r}"
+        )
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """The engine in bf16 or fp16 if the processor supports it; None if it is fixed to fp32.

@@ -12,6 +12,7 @@ import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
+from xrt.engines.contract.options import check_options, keyword
 from xrt.engines.contract.spec import option
 from xrt.engines.ort.cuda import (
     CUDA,
@@ -52,7 +53,7 @@ from xrt.engines.ort.session import (
     shared_pool_size,
     use_own_pool,
 )
-from xrt.errors import CompileRefused, EngineUnavailable, OptionError
+from xrt.errors import CompileRefused, EngineUnavailable
 from xrt.graph import FrozenDict, Function, Node
 
 if TYPE_CHECKING:
@@ -323,19 +324,17 @@ class Ort(GraphCompiler):
         )
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline options that are not implemented. Strict types are: it always computes in the types of the model."""
+        """Decline a lower precision, and a thread budget that differs from a shared pool's."""
         # A shared pool has one size for all sessions.
         if shared_pool_size() not in (None, context.threads):
             return (
                 f"engine 'ort' runs on one pool of {shared_pool_size()} threads that all sessions of the process share, as "
                 f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={shared_pool_size()}"
             )
-        asked = context.options.unusual()
-        shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
-        if not shown:
+        precision = context.options.precision
+        if precision == "fp32":
             return None
-        why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
-        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
+        return f"engine 'ort' computes in the model's own types: it does not honour precision={precision!r}"
 
     def make_session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
         options = quiet_options()
@@ -419,8 +418,7 @@ PROVIDER = "TensorrtExecutionProvider"
 class TensorRT(Ort):
     """Compiles with TensorRT; the CUDA provider runs nodes that TensorRT does not support.
 
-    Supports ``precision="fp16"`` and ``max_workspace_size``. Building an engine takes seconds to minutes per region;
-    `engine_cache` keeps built engines.
+    Supports ``precision="fp16"``. Building an engine takes seconds to minutes per region; `engine_cache` keeps built engines.
     """
 
     name: ClassVar[str] = "tensorrt"
@@ -429,22 +427,21 @@ class TensorRT(Ort):
 
     engine_cache: str = option("", names_files=True)
     """Directory where TensorRT keeps built engines for later processes; empty for none."""
-    min_subgraph_size: int = 1
+    min_subgraph_size: int = keyword(1, at_least=1)
     """Smaller subgraphs run on the CUDA provider."""
+    max_workspace_size: int | None = keyword(None, at_least=1)
+    """Scratch memory in bytes; None for TensorRT's default."""
 
     def __post_init__(self) -> None:
         """Check the fields; raises EngineUnavailable if the library was built without TensorRT."""
         super().__post_init__()
-        least = self.min_subgraph_size
-        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-            raise OptionError(f"min_subgraph_size of engine 'tensorrt' must be a positive integer; got {least!r}")
+        check_options(self)
         if reason := why_not_present(PROVIDER):
             raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline options other than fp16 and a workspace limit."""
-        asked = context.options.unusual()
-        if context.options.precision not in ("fp32", "fp16") or "calibration_table" in asked:
+        """Decline precisions other than fp16."""
+        if context.options.precision not in ("fp32", "fp16"):
             return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
         return None
 
@@ -452,8 +449,8 @@ class TensorRT(Ort):
         asked = {"trt_min_subgraph_size": str(self.min_subgraph_size)}
         if context.options.precision == "fp16":
             asked["trt_fp16_enable"] = "1"
-        if context.options.max_workspace_size is not None:
-            asked["trt_max_workspace_size"] = str(context.options.max_workspace_size)
+        if self.max_workspace_size is not None:
+            asked["trt_max_workspace_size"] = str(self.max_workspace_size)
         if self.engine_cache:
             asked |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
         behind = super()._device_providers(own, context)

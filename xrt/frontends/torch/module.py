@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Value
     from xrt.module.explain import Explanation
     from xrt.module.html import Memory
-    from xrt.module.options import ModuleKeywords
+    from xrt.module.keywords import ModuleKeywords
     from xrt.module.specialization import Specialization
     from xrt.partition import Plan
     from xrt.placement import ServingConfiguration, TuningResult
@@ -352,8 +352,8 @@ class TorchModule(XRTModule):
     The module is captured on the first call per input structure. When sizes change, it is captured again with these sizes
     symbolic, so that further sizes need no capture unless the module branches on them. A parameter, buffer or submodule that
     was replaced or written to is captured again on the next call. PyTorch does not count writes through ``.data`` or NumPy, and
-    Python attributes are not checked: call `recapture` after these. All captures together hold at most
-    ``max_specialization_bytes``. Do not run the module elsewhere while a call captures it. A module that branches on data, or
+    Python attributes are not checked: call `recapture` after these. All captures together hold at most the
+    ``max_bytes`` of the cache. Do not run the module elsewhere while a call captures it. A module that branches on data, or
     has an operator that no engine supports, runs in `parts` with a FallbackWarning; ``strict`` refuses it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError if PyTorch cannot export the module.
@@ -374,7 +374,7 @@ class TorchModule(XRTModule):
         check_sizes_closed(settings)
         if engine is not None:
             make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an unavailable engine
-        self._max_bytes = settings.max_specialization_bytes
+        self._max_bytes = open_cache(cache).max_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
