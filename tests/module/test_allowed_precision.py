@@ -98,9 +98,8 @@ def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16", "strict_types": True}], ids=["none", "strict types"])
-def test_one_form_takes_part_where_no_precision_is_allowed_or_one_is_demanded(options: Any, tmp_path: Path) -> None:
-    with xrt.XRTModule(PAIR, [Rounding(), "auto"], cache=tmp_path, threads=1, strict=True, **options) as m:
+def test_one_form_takes_part_where_no_precision_is_allowed(tmp_path: Path) -> None:
+    with xrt.XRTModule(PAIR, [Rounding(), "auto"], cache=tmp_path, threads=1, strict=True) as m:
         assert m.engines == ("rounding",)
 
 

@@ -131,7 +131,6 @@ def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold
     ("options", "text"),
     [
         ({"isolate": "orr"}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
-        ({"time_limit": 3}, r"^time_limit bounds engines in a process of their own, and none is; name them in isolate=$"),
         ({"check": "never"}, r"^check must be 'first', 'nan', a part of the calls \(above 0, at most 1\) or None; got 'never'$"),
     ],
 )

@@ -48,7 +48,8 @@ def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def isolated(engine: FaultyEngine, behind: str, **options: Any) -> xrt.XRTModule:
-    return module(engine, behind, isolate=xrt.Isolation(("faulty",), run=True, **options))
+    limits = {name: options.pop(name) for name in ("time_limit", "memory_limit") if name in options}
+    return module(engine, behind, isolate=xrt.Isolation("faulty", run=True, **limits), **options)
 
 
 def completes(where: Any, how: Any, place: str, behind: str) -> None:

@@ -162,13 +162,11 @@ def test_a_changed_file_of_external_data_is_read(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
-    "option": lambda patch: {"max_batch_size": 64},
     "clustering": lambda patch: {"minimum_nodes": 2},
     "engine's option": lambda patch: {"engine": "ort{optimization=basic}"},
     "engine list": lambda patch: {"engine": ["ort", "toy"]},
     "strict": lambda patch: {"strict": True},
     "folding": lambda patch: {"fold_constants": False},
-    "forced": lambda patch: {"force_compile": True},
     "version": lambda patch: patch.setattr("xrt.engines.ort.engine.Ort.version", lambda self: "another") or {},
     "planner": lambda patch: patch.setattr("xrt.module.stored_plans.hash_planner", lambda: "another") or {},
     "machine": lambda patch: patch.setattr("xrt.cache.signature.describe_machine", lambda: "another") or {},
