@@ -105,7 +105,7 @@ FILES = (
     "engines.*",
     "engines.contract.entry_points",
     "engines.native.library",
-    "html.rendering",
+    "html.views",
     "cache.disk",
     "processes.priority",
     "processes.tree",
@@ -115,7 +115,7 @@ FILES = (
     "testing.onnx_models",
 )
 """Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota
-of its cores, `processes` for the children of a process and the priority of a session, `html.rendering` reads the style
+of its cores, `processes` for the children of a process and the priority of a session, `html.views` reads the style
 sheets of the package, and `serve.triton_repository` writes what Triton reads."""
 
 TOUCHES = frozenset(

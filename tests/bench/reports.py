@@ -11,7 +11,7 @@ import numpy as np
 from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing
 from xrt.bench.jobs import Start, Timeline
 from xrt.graph import FrozenDict
-from xrt.html.drawing import INPUTS, Reading, RegionTimes
+from xrt.html.views import INPUTS, Reading, RegionTimes
 from xrt.measure.statistics import compute_round_ratio
 
 HOSTILE = "</title><script>fetch('https://example.org/')</script><img src=https://example.org/x onerror=alert(1)>\"'&\u202e\x00"

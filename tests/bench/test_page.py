@@ -14,14 +14,13 @@ from hypothesis import given, settings, strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
 from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
-from xrt.bench.html import answer
 from xrt.bench.jobs import Start, Timeline
+from xrt.bench.report import answer
 from xrt.engines.toy import Toy
-from xrt.html.drawing import INPUTS, MOST, Box, RegionTimes, draw_boxes, draw_plan
-from xrt.html.rendering import render_page
+from xrt.html.views import INPUTS, MOST, Box, RegionTimes, draw_boxes, draw_plan, render_page
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition
-from xrt.partition.html import list_regions
+from xrt.partition.plan import list_regions
 
 VOID = {"meta", "link", "br"}
 

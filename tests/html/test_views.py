@@ -16,9 +16,19 @@ from tests.bench.test_page import Reader
 from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, make_profile, make_result
 from xrt.engines.contract.registry import find_declaration, list_by_rank
 from xrt.graph import Function
-from xrt.html.drawing import MOST, PALETTE, TEXT, assign_colors, fit_text, measure_text
-from xrt.html.rendering import ROOT, SELECTOR, load_cell_style, load_page_style
-from xrt.module.html import render_explanation_page
+from xrt.html.views import (
+    MOST,
+    PALETTE,
+    ROOT,
+    SELECTOR,
+    TEXT,
+    assign_colors,
+    fit_text,
+    load_cell_style,
+    load_page_style,
+    measure_text,
+)
+from xrt.module.explain import render_explanation_page
 from xrt.partition import Plan
 from xrt.placement.result import TuningResult
 from xrt.runtime import Profile

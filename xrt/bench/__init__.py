@@ -5,8 +5,7 @@ their ratio within a round.
 """
 
 from xrt.bench.comparison import BenchOptions, compare_engines
-from xrt.bench.html import page
-from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine
+from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine, page
 from xrt.bench.targets import AUTO, BenchCandidate, BenchTarget
 from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, interleave, ratio
 

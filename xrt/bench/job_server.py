@@ -17,11 +17,11 @@ from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import Function
-from xrt.html.drawing import RegionTimes
+from xrt.html.views import RegionTimes
 from xrt.measure.timing import Call, Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.partition.html import list_regions
+from xrt.partition.plan import list_regions
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
 

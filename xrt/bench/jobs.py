@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from xrt.bench.targets import BenchCandidate, BenchTarget
-from xrt.html.drawing import CallTimes, RegionTimes
+from xrt.html.views import CallTimes, RegionTimes
 from xrt.runtime import Profile
 
 __all__ = ["Job", "JobAnswer", "JobFailure", "Start", "Timeline", "Turn"]

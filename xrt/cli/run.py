@@ -45,7 +45,7 @@ from xrt.graph.verify import verify
 from xrt.measure.timing import seconds_per_call, time_call
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.module.html import render_explanation_page
+from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
 from xrt.module.options import REFERENCE
 from xrt.module.specializable import NO_LIMIT

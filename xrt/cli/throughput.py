@@ -141,7 +141,7 @@ def tune_for_throughput(
 
 
 def _write_page(path: Path, found: ThroughputResult, model: str) -> None:
-    from xrt.placement.throughput.html import render_throughput_page
+    from xrt.placement.throughput.result import render_throughput_page
 
     replace_file(path, lambda file: file.write(render_throughput_page(found, model).encode()))
 

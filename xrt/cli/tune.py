@@ -146,7 +146,7 @@ def command(  # noqa: C901, PLR0912
 
 
 def _write_page(results: Mapping[str, TuningResult], model: str, file: Path) -> None:
-    from xrt.placement.html import render_tuning_page  # for those alone who ask
+    from xrt.placement.report import render_tuning_page  # for those alone who ask
 
     page = render_tuning_page(results, model).encode()
     replace_file(file, lambda stream: stream.write(page))

@@ -350,7 +350,7 @@ class Function:
 
     def _repr_html_(self) -> str:
         """Render diagrams and tables for a notebook."""
-        from xrt.graph.html import render_function  # needed only in notebooks
+        from xrt.graph.printer import render_function  # needed only in notebooks
 
         return render_function(self)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xrt.module.bundle import load as load
     from xrt.module.dispatch import IOBinding as IOBinding
     from xrt.module.explain import Explanation as Explanation, RegionReport as RegionReport
-    from xrt.module.html import Memory as Memory, RegionMemory as RegionMemory
+    from xrt.module.memory import Memory as Memory, RegionMemory as RegionMemory
     from xrt.module.module import XRTModule as XRTModule
     from xrt.module.options import (
         Isolation as Isolation,
@@ -29,7 +29,7 @@ _MODULES = {
     "xrt.module.bundle": ("load",),
     "xrt.module.dispatch": ("IOBinding",),
     "xrt.module.explain": ("Explanation", "RegionReport"),
-    "xrt.module.html": ("Memory", "RegionMemory"),
+    "xrt.module.memory": ("Memory", "RegionMemory"),
     "xrt.module.module": ("XRTModule",),
     "xrt.module.options": ("Isolation", "ModuleOptions", "configure", "validate_budget"),
     "xrt.module.state": ("Session", "stateful"),

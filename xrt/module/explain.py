@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.placement import CostReport
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["Explanation", "RegionReport", "explain"]
+__all__ = ["Explanation", "RegionReport", "explain", "render_explanation", "render_explanation_page"]
 
 SPECIAL = "deviates on special values:"
 """How a remark about NaN, infinities and the like begins."""
@@ -93,8 +93,6 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the explanation as pictures and tables for a notebook."""
-        from xrt.module.html import render_explanation  # for notebooks alone
-
         return render_explanation(self)
 
     def __str__(self) -> str:
@@ -248,3 +246,47 @@ def _shown(values: Sequence[Value]) -> tuple[str, ...]:
 def _weights(functions: Sequence[Function]) -> int:
     held: dict[int, Constant] = {id(c.array): c for f in functions for c in f.constants.values()}
     return sum(constant.nbytes for constant in held.values())
+
+
+# ---------------------------------------------------------------------- in a notebook
+
+
+def render_explanation(found: Explanation) -> str:
+    """Return the cell of an Explanation."""
+    from xrt.html.views import render_cell
+
+    return render_cell("explanation.html", is_page=False, **_describe(found))
+
+
+def render_explanation_page(found: Explanation, model: str) -> str:
+    """Return the text of a page about the plan of a model, which is called so."""
+    from xrt.html.views import render_page
+
+    return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe(found))
+
+
+def _describe(found: Explanation) -> dict[str, Any]:
+    from xrt.html.views import format_count, size
+    from xrt.partition.plan import describe_plan
+    from xrt.placement.report import describe_costs, describe_errors
+
+    engines = [f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines]
+    facts = {
+        "engines": ", ".join(engines),
+        "threads": f"{format_count(found.threads, 'thread')} for all together",
+        "device": found.device if found.device != "cpu" else None,
+        "copies": f"{len(found.copies)} between devices, {size(found.bytes_copied)}" if found.copies else None,
+        "graph": found.graph or None,
+        "checks": found.checks or None,
+        "idle pins": ", ".join(found.idle_pins) or None,
+    }
+    remarks = [(region.name, region.engine, remark) for region in found.regions for remark in region.remarks]
+    plan = describe_plan(found.plan, found.reasons)
+    return {
+        "found": found,
+        "facts": facts,
+        "remarks": remarks,
+        **plan,
+        **describe_costs(found.account),
+        **describe_errors(found.precision),
+    }

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from xrt.graph import Value
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
-    from xrt.module.html import Memory
     from xrt.module.keywords import ModuleKeywords
+    from xrt.module.memory import Memory
     from xrt.module.saving import SelfTestReport
     from xrt.module.tuning import Objective
     from xrt.module.verification import ModuleCalibration
@@ -648,7 +648,7 @@ class XRTModule(Specializable, StatefulModule):
 
     def _repr_html_(self) -> str:
         """Return the plan as a picture for a notebook; before the first call, inputs and engines: nothing is planned for it."""
-        from xrt.html.rendering import render_cell  # for notebooks alone
+        from xrt.html.views import render_cell  # for notebooks alone
 
         if self._last is not None:
             return self.explain()._repr_html_()

@@ -22,7 +22,7 @@ from xrt.runtime import Program, Refusal, RegionToCompile
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function, Node
-    from xrt.module.html import Memory
+    from xrt.module.memory import Memory
     from xrt.module.options import ModuleOptions
     from xrt.module.support_cache import SupportCache
     from xrt.partition import ClusteringOptions, Pin, Plan
@@ -373,7 +373,7 @@ class Specialization:
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""
-        from xrt.module.html import memory
+        from xrt.module.memory import memory
 
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)

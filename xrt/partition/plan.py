@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
 from xrt.partition.options import ClusteringOptions
+
+if TYPE_CHECKING:
+    from xrt.html.views import CallTimes, Reading, RegionTimes
 
 __all__ = [
     "LAUNCH",
@@ -17,11 +21,15 @@ __all__ = [
     "Reason",
     "ReasonGroup",
     "Transfer",
+    "color_engines",
+    "describe_plan",
     "find_transfers",
     "group",
     "group_reasons",
     "launch_node",
+    "list_regions",
     "list_some",
+    "render_plan",
 ]
 
 
@@ -265,8 +273,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Render diagrams and tables for a notebook."""
-        from xrt.partition.html import render_plan  # needed only in notebooks
-
         return render_plan(self)
 
     def to_bytes(self) -> bytes:
@@ -332,3 +338,78 @@ def _launch_lines(launch: Launch) -> Iterator[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+# ---------------------------------------------------------------------- in a notebook
+
+
+def render_plan(plan: Plan) -> str:
+    """Render the notebook cell of a Plan."""
+    from xrt.html.views import format_count, render_cell
+
+    nodes = sum(len(launch.nodes) for launch in plan.launches)
+    engines = [f"{spec} (fallback)" if spec == plan.implicit else spec for spec in plan.engines]
+    facts = {
+        "engines": ", ".join(engines),
+        "device": plan.device if plan.device != "cpu" else None,
+        "options": str(plan.options) or None,
+        "copies": str(len(plan.copies)) if plan.copies else None,
+    }
+    title = f"Plan: {format_count(nodes, 'node')} in {format_count(len(plan.launches), 'region')}"
+    return render_cell("plan.html", title=title, facts=facts, **describe_plan(plan, plan.reasons))
+
+
+def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: CallTimes | None = None) -> dict[str, Any]:
+    """Data for the macros of ``plans.html``: the diagram, launches, and reasons with equal ones in one row."""
+    from xrt.html.views import picture_plan
+
+    regions = list_regions(plan) if plan else ()
+    rows = [(one.nodes, len(one.reasons), ", ".join(one.engines), one.reasons[0].text) for one in group_reasons(reasons, least=1)]
+    colors = color_engines(region.engine for region in regions)
+    return {
+        "picture": picture_plan("this model", regions, times, colors) if regions else None,
+        "launches": [_describe_launch(plan, x, region) for x, region in zip(plan.launches, regions, strict=True)] if plan else [],
+        "reasons": rows,
+    }
+
+
+def _describe_launch(plan: Plan, x: Launch, region: RegionTimes) -> tuple[object, ...]:
+    from xrt.html.views import list_operators
+
+    ends = (", ".join(map(str, values)) or "nothing" for values in (x.function.inputs, x.function.outputs))
+    return x.name, x.engine, plan.get_device(x), len(x.nodes), list_operators(region), *ends
+
+
+def color_engines(engines: Iterable[str]) -> dict[str, str]:
+    """Map engines, by name or spec, to colors: the declared color unless another engine has it."""
+    from xrt.engines.contract.registry import find_declaration
+    from xrt.html.views import assign_colors
+
+    return assign_colors(engines, lambda name: find_declaration(name).color)
+
+
+def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
+    """Describe the regions of a plan in execution order."""
+    from xrt.html.views import Reading, RegionTimes
+
+    number = {launch.name: index for index, launch in enumerate(plan.launches)}
+    makers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
+    given = {value.name for value in plan.function.outputs}
+    return tuple(
+        RegionTimes(
+            launch.name,
+            launch.engine,
+            len(launch.nodes),
+            tuple(Counter(node.op for node in launch.function.nodes).most_common()),
+            (*_readings(launch, makers), *(Reading(number[before], "") for before in launch.control)),
+            not given.isdisjoint(launch.outputs),
+        )
+        for launch in plan.launches
+    )
+
+
+def _readings(launch: Launch, makers: dict[str, int]) -> Iterator[Reading]:
+    from xrt.html.views import INPUTS, Reading
+
+    for name, value in zip(launch.inputs, launch.function.inputs, strict=True):
+        yield Reading(makers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None)

@@ -188,7 +188,7 @@ class TuningResult:
 
     def _repr_html_(self) -> str:
         """Return the search as bars, and the plan as pictures for a notebook."""
-        from xrt.placement.html import render_tuning_result  # for notebooks alone
+        from xrt.placement.report import render_tuning_result  # for notebooks alone
 
         return render_tuning_result(self)
 

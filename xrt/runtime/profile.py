@@ -18,6 +18,7 @@ from xrt.graph import FrozenDict
 from xrt.runtime.memory_plan import UpdateCopy
 
 if TYPE_CHECKING:
+    from xrt.html.views import MeanCall
     from xrt.runtime.call_frame import CallMemory
     from xrt.runtime.devices.interface import TransferStats
     from xrt.runtime.memory_plan import Update
@@ -102,8 +103,6 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Timeline and table for a notebook."""
-        from xrt.runtime.html import render_profile  # only for notebooks
-
         return render_profile(self)
 
     def __str__(self) -> str:
@@ -250,3 +249,36 @@ def _make_event(moment: Moment, tracks: Mapping[tuple[str, int], _Track], origin
         "tid": track.tid,
         "args": dict(moment.facts),
     }
+
+
+# ---------------------------------------------------------------------- in a notebook
+
+
+def render_profile(profile: Profile) -> str:
+    """Render a Profile as HTML."""
+    from xrt.html.views import RegionTimes, Strip, format_count, make_strips, percent, render_cell, seconds
+    from xrt.partition.plan import color_engines
+
+    if not any(launch.calls for launch in profile.launches):
+        return render_cell("profile.html", profile=profile, strips=None)
+    regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
+    colors, call = color_engines(region.engine for region in regions), make_mean_call(profile)
+    total = sum(call.regions) or 1.0
+    launches = [
+        (x.launch, x.engine, x.device, x.calls, seconds(taken), percent(taken / total))
+        for x, taken in zip(profile.launches, call.regions, strict=True)
+    ]
+    threads = "" if profile.threads is None else f" on {format_count(profile.threads, 'thread')}"
+    strip = Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)
+    strips = make_strips([strip], colors)
+    return render_cell("profile.html", profile=profile, strips=strips, colors=colors, launches=launches)
+
+
+def make_mean_call(profile: Profile) -> MeanCall:
+    """Mean times of the profiled calls. A call without recorded whole time counts the sum of its launches."""
+    from xrt.html.views import MeanCall
+
+    regions = tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches)
+    whole = [moment.ended - moment.began for moment in profile.moments if moment.category == "call"]
+    seconds_of_call = sum(whole) / len(whole) if whole else sum(regions)
+    return MeanCall(max((launch.calls for launch in profile.launches), default=0), seconds_of_call, regions)

@@ -96,7 +96,7 @@ class Verification:
 
     def _repr_html_(self) -> str:
         """A table for a notebook."""
-        from xrt.html.rendering import render_cell  # needed only in notebooks
+        from xrt.html.views import render_cell  # needed only in notebooks
 
         def mark(found: CheckVerdict) -> dict[str, str]:
             return {"text": found.verdict.value, "verdict": "wrong" if found.verdict is Verdict.DISAGREES else ""}

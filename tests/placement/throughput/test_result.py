@@ -12,8 +12,7 @@ from tests.placement.throughput.test_sweep import convex, flat
 from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.placement_file import PlacementFile, dumps, loads, read_placement, write_placement
 from xrt.formats.serving_record import parse_serving, spell_serving
-from xrt.placement.throughput.html import render_throughput_page
-from xrt.placement.throughput.result import ServingConfiguration
+from xrt.placement.throughput.result import ServingConfiguration, render_throughput_page
 
 
 def test_a_result_prints_as_a_table() -> None:

@@ -332,7 +332,7 @@ class EngineDeclaration:
     rank: int = 100
     """Without measurements, engines are tried from the lowest rank to the highest; equal ranks by name."""
     color: str = ""
-    """Color of its regions in drawings, one of `xrt.html.drawing.PALETTE`; empty for any unused one."""
+    """Color of its regions in drawings, one of `xrt.html.views.PALETTE`; empty for any unused one."""
     description: str = ""
     """A short description for `xrt engines`."""
     libraries: tuple[str, ...] = ()

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function, Value
     from xrt.module.explain import Explanation
-    from xrt.module.html import Memory
     from xrt.module.keywords import ModuleKeywords
+    from xrt.module.memory import Memory
     from xrt.module.specialization import Specialization
     from xrt.partition import Plan
     from xrt.placement import ServingConfiguration, TuningResult

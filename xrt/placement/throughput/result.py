@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.serving_record import ServingRecord, ServingRow
@@ -13,6 +13,9 @@ from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
 from xrt.placement.result import format_count
 from xrt.placement.sizes import list_open_axes
+
+if TYPE_CHECKING:
+    from xrt.html.views import Curve
 
 __all__ = [
     "BATCHES",
@@ -28,6 +31,8 @@ __all__ = [
     "list_splits",
     "parse_batches",
     "parse_bound",
+    "render_throughput_page",
+    "render_throughput_result",
 ]
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -240,8 +245,6 @@ class ThroughputResult:
 
     def _repr_html_(self) -> str:
         """The table and the curves of latency for a notebook."""
-        from xrt.placement.throughput.html import render_throughput_result  # for notebooks alone
-
         return render_throughput_result(self)
 
     @property
@@ -359,3 +362,58 @@ def _find_first(value: Value) -> str | None:
     """Return the first extent of a value where that is a named symbolic dim."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
+
+
+# ---------------------------------------------------------------------- in a notebook
+
+NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
+KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
+
+
+def render_throughput_result(found: ThroughputResult) -> str:
+    """Return the cell of a ThroughputResult."""
+    from xrt.html.views import render_cell
+
+    return render_cell("throughput.html", title="Throughput", **_describe_page(found))
+
+
+def render_throughput_page(found: ThroughputResult, model: str) -> str:
+    """Return the text of a page about a model, which is called so."""
+    from xrt.html.views import render_page
+
+    return render_page("throughput.html", f"Throughput of {model}", **_describe_page(found))
+
+
+def _describe_page(found: ThroughputResult) -> dict[str, Any]:
+    from xrt.html.views import draw_curves
+
+    head = found.headline
+    splits = dict.fromkeys(one.split for one in found.candidates if one.load)
+    return {
+        "summary": f"{head[:1].upper()}{head[1:]}.",
+        "graph": draw_curves([_make_curve(found, split) for split in splits], found.bound),
+        "caption": "Each mark is a point of the sweep: the time that 99 of 100 requests did not exceed. The strong curve has the "
+        "chosen point; the broken line is the bound.",
+        "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
+        "rows": [_make_row(one) for one in found.candidates],
+        "notes": [f"{format_count(len(found.candidates), 'point')} in {found.spent:.1f} of {found.budget:g} s", *found.notes],
+    }
+
+
+def _make_curve(found: ThroughputResult, split: Split) -> Curve:
+    from xrt.html.views import Curve
+
+    own = [one for one in found.candidates if one.split == split and one.load is not None]
+    points = sorted((one.load.rate, one.load.p99) for one in own if one.load is not None)
+    return Curve(str(split), any(one.verdict == "chosen" for one in own), points)
+
+
+def _make_row(one: ServingCandidate) -> tuple[object, ...]:
+    from xrt.html.views import size
+
+    load, verdict = one.load, {"text": one.verdict, "verdict": KINDS[one.verdict]}
+    known = (format_rate(load.rate), format_latency(load.p50), format_latency(load.p99)) if load else ("", "", "")
+    memory = "" if one.memory is None else size(one.memory)
+    name = f"batch {one.batch}, {one.split}"
+    place = (one.batch, one.split.instances, one.split.threads, one.concurrency)
+    return (name, verdict, *place, one.plan, *known, memory, one.note)

@@ -1,25 +1,37 @@
-"""A graph as the facts of a drawing: boxes, and what flows between them; of a plan the regions, in their engines' colors."""
+"""Pages and notebook cells: templates filled with facts, drawings of graphs and plans, curves, and figures for people.
+
+A page needs no network and no script, and escapes every name. Nothing is measured or decided here.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from itertools import groupby, pairwise
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from unicodedata import category
 
-from xrt.html.formatting import format_count, format_list, format_seconds_interval, percent, seconds, size
-from xrt.measure.statistics import Interval
+from xrt.measure.statistics import Interval, RatioInterval
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = [
     "INPUTS",
     "INPUTS_BOX",
     "MOST",
     "PALETTE",
+    "ROOT",
+    "SELECTOR",
     "Bar",
     "Box",
     "CallTimes",
+    "Curve",
     "Edge",
     "MeanCall",
     "Reading",
@@ -27,16 +39,204 @@ __all__ = [
     "Strip",
     "assign_colors",
     "draw_boxes",
+    "draw_curves",
     "draw_plan",
     "fit_text",
+    "format_count",
+    "format_list",
+    "format_ratio_interval",
+    "format_seconds_interval",
     "list_operators",
     "list_region_times",
+    "load_cell_style",
+    "load_page_style",
     "make_bars",
     "make_strips",
     "measure_text",
+    "percent",
     "picture_plan",
+    "render_cell",
+    "render_page",
+    "seconds",
+    "size",
     "split_in_boxes",
+    "times",
 ]
+
+# ---------------------------------------------------------------------- figures
+
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def seconds(value: float) -> str:
+    """Return a time with three digits.
+
+    >>> seconds(0.0027149), seconds(12.0), seconds(3.2e-6), seconds(0)
+    ('2.71 ms', '12 s', '3.2 µs', '0 µs')
+    """
+    scale, unit = _unit(value)
+    return f"{_digits(value / scale)} {unit}"
+
+
+def format_seconds_interval(value: float, interval: Interval | None) -> str:
+    """Return a time with its interval, in one unit.
+
+    >>> format_seconds_interval(0.0027149, Interval(0.00268, 0.0031))
+    '2.71 ms (2.68 to 3.1)'
+    """
+    if interval is None:
+        return seconds(value)
+    scale, _ = _unit(value)
+    return f"{seconds(value)} ({_digits(interval.low / scale)} to {_digits(interval.high / scale)})"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio: with two digits behind the point where it is near one, with three in all elsewhere.
+
+    >>> times(1.0249), times(93.46), times(1234.5)
+    ('1.02', '93.5', '1234')
+    """
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def format_ratio_interval(ratio: RatioInterval | None) -> str:
+    """Return a ratio with its interval; nothing for None.
+
+    >>> format_ratio_interval(RatioInterval(1.5, 1.25, 1.75))
+    '1.50 (1.25 to 1.75)'
+    """
+    return "" if ratio is None else f"{times(ratio.median)} ({times(ratio.low)} to {times(ratio.high)})"
+
+
+def percent(share: float) -> str:
+    r"""Return a share in per cent; the sign stays with its number.
+
+    >>> percent(0.0123), percent(0.52)
+    ('1.2\xa0%', '52\xa0%')
+    """
+    return f"{100 * share:.2g}\u00a0%" if share < 0.1 else f"{100 * share:.0f}\u00a0%"
+
+
+def size(count: int) -> str:
+    """Return a count of bytes in decimal units.
+
+    >>> size(3_200_000), size(12), size(1)
+    ('3.2 MB', '12 bytes', '1 byte')
+    """
+    value, units = float(count), iter(("kB", "MB", "GB", "TB"))
+    if count < 1000:
+        return format_count(count, "byte")
+    while value >= 1000 and (unit := next(units, None)):
+        value, name = value / 1000, unit
+    return f"{value:,.1f} {name}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a number and what is counted.
+
+    >>> format_count(1, "round"), format_count(20, "round")
+    ('1 round', '20 rounds')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def format_list(words: list[str]) -> str:
+    """Return words as a sentence lists them.
+
+    >>> format_list(["a"]), format_list(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
+
+
+def _unit(value: float) -> tuple[float, str]:
+    return next(((scale, unit) for scale, unit in UNITS if abs(value) >= scale), UNITS[-1])
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+FORMATS: tuple[Callable[..., str], ...] = (
+    format_count,
+    format_list,
+    format_ratio_interval,
+    format_seconds_interval,
+    percent,
+    seconds,
+    size,
+    times,
+)
+"""The filters of the templates."""
+
+
+# ---------------------------------------------------------------------- templates
+
+ROOT = "xrt-view"
+"""The class of a view's root."""
+SELECTOR = f":is(#{ROOT}, .{ROOT})"
+"""Matches the class, and is as strong as an identifier: a rule of the surrounding page for tables or headings is weaker."""
+PIXELS = 16
+"""Of a ``rem`` in a cell: the surrounding page may have set another size for its root."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The page may load nothing and run nothing, whatever a model's name contains."""
+
+_COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
+_REM = re.compile(r"(\d*\.?\d+)rem\b")
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+
+
+def render_page(template: str, title: str, **facts: Any) -> str:
+    """Return the text of a page: valid without a network, without scripts, in light and dark, on paper."""
+    return _render("page.html", body=template, style=load_page_style(), policy=POLICY, title=title, **facts)
+
+
+def render_cell(template: str, **facts: Any) -> str:
+    """Return what ``_repr_html_`` gives: the view with its own style, which changes nothing of the page around it."""
+    return _render("cell.html", body=template, style=load_cell_style(), **facts)
+
+
+def _render(template: str, **facts: Any) -> str:
+    """Return a template filled with facts, every text in them escaped."""
+    return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT, **facts))
+
+
+def _replace_unprintable(found: re.Match[str]) -> str:
+    """Return a mark for what no page may hold: control characters, halves of characters, reversals of writing."""
+    char = found[0]
+    return char if char.isprintable() or category(char) == "Zs" else "�"
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("xrt.html"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"zip": zip} | {form.__name__: form for form in FORMATS}
+    return made
+
+
+@cache
+def load_page_style() -> str:
+    """Return the style sheet of a page."""
+    return _read("view.css") + _read("page.css")
+
+
+@cache
+def load_cell_style() -> str:
+    """Return the style sheet of a view within another page: each rule is about the view alone."""
+    text = _read("view.css") + _read("cell.css")
+    return _REM.sub(lambda found: f"{float(found[1]) * PIXELS:g}px", text)
+
+
+def _read(name: str) -> str:
+    text = resources.files("xrt.html").joinpath(name).read_text(encoding="utf-8")
+    return _COMMENT.sub("", text).replace("&", SELECTOR)
+
+
+# ---------------------------------------------------------------------- plans, bars and boxes
 
 INPUTS = -1
 """In place of a region's number: the model's inputs."""
@@ -452,3 +652,80 @@ def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dic
         if name not in colors:
             colors[name] = next((color for color in PALETTE if color not in colors.values()), PALETTE[-1])
     return {spec: colors[name] for spec, name in name_of.items()}
+
+
+# ---------------------------------------------------------------------- curves of latency
+
+PLOT_WIDE, PLOT_HIGH = 640, 260
+"""Pixels of the drawing."""
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 36
+"""Room around the curves, for the axes."""
+PLOT_ROOM = 1.15
+"""Behind the largest number of an axis."""
+TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The loads of a candidate."""
+
+    name: str
+    is_chosen: bool
+    points: Sequence[tuple[float, float]]
+    """Requests per second, and seconds that 99 of 100 did not exceed."""
+
+
+def draw_curves(curves: Sequence[Curve], bound: float) -> dict[str, Any] | None:
+    """Return the drawing; None where there is no point. A latency that is infinite, or far over the bound, is at the top."""
+    rates = [rate for curve in curves for rate, _ in curve.points]
+    seconds = [late for curve in curves for _, late in curve.points if not math.isinf(late)]
+    if not rates:
+        return None
+    top = 2 * bound if not math.isinf(bound) else PLOT_ROOM * max(seconds, default=1.0)
+    right = PLOT_ROOM * max(rates)
+    drawn = [_draw_curve(curve, right, top) for curve in sorted(curves, key=lambda curve: curve.is_chosen)]
+    return {
+        "width": PLOT_WIDE,
+        "height": PLOT_HIGH,
+        "left": LEFT,
+        "right": PLOT_WIDE - RIGHT,
+        "bottom": PLOT_HIGH - BOTTOM,
+        "curves": drawn,
+        "bound": None if math.isinf(bound) else round(_place_late(bound, top), 1),
+        "across": [(round(_place_rate(tick, right), 1), f"{tick:.3g}") for tick in _list_ticks(right)],
+        "up": [(round(_place_late(tick, top), 1), f"{1e3 * tick:.3g} ms") for tick in _list_ticks(top)],
+        "description": f"Latency over the rate of requests, {len(drawn)} candidates. The table has the same in numbers.",
+    }
+
+
+def _draw_curve(curve: Curve, right: float, top: float) -> dict[str, Any]:
+    placed = [(_place_rate(rate, right), _place_late(late, top)) for rate, late in sorted(curve.points)]
+    marks = [
+        {
+            "x": round(x, 1),
+            "y": round(y, 1),
+            "title": f"{curve.name}: {rate:.4g} requests/s, p99 {'no end' if math.isinf(late) else f'{1e3 * late:.3g} ms'}",
+        }
+        for (x, y), (rate, late) in zip(placed, sorted(curve.points), strict=True)
+    ]
+    path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
+    return {"name": curve.name, "path": path, "marks": marks, "is_chosen": curve.is_chosen}
+
+
+def _place_rate(rate: float, right: float) -> float:
+    return LEFT + (PLOT_WIDE - LEFT - RIGHT) * rate / right
+
+
+def _place_late(late: float, top: float) -> float:
+    return TOP + (PLOT_HIGH - TOP - BOTTOM) * (1 - min(late / top, 1.0))
+
+
+def _list_ticks(most: float) -> list[float]:
+    """Return round numbers below the end of an axis.
+
+    >>> _list_ticks(11.5), _list_ticks(0.04)
+    ([0, 5, 10], [0.0, 0.01, 0.02, 0.03, 0.04])
+    """
+    power = 10 ** math.floor(math.log10(most / TICKS))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * TICKS >= 0.8 * most)
+    return [number * step for number in range(int(most / step + 1e-9) + 1)]

@@ -1,4 +1,4 @@
-"""An Explanation as a notebook shows it, and as a page: the plan's pictures, remarks of the engines, and reasons."""
+"""The memory of one signature: weights, values between regions, and the memory of each engine. Prints as a table."""
 
 from __future__ import annotations
 
@@ -8,51 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.graph import Constant, Function, TensorType
 from xrt.graph.constants import is_mapped
-from xrt.html.formatting import format_count, size
-from xrt.html.rendering import render_cell, render_page
-from xrt.module.explain import Explanation
-from xrt.partition.html import describe_plan
-from xrt.placement.html import describe_costs, describe_errors
 
 if TYPE_CHECKING:
     from xrt.engines import MemoryUse
     from xrt.partition import Launch, Plan
     from xrt.runtime import Program
 
-__all__ = ["Memory", "RegionMemory", "memory", "render_explanation", "render_explanation_page"]
-
-
-def render_explanation(found: Explanation) -> str:
-    """Return the cell of an Explanation."""
-    return render_cell("explanation.html", is_page=False, **_describe(found))
-
-
-def render_explanation_page(found: Explanation, model: str) -> str:
-    """Return the text of a page about the plan of a model, which is called so."""
-    return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe(found))
-
-
-def _describe(found: Explanation) -> dict[str, Any]:
-    engines = [f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines]
-    facts = {
-        "engines": ", ".join(engines),
-        "threads": f"{format_count(found.threads, 'thread')} for all together",
-        "device": found.device if found.device != "cpu" else None,
-        "copies": f"{len(found.copies)} between devices, {size(found.bytes_copied)}" if found.copies else None,
-        "graph": found.graph or None,
-        "checks": found.checks or None,
-        "idle pins": ", ".join(found.idle_pins) or None,
-    }
-    remarks = [(region.name, region.engine, remark) for region in found.regions for remark in region.remarks]
-    plan = describe_plan(found.plan, found.reasons)
-    return {
-        "found": found,
-        "facts": facts,
-        "remarks": remarks,
-        **plan,
-        **describe_costs(found.account),
-        **describe_errors(found.precision),
-    }
+__all__ = ["Memory", "RegionMemory", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +77,7 @@ class Memory:
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
-        from xrt.html.rendering import render_cell  # for notebooks alone
+        from xrt.html.views import render_cell  # for notebooks alone
 
         rows = [(name.strip(), "?" if nbytes is None else _size(nbytes), why) for name, nbytes, why in _rows(self)]
         table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
