@@ -138,7 +138,7 @@ def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert (code, err) == (0, "")
     data: dict[str, Any] = json.loads(out)
-    assert (set(data), data["schema"]) == (FIELDS["report"], 1)
+    assert (set(data), data["schema"]) == (FIELDS["report"], 2)
     assert [(set(group), group["batch"]) for group in data["groups"]] == [(FIELDS["group"], 1), (FIELDS["group"], 2)]
     ran, failed = data["groups"][0]["rows"]
     assert set(ran) == set(failed) == FIELDS["row"]

@@ -55,13 +55,15 @@ def test_a_crash_costs_a_line(
 
 
 @pytest.mark.full
-def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
+def test_a_crash_while_verifying_is_a_warning_a_strict_error_and_bisecting_it_a_finding(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planted(monkeypatch, FaultyEngine(how="kill", takes="Exp|Neg"))
     ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
     arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run")
-    code, _, err = call(capsys, "verify", *arguments)
+    code, out, err = call(capsys, "verify", *arguments)
+    assert code == 0 and "xrt_ort_0" in out and f" failed to run xrt_faulty_1: {ended}; node" in err
+    code, _, err = call(capsys, "verify", *arguments, "--strict")
     assert code == 2 and err.endswith(f" failed to run xrt_faulty_1: {ended}\n")
     code, out, _ = call(capsys, "bisect", *arguments)
     assert code == 1 and "1 node" in out and ended in out

@@ -112,7 +112,7 @@ def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None
         m = module(found, OnCpu(), TOY)
         m(X)
     assert [str(one.message) for one in caught] == ["engine 'on_cpu' is left out: it runs on cpu, and not on cuda"]
-    assert "engine 'on_cpu' is left out: it runs on cpu, and not on cuda" in str(m.explain())
+    assert m.explain().left_out == ("engine 'on_cpu' is left out: it runs on cpu, and not on cuda",)
     assert m.engines == (TOY,)
 
 

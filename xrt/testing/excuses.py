@@ -82,6 +82,7 @@ def _trace(
         is_reached |= any(special.get(name, set()) & deviating[name] for name in node.uses)
         for name in node.defines:
             deviating[name] = covered.union(*(deviating[used] for used in node.uses))
+            special.setdefault(name, read)  # an inner value that is not known may be special where its inputs are
             if is_reached:
                 reached.add(name)
     return reached, deviating
