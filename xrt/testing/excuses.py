@@ -6,6 +6,7 @@ for ordinary numbers is wrong, whatever it declares. Type and shape are always r
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,11 @@ from xrt.engines.contract.graph_compiler import (
     mark_special_elements,
     name_likely_cause,
 )
+from xrt.errors import XRTError
 from xrt.graph import TensorType
 from xrt.passes import infer_shapes
+from xrt.placement.reference import evaluate
+from xrt.verify.execution import expose_all_values
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -42,19 +46,30 @@ def overlook_deviations(
     """Return the results with the expected element in place of each one that a declared deviation of the engines explains.
 
     Where a special value reaches a node for which that kind is declared, every element behind the node is explained; elsewhere an
-    element is explained if its expected value is special and a node before it deviates so. ``inner`` has inner values as the
-    reference computes them, if they are known. A result of another type or shape is returned as it is.
+    element is explained if its expected value is special and a node before it deviates so. ``inner`` has inner values; None lets
+    the reference compute them. A result of another type or shape is returned as it is.
     """
     function = infer_shapes(function)
     declared = [one for engine in engines for one in list_deviations(engine.implementation, function)]
     if not declared or len(results) != len(expected):
         return list(results)
-    values = {name: constant.array for name, constant in function.constants.items()} | dict(inner or {})
+    values = {name: constant.array for name, constant in function.constants.items()}
+    values |= _evaluate_inner_values(function, inputs) if inner is None else inner
     values |= {value.name: array for value, array in zip(function.inputs, inputs, strict=True)}
     values |= {value.name: array for value, array in zip(function.outputs, expected, strict=True)}
     reached, kinds = _trace(function, values, declared)
     pairs = zip(function.outputs, results, expected, strict=True)
     return [_overlook(mine, theirs, value.name in reached, kinds[value.name]) for value, mine, theirs in pairs]
+
+
+def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Compute the inner values on the reference engine; empty if it cannot run the Function."""
+    exposed = expose_all_values(function)
+    try:
+        results = evaluate(exposed, copy.deepcopy(list(inputs)))
+    except XRTError:
+        return {}
+    return {value.name: result for value, result in zip(exposed.outputs, results, strict=True)}
 
 
 def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
@@ -82,7 +97,6 @@ def _trace(
         is_reached |= any(special.get(name, set()) & deviating[name] for name in node.uses)
         for name in node.defines:
             deviating[name] = covered.union(*(deviating[used] for used in node.uses))
-            special.setdefault(name, read)  # an inner value that is not known may be special where its inputs are
             if is_reached:
                 reached.add(name)
     return reached, deviating
