@@ -1,8 +1,8 @@
 """Settings of all tests.
 
 Hypothesis does not judge by the clock of a loaded machine, and CI tries the same examples each time. Random numbers that a test
-draws without a seed of its own are the same in every run. Each process of the tests has a cache directory of its own, which its
-children share; the user's cache is never touched.
+draws without a seed of its own are the same in every run. Each file of tests has a cache directory of its own, which its child
+processes share; the user's cache is never touched. A file that changes the state of its process for the next file fails.
 
 `make check` leaves out tests that are marked ``slow``, and `make test` those that are marked ``full``. Of a test that is marked
 ``sample(N)``, `make test` runs one in N of its parameter sets: always the same ones, and at least one. `make test-full` runs all,
@@ -13,20 +13,25 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from xrt.cache import default_cache
+from xrt.engines.contract import registry
 from xrt.errors import DeviceError
 from xrt.runtime import available_cores
 from xrt.runtime.devices import device
@@ -130,6 +135,37 @@ def seed_generators() -> None:
     np.random.seed(0)  # the one that libraries draw from
     if (torch := sys.modules.get("torch")) and hasattr(torch, "manual_seed"):  # not while a thread of a library imports it
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isolate_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give each file of tests an empty cache, and fail if the file leaves settings of the process changed."""
+    folder = tempfile.mkdtemp(dir=_cache.name)
+    before = read_settings()
+    os.environ["XRT_CACHE_DIR"] = folder
+    default_cache.cache_clear()
+    yield
+    default_cache.cache_clear()
+    os.environ["XRT_CACHE_DIR"] = _cache.name
+    shutil.rmtree(folder, ignore_errors=True)
+    after = read_settings()
+    changed = {name: (value, after.get(name)) for name, value in before.items() if after.get(name) != value}
+    assert not changed, f"{request.node.nodeid} leaves changed settings (before, after): {changed}"
+
+
+def read_settings() -> dict[str, object]:
+    """Settings of the process that a test may change and has to restore; variables that a library sets on import are left out."""
+    settings: dict[str, object] = {f"variable {name}": os.environ.get(name) for name in {*os.environ} - {"PYTEST_CURRENT_TEST"}}
+    settings["variables of XRT"] = sorted(name for name in os.environ if name.startswith("XRT_"))
+    settings["folder"] = str(Path.cwd())
+    settings["sys.path"] = list(sys.path)
+    settings["NumPy's errors"] = np.geterr()
+    settings["signals"] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    settings["loggers"] = {name: (logging.getLogger(name).level, [*logging.getLogger(name).handlers]) for name in ("", "xrt")}
+    settings["engines"] = registry.names()
+    if (torch := sys.modules.get("torch")) and hasattr(torch, "get_num_threads"):
+        settings["PyTorch"] = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    return settings
 
 
 @functools.cache
