@@ -111,8 +111,8 @@ FILES = (
     "processes.tree",
     "runtime.threads",
     "serve.triton_repository",
-    "testing.files",
-    "testing.onnx_models",
+    "testing.cases",
+    "testing.corpus.entry",
 )
 """Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota
 of its cores, `processes` for the children of a process and the priority of a session, `html.views` reads the style

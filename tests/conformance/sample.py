@@ -24,9 +24,8 @@ from xrt.graph.node import rename_function
 from xrt.module.specialization import optimize
 from xrt.passes import infer_shapes
 from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_case
-from xrt.testing.alternating import make_alternating_program
 from xrt.testing.conformance import run_single
-from xrt.testing.running import fit_inputs_for
+from xrt.testing.running import fit_inputs_for, make_alternating_program
 from xrt.verify.execution import run_alone
 
 PER_MODEL = 6

@@ -15,7 +15,7 @@ from xrt.runtime.devices import device
 from xrt.runtime.multi_device.call import DeviceCall
 from xrt.runtime.multi_device.program import MultiDeviceProgram
 from xrt.testing.simulated import simulate_devices
-from xrt.testing.simulated.machine import Order, WorkItem
+from xrt.testing.simulated.array import Order, WorkItem
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 

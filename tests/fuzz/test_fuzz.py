@@ -11,11 +11,9 @@ import pytest
 from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.graph.verify import verify
-from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
-from xrt.testing.corpus.found import ENTRIES
+from xrt.testing.corpus import CORPUS, FOUND, find_entry
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, read_entry, write_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.testing.files import read_entry, write_entry
 from xrt.testing.fuzz import Fuzzer, Sample, make_sample, shrink
 from xrt.verify import Verdict
 from xrt.verify.execution import run_alone
@@ -122,8 +120,8 @@ def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
 
 
 def test_what_was_found_is_in_the_corpus_of_every_engine():
-    assert len(ENTRIES) >= 5
-    assert all(find_entry(found.name) is found for found in ENTRIES)
+    assert len(FOUND) >= 5
+    assert all(find_entry(found.name) is found for found in FOUND)
     assert len({one.name for one in CORPUS}) == len(CORPUS)
 
 

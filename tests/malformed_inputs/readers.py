@@ -31,7 +31,7 @@ from xrt.passes import infer_shapes
 from xrt.placement import decision_store
 from xrt.placement.lockfile import list_mismatches, plan_from_ranges, read_lock
 from xrt.testing import corpus
-from xrt.testing.files import read_entry
+from xrt.testing.corpus.entry import read_entry
 
 __all__ = ["READERS"]
 

@@ -34,8 +34,7 @@ from xrt.placement import decision_store
 from xrt.placement.lockfile import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing import corpus
-from xrt.testing.corpus.entry import f32, graph, i64, node
-from xrt.testing.files import write_entry
+from xrt.testing.corpus.entry import f32, graph, i64, node, write_entry
 
 __all__ = [
     "answers",
@@ -124,7 +123,7 @@ def texts() -> tuple[Files, ...]:
 def corpus_entries() -> tuple[Files, ...]:
     """Return entries of the corpus as files."""
     with TemporaryDirectory(prefix="xrt-") as folder:
-        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.found.ENTRIES[:4])
+        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.FOUND[:4])
 
 
 def plans() -> tuple[Files, ...]:

@@ -11,8 +11,8 @@ import pytest
 from xrt.errors import CompileFailed, CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.testing import ResultWord, conform
-from xrt.testing.alternating import Alternation, make_alternating_program
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.running import Alternation, make_alternating_program
 
 RELU = "test_single_relu_model"
 TYPE = TensorType(DType.FLOAT32, (2,))

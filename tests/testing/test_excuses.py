@@ -19,9 +19,9 @@ from xrt.placement.reference import evaluate
 from xrt.testing import ResultWord, conform, node_cases, run_case
 from xrt.testing.conformance import run_list, run_single
 from xrt.testing.corpus import CORPUS, CorpusEntry
-from xrt.testing.excuses import overlook_deviations
 from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 from xrt.testing.fuzz import Fuzzer
+from xrt.testing.running import overlook_deviations
 from xrt.testing.suite import EngineSuite
 from xrt.verify import Verdict
 from xrt.verify.execution import expose_all_values

@@ -18,7 +18,7 @@ from xrt.graph import Function, SequenceType, TensorType, Value
 from xrt.graph.types import DType
 from xrt.graph.verify import verify
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
-from xrt.testing.graph_draft import LARGEST, Seeded
+from xrt.testing.generators.operators import LARGEST, Seeded
 from xrt.testing.strategies import functions, labels
 from xrt.testing.suite import bounded
 from xrt.verify.execution import run_alone

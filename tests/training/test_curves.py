@@ -23,7 +23,7 @@ from tests.training.models import MODELS
 from xrt import training
 from xrt.engines import create
 from xrt.graph import Function, list_states
-from xrt.testing.alternating import make_alternating_program
+from xrt.testing.running import make_alternating_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.sample(13)]
 

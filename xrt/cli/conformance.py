@@ -16,7 +16,7 @@ from xrt.errors import OptionError
 from xrt.module.options import REFERENCE
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 from xrt.testing.corpus import CorpusEntry
-from xrt.testing.files import write_entry
+from xrt.testing.corpus.entry import write_entry
 from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.testing.remote import RemoteFuzzer

@@ -5,9 +5,8 @@ needs neither pytest nor hypothesis: `suite` needs the first, `strategies` the s
 else in XRT but the command line may import it.
 """
 
-from xrt.testing.cases import ConformanceCase, node_cases
+from xrt.testing.cases import GROUPS, ConformanceCase, group_cases, node_cases
 from xrt.testing.conformance import conform, run_case, run_reference
-from xrt.testing.onnx_models import GROUPS, group_cases
 from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
 
 __all__ = [

@@ -32,14 +32,10 @@ from xrt.placement.race import StoppingRule
 from xrt.placement.reference import evaluate
 from xrt.placement.result import PlacementRequest
 from xrt.runtime import Program, available_cores
-from xrt.testing.alternating import make_alternating_program
-from xrt.testing.cases import ConformanceCase, is_random, is_unchanged
-from xrt.testing.excuses import name_cause, overlook_deviations
-from xrt.testing.onnx_models import group_cases
+from xrt.testing.cases import ConformanceCase, group_cases, is_random, is_unchanged
 from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
-from xrt.testing.remote import conform_remotely
 from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
-from xrt.testing.running import fit_inputs_for, make_module
+from xrt.testing.running import fit_inputs_for, make_alternating_program, make_module, name_cause, overlook_deviations
 from xrt.verify.execution import compile_alone
 
 if TYPE_CHECKING:
@@ -148,7 +144,7 @@ def conform(
     ``gaps`` are known failures, with which the report is settled. With "auto" among the engines, a small search places every case
     over the others of the list, or over all that are ready; of the gaps only roundings then count, since the search compares its
     candidates with the reference. With ``alternate``, neighbouring nodes are kept on different engines
-    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``opening``, extents of inputs become
+    (`xrt.testing.running`), and every case runs once with each engine first. With ``opening``, extents of inputs become
     symbolic dims, and one executable of each engine runs at several sizes. With ``reference``,
     ``onnx.reference.ReferenceEvaluator`` runs too. With ``isolate`` the cases run in a worker process: one that ends it has
     failed, and the rest runs in the next. To use several processes, run each with a shard and without gaps, then settle the
@@ -159,6 +155,8 @@ def conform(
     makers = makers_for(listed, alternate=alternate, auto=automatic, opening=opening)
     tell = progress or (lambda done, count, outcome: None)
     if isolate:
+        from xrt.testing.remote import conform_remotely  # which imports this module
+
         what = {"pattern": pattern, "groups": list(groups), "alternate": alternate, "shard": shard, "opening": opening}
         outcomes, of_reference = conform_remotely(asked, what, reference, tell)
     else:

@@ -1,7 +1,7 @@
 """Fuzzing: many generated graphs, each run in several ways, each result compared with the reference's.
 
 A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is made small and returned as a
-`Finding`; `xrt.testing.files` writes it to the corpus, from which every engine's suite runs it. The command is ``xrt fuzz``.
+`Finding`; `write_entry` writes it to the corpus, from which every engine's suite runs it. The command is ``xrt fuzz``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from xrt.module.options import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.runtime import adapt_to_host, available_cores
-from xrt.testing.alternating import make_alternating_program
 from xrt.testing.cases import is_unchanged
-from xrt.testing.excuses import name_cause, overlook_deviations
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function, rename_values
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
-from xrt.testing.running import as_planned, make_module
+from xrt.testing.running import as_planned, make_alternating_program, make_module, name_cause, overlook_deviations
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
 from xrt.verify.execution import Run, expose_all_values, expose_inner_values, fit_inputs, run_alone
 

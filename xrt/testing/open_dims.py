@@ -22,7 +22,7 @@ from xrt.graph import Function, Node, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import available_cores
-from xrt.testing.excuses import overlook_deviations
+from xrt.testing.running import overlook_deviations
 from xrt.verify.comparison import find_output_tolerance
 from xrt.verify.execution import copy_values, run_alone
 

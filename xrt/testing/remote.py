@@ -1,27 +1,32 @@
 """Cases and graphs in a worker process: what ends it is the outcome of the one that was asked for, and the rest goes on.
 
-An engine's native code may crash on what it is tried on. The process that asks, here, loads no engine's library for that; the
-other side is `remote_worker`. After a crash the next question starts another worker.
+An engine's native code may crash on what it is tried on. The process that asks loads no engine's library for that; `main` is the
+other side. After a crash the next question starts another worker.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from xrt.engines import GraphCompiler
-from xrt.engines.toolkit.shared_values import read_function, read_values
+from xrt.engines import GraphCompiler, parse_spec
+from xrt.engines.contract.spec import build
+from xrt.engines.toolkit.shared_values import put_function, put_values, read_function, read_values
 from xrt.errors import OptionError
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess
-from xrt.processes.ipc import Message
+from xrt.processes.ipc import Message, SharedBuffer
+from xrt.processes.server import Request, serve
+from xrt.testing.cases import group_cases
+from xrt.testing.conformance import create_engines, makers_for, run_case, run_reference
 from xrt.testing.fuzz import Finding, Fuzzer, Sample, make_sample
 from xrt.testing.report import Outcome, ResultWord
 from xrt.verify import Verdict
 from xrt.worker.isolated_engine import identify, why_not_isolated
 
-__all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities"]
+__all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities", "main"]
 
 
 def identities(engines: Sequence[str | GraphCompiler]) -> list[str | dict[str, str]]:
@@ -42,7 +47,7 @@ class Remote:
 
     def begin(self) -> Message:
         """Start a worker, and return its answer to the opening."""
-        self._worker = WorkerProcess("xrt.testing.remote_worker:main", keeps_output=False)
+        self._worker = WorkerProcess("xrt.testing.remote:main", keeps_output=False)
         return self.ask(self._opening)[0]
 
     def ask(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
@@ -139,3 +144,82 @@ def _finding(seed: int, answer: Message, memory: memoryview) -> Finding | None:
     found = answer["finding"]
     sample = Sample(read_function(memory, found["function"]), tuple(read_values(memory, found["inputs"])))
     return Finding(seed, found["way"], found["message"], sample)
+
+
+Answers = Mapping[str, Callable[[Message, SharedBuffer], Message]]
+
+
+def main(handle: str) -> None:
+    """Serve the socket of that number; what is to be done is known by the first question."""
+    answers: Answers = {}
+
+    def answer(request: Request) -> Message:
+        nonlocal answers
+        kind = request.message["do"]
+        if kind in _KINDS:
+            answers, opened = _KINDS[kind](request.message)
+            return opened
+        return answers[kind](request.message, request.buffer)
+
+    serve(handle, answer)
+
+
+def _engines(asked: Sequence[str | Mapping[str, str]]) -> list[str | GraphCompiler]:
+    return [one if isinstance(one, str) else _engine(one) for one in asked]
+
+
+def _engine(asked: Mapping[str, str]) -> GraphCompiler:
+    module, _, name = asked["class"].partition(":")
+    engine: GraphCompiler = build(getattr(importlib.import_module(module), name), parse_spec(asked["spec"])[1])
+    return engine
+
+
+def _conform(message: Message) -> tuple[Answers, Message]:
+    """Return the answers of a conformance run, and its cases."""
+    listed, is_auto = create_engines(_engines(message["engines"]))
+    makers = makers_for(listed, alternate=message["alternate"], auto=is_auto, opening=message["opening"])
+    cases = group_cases(message["groups"], message["pattern"], shard=tuple(message["shard"]))
+
+    def run(asked: Message, buffer: SharedBuffer) -> Message:
+        return asdict(run_case(replace(cases[asked["number"]]), *makers))
+
+    def refer(asked: Message, buffer: SharedBuffer) -> Message:
+        return asdict(run_reference(cases[asked["number"]]))
+
+    described = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
+    return {"case": run, "reference": refer}, {"cases": described}
+
+
+def _fuzz(message: Message) -> tuple[Answers, Message]:
+    """Return the answers of a fuzzer."""
+    engines, rarely = _engines(message["engines"]), _engines(message["rarely"])
+    fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"], message["kinds"])
+    tries: dict[str, Any] = {}
+
+    def seed(asked: Message, buffer: SharedBuffer) -> Message:
+        begun = fuzzer.begin(asked["seed"])
+        if isinstance(begun, Finding):
+            return {"finding": _put_finding(begun, buffer)}
+        sample, expected = begun
+        tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
+        return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
+
+    def settle(asked: Message, buffer: SharedBuffer) -> Message:
+        return {"settled": [[*key, verdict] for key, verdict in fuzzer.settle(asked["seeds"]).items()]}
+
+    def way(asked: Message, buffer: SharedBuffer) -> Message:
+        word, chosen = tries["ways"][asked["number"]]
+        fuzzer.counts.clear()
+        found = fuzzer.try_way(tries["seed"], word, chosen, tries["sample"], tries["expected"])
+        ((_, verdict),) = fuzzer.counts
+        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _put_finding(found, buffer)}
+
+    return {"settle": settle, "seed": seed, "way": way}, {}
+
+
+def _put_finding(found: Finding, buffer: SharedBuffer) -> Message:
+    sample = {"function": put_function(buffer, found.sample.function), "inputs": put_values(buffer, found.sample.inputs)}
+    return {"way": found.way, "message": found.message, **sample}
+
+
+_KINDS: Mapping[str, Callable[[Message], tuple[Answers, Message]]] = {"conform": _conform, "fuzz": _fuzz}

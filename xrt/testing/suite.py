@@ -36,12 +36,11 @@ from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.conformance import conform
 from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.excuses import overlook_deviations
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import rename_values
 from xrt.testing.open_dims import OPENINGS, Opening, compare_at_sizes
 from xrt.testing.report import ResultWord
-from xrt.testing.running import as_planned, make_module
+from xrt.testing.running import as_planned, make_module, overlook_deviations
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import compile_alone, fit_inputs, run_alone, run_regions

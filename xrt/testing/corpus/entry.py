@@ -1,17 +1,32 @@
-"""One entry of the corpus, and short words to write one."""
+"""One entry of the corpus, short words to write one, and entries in files.
+
+A file has a Function as text, and as Functions that only hold constants, its inputs and what must come:
+
+    # why: what went wrong once
+    function main(x: float32[2]) -> (y: float32[2]) { ... }
+    %% inputs
+    function values() -> (x: float32[2]) { ... }
+    %% expected
+    function values() -> (y: float32[2]) { ... }
+
+It is plain text, exact for every element type, and its difference can be reviewed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrt.comparison import Comparison, compare_all
+from xrt.errors import ModelError
+from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Type, Value, read_attributes
 
-__all__ = ["Array", "CorpusEntry", "body", "f32", "graph", "i64", "node", "tensor"]
+__all__ = ["Array", "CorpusEntry", "body", "f32", "graph", "i64", "node", "read_entries", "read_entry", "tensor", "write_entry"]
 
 Array = np.ndarray[Any, Any]
 
@@ -118,3 +133,47 @@ def _typed(values: Mapping[str, str | Type]) -> tuple[Value, ...]:
 def sequence(text: str) -> SequenceType:
     """Return the type of a list of tensors that `tensor` spells."""
     return SequenceType(tensor(text))
+
+
+_WHY = "# why: "
+
+
+def write_entry(entry: CorpusEntry, folder: Path) -> Path:
+    """Write the entry to ``<name>.txt`` in a folder, which is made where it is not there, and return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs, expected = (to_text(_held(values)) for values in (entry.inputs, entry.expected))
+    text = f"{_WHY}{entry.why}\n{to_text(entry.function)}%% inputs\n{inputs}%% expected\n{expected}"
+    path = folder / f"{entry.name}.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _held(arrays: Sequence[Any]) -> Function:
+    constants = {f"value{i}": Constant(array) for i, array in enumerate(arrays)}
+    return Function((), tuple(Value(name, c.type) for name, c in constants.items()), (), constants, name="values")
+
+
+def read_entry(path: Path) -> CorpusEntry:
+    """Read one entry; raises ModelError where the file is not of the form above."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path.name} is no entry of the corpus: it is not UTF-8 text: {error}") from None
+    why, _, rest = text.partition("\n")
+    parts = [part.partition("\n")[2] for part in f"\n{rest}".split("%% ")]
+    if not why.startswith(_WHY) or len(parts) != 3:
+        raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")
+    function, inputs, expected = (parse(part) for part in parts)
+    return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
+
+
+def _arrays(held: Function) -> tuple[Any, ...]:
+    for value in held.outputs:
+        if value.name not in held.constants:
+            raise ModelError(f"the values of an entry are constants, and {value.name!r} is none")
+    return tuple(held.constants[value.name].array for value in held.outputs)
+
+
+def read_entries(folder: Path) -> tuple[CorpusEntry, ...]:
+    """Read every entry of a folder, in the order of their names."""
+    return tuple(read_entry(path) for path in sorted(folder.glob("*.txt")))

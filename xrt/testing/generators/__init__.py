@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from xrt.testing.generators.data_movement import MOVES
 from xrt.testing.generators.elementwise import CASTS, EXACT_NUMBERS, FLOATING, INTEGERS, PRODUCTS, REDUCTIONS, STEPPING, WINDOWS
 from xrt.testing.generators.operators import FAMILIES, Recipe
-from xrt.testing.generators.structured import LISTS, SCANS, SPECIALS
+from xrt.testing.generators.structured import LISTS, MOVES, SCANS, SPECIALS
 
 __all__ = ["ALL_FAMILIES", "INTEGERS"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from xrt.graph import DType
-from xrt.testing.graph_draft import LARGEST, DraftValue, GraphDraft, broadcastable
+from xrt.testing.generators.operators import LARGEST, DraftValue, GraphDraft, broadcastable
 
 __all__ = [
     "CASTS",

@@ -5,8 +5,7 @@ order, as they may. Results are right only if every copy, event and wait is wher
 reported, whether or not it did harm this time.
 """
 
-from xrt.testing.simulated.array import SimulatedArray
+from xrt.testing.simulated.array import SimulatedArray, SimulatedMachine
 from xrt.testing.simulated.device import SimulatedDevice, simulate_devices
-from xrt.testing.simulated.machine import SimulatedMachine
 
 __all__ = ["SimulatedArray", "SimulatedDevice", "SimulatedMachine", "simulate_devices"]

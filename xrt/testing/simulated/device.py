@@ -12,11 +12,20 @@ import numpy as np
 from xrt.errors import DeviceError, InputError
 from xrt.runtime.devices.interface import Device, GraphCapture, MemoryInfo, PendingCopy
 from xrt.runtime.devices.registry import override_devices
-from xrt.testing.simulated.array import SimulatedArray
-from xrt.testing.simulated.machine import POISON, Event, Order, SimulatedMachine, SimulatedMemoryError, SimulatedStream, WorkItem
-from xrt.testing.simulated.module import SimulatedModule
+from xrt.testing.simulated.array import (
+    POISON,
+    Event,
+    Order,
+    SimulatedArray,
+    SimulatedMachine,
+    SimulatedMemoryError,
+    SimulatedStream,
+    WorkItem,
+    apply,
+    mark_written,
+)
 
-__all__ = ["DeviceWorld", "SimulatedDevice", "simulate_devices"]
+__all__ = ["FUNCTIONS", "VERSION", "DeviceWorld", "SimulatedDevice", "SimulatedModule", "simulate_devices"]
 
 
 class DeviceWorld:
@@ -253,3 +262,364 @@ def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, lim
         yield machine
     if machine.races:
         raise AssertionError("\n".join(["work raced on a simulated device:", *dict.fromkeys(machine.races)]))
+
+
+SIZED_BY_CONTENT = frozenset({"compress", "extract", "flatnonzero", "nonzero", "unique", "argwhere"})
+"""Functions for which the host waits, because only the content tells how large their result is."""
+CREATING = frozenset({"arange", "empty", "eye", "full", "identity", "indices", "linspace", "ones", "tri", "zeros"})
+"""Functions that make arrays of numbers of the host."""
+PLAIN = frozenset({"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"})
+TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+
+
+class SimulatedModule:
+    """What `Accelerator.xp` is on a simulated device. A name, or an argument, that CuPy does not have is not there either."""
+
+    ndarray = SimulatedArray
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self.linalg = _Linalg(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PLAIN or name in TYPES:
+            return getattr(np, name)
+        if name not in FUNCTIONS:
+            raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
+        function = self._made(name) if name in CREATING else self._lifted(name, getattr(np, name))
+        setattr(self, name, function)
+        return function
+
+    def _lifted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        known = FUNCTIONS.get(name)
+
+        def lifted(*args: Any, **options: Any) -> Any:
+            self._check(name, known, options)
+            out = options.pop("out", None)
+            if not _holds(args) and not _holds(tuple(options.values())):
+                return self.asarray(function(*args, **options))
+            if out is not None:
+                mark_written(name, lambda target, *given: np.copyto(target, function(*given, **options)), out, args)
+                return out
+            return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
+
+        if isinstance(function, np.ufunc):
+            lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # of a ufunc
+        return lifted
+
+    def _made(self, name: str) -> Callable[..., Any]:
+        def made(*args: Any, **options: Any) -> Any:
+            self._check(name, FUNCTIONS.get(name), options)
+            values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
+            if _holds(tuple(values)):
+                return apply(name, getattr(np, name), tuple(values), options)
+            return self._device.upload(getattr(np, name)(*values, **options))
+
+        return made
+
+    @staticmethod
+    def _check(name: str, known: tuple[str, ...] | None, options: dict[str, Any]) -> None:
+        for option in options:
+            if known is not None and option not in known:
+                raise TypeError(f"{name}() got an unexpected keyword argument {option!r}: CuPy's has none")
+
+    # ------------------------------------------------------------------ ways in and out
+
+    def asarray(self, value: Any, dtype: Any = None, order: Any = None) -> SimulatedArray:
+        """Return an array of the device, of the host's numbers or of one that is there."""
+        if isinstance(value, SimulatedArray):
+            return value if dtype in (None, value.dtype) else value.astype(dtype)  # type: ignore[attr-defined]
+        if _holds((value,)):
+            return self.stack(value)  # type: ignore[no-any-return]
+        return self._device.upload(np.asarray(value, dtype, order="C"))
+
+    array = asarray
+
+    def ascontiguousarray(self, value: SimulatedArray) -> SimulatedArray:
+        """Return the array, or a copy, whose elements lie one behind the other."""
+        return value if value.flags.c_contiguous else value.copy()  # type: ignore[attr-defined]
+
+    def asnumpy(self, value: SimulatedArray) -> np.ndarray[Any, Any]:
+        """Return the content, for which the host waits."""
+        return self._device.download(value)
+
+    def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
+        """Put a copy into an array on the stream."""
+        given = (source, where) if isinstance(where, SimulatedArray) else (source,)
+        mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, given)
+
+    def put_along_axis(self, target: SimulatedArray, places: Any, values: Any, axis: int) -> None:
+        """Put values into an array on the stream."""
+        mark_written("put_along_axis", lambda t, p, v: np.put_along_axis(t, p, v, axis), target, (places, values))
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        """Return the shape of an array, without waiting for its value."""
+        return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+
+
+ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
+"""Functions that CuPy's can apply at places."""
+
+
+def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any, ...]) -> None:
+    if name not in ADDABLE:
+        raise NotImplementedError(f"{name}.at is not there: CuPy has none")
+    places, values = given
+    several = isinstance(places, tuple)
+
+    def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
+        function.at(view, parts[:-1] if several else parts[0], parts[-1])
+
+    mark_written(f"{name}.at", at, target, (*(places if several else (places,)), values))
+
+
+class _Linalg:
+    """The few functions of linear algebra that kernels use."""
+
+    def __init__(self, module: SimulatedModule) -> None:
+        self.det = lambda value: apply("det", np.linalg.det, (value,))
+
+
+def _holds(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds, value))
+    return isinstance(value, SimulatedArray)
+
+
+# ---------------------------------------------------------------------- methods and operators of arrays
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: SimulatedArray, *args: Any, **options: Any) -> Any:
+        def call(array: np.ndarray[Any, Any], *more: Any, **named: Any) -> Any:
+            return getattr(array, name)(*more, **named)
+
+        return apply(name, call, (self, *args), options, waits=name in SIZED_BY_CONTENT)
+
+    return method
+
+
+for _name in (
+    *("all", "any", "argmax", "argmin", "argsort", "astype", "clip", "compress", "conj", "copy", "cumprod", "cumsum", "diagonal"),
+    *("dot", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum", "swapaxes"),
+    *("take", "trace", "transpose", "var", "view"),
+):
+    setattr(SimulatedArray, _name, _method(_name))
+
+
+def _operator(name: str, function: Callable[..., Any]) -> None:
+    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
+    setattr(SimulatedArray, f"__r{name}__", lambda self, other: apply(name, function, (other, self)))
+
+    def in_place(self: SimulatedArray, other: Any) -> SimulatedArray:
+        mark_written(name, lambda target, given: function(target, given, out=target), self, (other,))
+        return self
+
+    setattr(SimulatedArray, f"__i{name}__", in_place)
+
+
+for _name, _function in {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.divide,
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "pow": np.power,
+    "matmul": np.matmul,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
+}.items():
+    _operator(_name, _function)
+
+
+def _comparison(name: str, function: Callable[..., Any]) -> None:
+    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
+
+
+for _name, _function in {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}.items():
+    _comparison(_name, _function)
+
+
+def _unary(name: str, function: Callable[..., Any]) -> None:
+    setattr(SimulatedArray, f"__{name}__", lambda self: apply(name, function, (self,)))
+
+
+for _name, _function in {"neg": np.negative, "invert": np.invert, "abs": np.absolute, "pos": np.positive}.items():
+    _unary(_name, _function)
+
+SimulatedArray.__hash__ = object.__hash__  # type: ignore[method-assign]  # comparisons took it away
+
+
+# The functions of NumPy that XRT calls and that this version of CuPy has, with the names of their arguments.
+VERSION = "14.2.0"
+
+_UFUNCS = """
+abs absolute acos acosh add arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bitwise_and
+bitwise_count bitwise_invert bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor cbrt ceil conj
+conjugate copysign cos cosh deg2rad degrees divide divmod equal exp exp2 expm1 fabs fix float_power floor floor_divide
+fmax fmin fmod frexp gcd greater greater_equal heaviside hypot i0 invert isfinite isinf isnan lcm ldexp left_shift less
+less_equal log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor maximum minimum mod
+modf multiply negative nextafter not_equal positive pow power rad2deg radians reciprocal remainder right_shift rint sign
+signbit sin sinc sinh sqrt square subtract tan tanh true_divide trunc
+"""
+
+_OTHERS = """
+all: a axis out keepdims
+allclose: a b rtol atol equal_nan
+amax: a axis out keepdims
+amin: a axis out keepdims
+any: a axis out keepdims
+append: arr values axis
+arange: start stop step dtype
+argmax: a axis dtype out keepdims
+argmin: a axis dtype out keepdims
+argsort: a axis kind
+around: a decimals out
+array: obj dtype copy order subok ndmin blocking
+array_equal: a1 a2 equal_nan
+asarray: a dtype order copy blocking
+ascontiguousarray: a dtype
+asfortranarray: a dtype
+astype: x dtype copy
+atleast_1d:
+atleast_2d:
+average: a axis weights returned keepdims
+bincount: x weights minlength
+blackman: M
+broadcast_arrays:
+broadcast_shapes:
+broadcast_to: array shape
+can_cast: from_ to casting
+choose: a choices out mode
+clip: a a_min a_max out
+compress: condition a axis out
+concat: tup axis out dtype casting
+concatenate: tup axis out dtype casting
+convolve: a v mode
+copy: a order
+copyto: dst src casting where
+correlate: a v mode
+count_nonzero: a axis
+cross: a b axisa axisb axisc axis
+cumprod: a axis dtype out
+cumsum: a axis dtype out
+delete: arr indices axis
+diagonal: a offset axis1 axis2
+diff: a n axis prepend append
+dot: a b out
+einsum: *
+empty: shape dtype order
+empty_like: prototype dtype order subok shape
+expand_dims: a axis
+extract: condition a
+eye: N M k dtype order
+fill_diagonal: a val wrap
+flatnonzero: a
+flip: a axis
+from_dlpack: array  device copy
+frombuffer: *
+full: shape fill_value dtype order
+full_like: a fill_value dtype order subok shape
+gradient: f axis edge_order
+histogram: x bins range density weights
+identity: n dtype
+imag: val
+indices: dimensions dtype
+inner: a b
+isclose: a b rtol atol equal_nan
+isneginf: x out
+isposinf: x out
+issubdtype: arg1 arg2
+kron: a b
+linspace: start stop num endpoint retstep dtype axis
+load: file mmap_mode allow_pickle
+logspace: start stop num endpoint base dtype axis
+matmul: axes axis keepdims casting dtype signature order out
+max: a axis out keepdims
+may_share_memory: a b max_work
+mean: a axis dtype out keepdims
+median: a axis out overwrite_input keepdims
+meshgrid: *
+min: a axis out keepdims
+moveaxis: a source destination
+nan_to_num: x copy nan posinf neginf
+ndim: a
+nonzero: a
+ones: shape dtype order
+ones_like: a dtype order subok shape
+outer: a b out
+pad: *
+partition: a kth axis
+percentile: a q axis out overwrite_input method keepdims interpolation
+place: arr mask vals
+prod: a axis dtype out keepdims
+promote_types: type1 type2
+ptp: a axis out keepdims
+put: a ind v mode
+put_along_axis: arr indices values axis
+quantile: a q axis out overwrite_input method keepdims interpolation
+ravel: a order
+ravel_multi_index: multi_index dims mode order
+real: val
+repeat: a repeats axis
+require: a dtype requirements
+reshape: a newshape order copy
+resize: a new_shape
+result_type:
+roll: a shift axis
+roots: p
+round: a decimals out
+save: file arr allow_pickle
+savez: *
+savez_compressed: *
+searchsorted: a v side sorter
+select: condlist choicelist default
+shape: a
+shares_memory: a b max_work
+show_config: _full
+size: _ndarray_base a axis
+sort: a axis kind
+split: ary indices_or_sections axis
+squeeze: a axis
+stack: tup axis out dtype casting
+std: a axis dtype out ddof keepdims
+sum: a axis dtype out keepdims
+swapaxes: a axis1 axis2
+take: a indices axis out
+take_along_axis: a indices axis
+tile: A reps
+trace: a offset axis1 axis2 dtype out
+transpose: a axes
+tri: N M k dtype
+tril: m k
+tril_indices: n k m
+triu: m k
+unique: ar return_index return_inverse return_counts axis equal_nan
+unravel_index: indices dims order
+unwrap: p discont axis period
+var: a axis dtype out ddof keepdims
+vdot: a b
+where: condition x y
+zeros: shape dtype order
+zeros_like: a dtype order subok shape
+"""
+
+
+def _others() -> dict[str, tuple[str, ...] | None]:
+    rows = (line.partition(":") for line in _OTHERS.strip().splitlines())
+    return {name: None if names.strip() == "*" else tuple(names.split()) for name, _, names in rows}
+
+
+FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_others()}
+"""By name; None where any argument is taken."""
