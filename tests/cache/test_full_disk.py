@@ -18,7 +18,7 @@ EXPECTED = (np.arange(4) + 15.0).tolist()
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "full", spec)
@@ -37,7 +37,7 @@ def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
     found = run_on_full_disk(tmp_path / "limited", spec, limit=True)

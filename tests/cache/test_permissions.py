@@ -134,6 +134,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize("spec", ["tvm", "xla", "iree", "ort", "openvino"])

@@ -150,12 +150,10 @@ ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 RUN = ("-m", "xrt.cli", "run", "m.onnx", "-i", "x.npy", "--strict")
 COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"run {engine}": (*RUN, "--engine", engine) for engine in ENGINES},
-    "engines": ("-m", "xrt.cli", "engines"),
     "doctor": ("-m", "xrt.cli", "doctor"),
-    "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "60s"),
     "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
-    "conformance": ("-m", "xrt.cli", "conformance", "ort", "--cases", "test_abs*"),
 }
+TUNE = ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "60s")
 ISOLATED = {f"isolated {engine}": (*RUN, "--engine", engine, "--isolate", engine, "--isolate-run") for engine in ENGINES}
 
 
@@ -165,8 +163,13 @@ def test_nothing_is_looked_up_and_nothing_left(name: str, place: Place) -> None:
     look(place, COMMANDS[name])
 
 
+@pytest.mark.full
+def test_a_search_looks_up_nothing_and_leaves_nothing(place: Place) -> None:
+    look(place, TUNE)
+
+
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", ISOLATED)
 def test_a_worker_looks_up_nothing_and_leaves_nothing(name: str, place: Place) -> None:
     look(place, ISOLATED[name])

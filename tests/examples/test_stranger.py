@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.sample(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(10)]
 
 TOP = Path(__file__).parents[2]
 GUIDE = (TOP / "docs" / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8")

@@ -102,7 +102,7 @@ def test_a_session_over_regions_that_write_in_place_equals_the_functional_form(d
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # iree's compiler refuses some regions
 @pytest.mark.parametrize("engine", ["ort", "openvino", "xla", "torch", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
-@settings(bounded, max_examples=8)
+@settings(bounded, max_examples=4)
 @given(function=recurrent(PLAIN))
 def test_a_session_on_an_engine_and_toy_equals_the_functional_form(engine, function):
     assume(any(registry.create(engine).why_not(node, function) is None for node in function.nodes))

@@ -48,7 +48,8 @@ def layers(function: Function) -> Function:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NINE])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", NINE)
 def test_every_layer_stays_near_unit_size_and_the_output_says_something(name: str) -> None:
     function = load_light(name)
     assert not [node.op for node in function.nodes if node.op_type == "ConstantOfShape"]

@@ -12,7 +12,7 @@ MIXTURE = {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"]}
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", light_models())
 def test_engines_and_the_mixture_agree(name: str) -> None:
     model = load_light(name)

@@ -82,7 +82,7 @@ def test_a_lock_may_be_a_value(lock: PlacementFile) -> None:
         assert f"  from the lock that was given, made on {lock.date} by xrt " in str(module.tuned)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path) -> None:
     done = command(folder, *COMMANDS[name])

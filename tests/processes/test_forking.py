@@ -56,6 +56,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "ends"),
     [

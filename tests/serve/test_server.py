@@ -23,6 +23,7 @@ from xrt.cli import main
 from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
+from xrt.logging import VARIABLE
 from xrt.module import saving
 from xrt.processes.tree import kill, list_descendants
 from xrt.serve import app
@@ -221,7 +222,9 @@ Failing = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def fail(capsys: pytest.CaptureFixture[str]) -> Failing:
+def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Failing:
+    monkeypatch.setenv(VARIABLE, "info")  # the command leaves the logger as it is
+
     def run_it(*arguments: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as left:
             main(["serve", *map(str, arguments)])

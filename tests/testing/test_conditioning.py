@@ -215,7 +215,7 @@ CORES = {
 """Kernels that NumPy's library of products has, and what a processor needs to run them."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("core", [core for core, feature in CORES.items() if __cpu_features__.get(feature)])
 @pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])

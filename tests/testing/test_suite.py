@@ -73,6 +73,7 @@ def test_an_engine_that_declines_everything_passes(tmp_path):
     assert failed_of("RecordingEngine(takes='nothing')", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("takes", ["Neg", "Erf", "MatMul|Conv"])
 def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
     assert failed_of(f"RecordingEngine(takes={takes!r})", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()

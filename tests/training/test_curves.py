@@ -25,7 +25,7 @@ from xrt.engines import create
 from xrt.graph import Function, list_states
 from xrt.testing.running import make_alternating_program
 
-pytestmark = [pytest.mark.slow, pytest.mark.sample(13)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(20)]
 
 STEPS = 200
 ADAM = (training.Adam(), torch.optim.Adam, 0.001)
