@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -252,20 +251,11 @@ def partition_tables(figures: Figures) -> Iterator[str]:
         (
             *(row["graph"], f"{row['nodes']:,}", f"{row['median_s']:.3f}", f"{row['slowest_s']:.3f}"),
             *(f"{row['us_per_node']:.1f}", spread(row["per_node_to_smallest"], 2), f"{row['regions']:,}"),
-            f"{row['plain_regions']:,}",
         )
         for row in figures["partition"]
     ]
-    columns = ("graph", "nodes", "median, s", "slowest, s", "us per node", "per node, to the smallest", "regions", "plain")
+    columns = ("graph", "nodes", "median, s", "slowest, s", "us per node", "per node, to the smallest", "regions")
     yield table(columns, rows)
-    yield "Beside the true minimum, on random graphs of 4 to 12 nodes:\n\n" + table(
-        ("engines", "graphs", "partitioner", "plain"),
-        [(row["engines"], row["graphs"], least(row["own"]), least(row["plain"])) for row in figures["minimum"]],
-    )
-
-
-def least(found: Figures) -> str:
-    return f"minimal in {found['optimal']:.1%} (mean {found['mean_ratio']:.3f} x, worst {found['worst_ratio']:.2f} x)"
 
 
 def partition_verdicts(figures: Figures) -> Iterator[Verdict]:
@@ -274,100 +264,6 @@ def partition_verdicts(figures: Figures) -> Iterator[Verdict]:
             if row["nodes"] == nodes:
                 what, figure = f"{nodes:,} nodes, {row['graph']}, partitioned", f"{row['median_s']:.3f} s"
                 yield Verdict(what, f"under {limit:g} s", figure, row["median_s"] < limit)
-
-
-# ---------------------------------------------------------------------- growth
-
-
-def scale_tables(figures: Figures) -> Iterator[str]:
-    stages = figures["stages"]
-    sizes = list(dict.fromkeys(row["nodes"] for row in stages))
-    for graph in dict.fromkeys(row["graph"] for row in stages):
-        found = {(row["stage"], row["nodes"]): row for row in stages if row["graph"] == graph}
-        lines = [
-            (stage, *(scale_cell(found.get((stage, size))) for size in sizes)) for stage in dict.fromkeys(s for s, _ in found)
-        ]
-        columns = ("stage", *(f"{size:,} nodes" for size in sizes))
-        yield f"{graph}: seconds, microseconds per node, and those to those of the smallest:\n\n" + table(columns, lines)
-
-
-def scale_cell(row: Figures | None) -> str:
-    return f"{row['median_s']:.3f} s, {row['us_per_node']:.1f} us, {row['growth']:.2f}" if row else ""
-
-
-def scale_verdicts(figures: Figures) -> Iterator[Verdict]:
-    rows = [row for row in figures["stages"] if row["stage"] == "partition"]
-    first, last = min(row["nodes"] for row in rows), max(row["nodes"] for row in rows)
-    for row in rows:
-        if row["nodes"] == last:
-            what = f"partitioning, {row['graph']}: time per node at {last:,} to that at {first:,}"
-            yield Verdict(what, "at most 2 x", f"{row['growth']:.2f} x", row["growth"] <= 2)
-
-
-# ---------------------------------------------------------------------- native kernels
-
-
-def native_tables(figures: Figures) -> Iterator[str]:
-    rows = [
-        (
-            *(row["model"], *(f"{ms:.3f}" for ms in row["ms"].values())),
-            *(spread(row[key], 2) for key in ("numpy_over_native", "ort_over_native")),
-        )
-        for row in figures["models"]
-    ]
-    engines = (f"`{engine}`, ms" for engine in figures["models"][0]["ms"])
-    yield table(("model", *engines, "NumPy over native", "`ort` over native"), rows)
-
-
-def native_verdicts(figures: Figures) -> Iterator[Verdict]:
-    for row in figures["models"]:
-        if row["model"] == "chain":
-            what = "50 elementwise operators on 1024x1024: native `toy`"
-            yield at_least(f"{what}, gain over NumPy's", 8, row["numpy_over_native"])
-            yield at_least(f"{what}, gain over `ort`", 1, row["ort_over_native"])
-
-
-# ---------------------------------------------------------------------- warm starts
-
-SAVES = ("ort", "tvm")
-"""The engines that can save what they compiled."""
-
-
-def warm_tables(figures: Figures) -> Iterator[str]:
-    rows = [
-        (
-            *(f"`{row['engine']}`", row["model"], *(f"{row['seconds'][way]['start']:.3f}" for way in ("off", "warm"))),
-            *(spread(row["ratios"]["start"][way]) for way in ("warm", "bundle", "cold")),
-            spread(row["ratios"]["compile"]["warm"]),
-        )
-        for row in figures["rows"]
-    ]
-    columns = (
-        "engine",
-        "model",
-        "without, s",
-        "warm, s",
-        "warm",
-        "from a bundle",
-        "filling the cache",
-        "the compile alone, warm",
-    )
-    yield f"Medians and quartiles of {figures['rounds']} starts:\n\n" + table(columns, rows)
-
-
-def warm_verdicts(figures: Figures) -> Iterator[Verdict]:
-    starts = [(row["engine"], row["model"], row["ratios"]["start"]["warm"]["median"]) for row in figures["rows"]]
-    compiles: dict[str, list[float]] = {}
-    for row in figures["rows"]:
-        compiles.setdefault(row["engine"], []).append(row["ratios"]["compile"]["warm"]["median"])
-    for engine in SAVES:
-        mine = [median for name, _, median in starts if name == engine]
-        if mine:
-            what, found = f"warm start of `{engine}`, median over its models ({len(mine)})", statistics.median(mine)
-            figure = f"{found:.3f} x (the compile alone {statistics.median(compiles[engine]):.3f} x)"
-            yield Verdict(what, "under 0.5 x", figure, found < 0.5)
-    engine, model, worst = max(starts, key=lambda start: start[2])
-    yield Verdict(f"warm start, the worst: {model} on `{engine}`", "never over 1.05 x", f"{worst:.3f} x", worst <= 1.05)
 
 
 # ---------------------------------------------------------------------- imports

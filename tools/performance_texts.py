@@ -10,14 +10,6 @@ from tools import (
 )
 from tools.performance_sections import Section
 
-ACCURACY = """\
-How exact the transcendental functions of float32 are, over their whole range (`tests/engines/test_native_accuracy.py`
-measures it), in units in the last place:
-
-| Exp | Log | Tanh | Sigmoid | Erf | Softplus | Elu | Mish | Pow |
-|---|---|---|---|---|---|---|---|---|
-| 1.0 | 0.8 | 1.3 | 2.5 | 2.4 | 1.8 | 0.9 | 3.2 | 0.5 |"""
-
 SECTIONS = {
     "dispatch": Section(
         "The cost of a call",
@@ -64,23 +56,11 @@ SECTIONS = {
     ),
     "partition": Section(
         "Partitioning",
-        "How long does it take to partition and fold a model, and into how few regions?",
+        "How long does it take to partition and fold a model?",
         "Capability, clustering and folding together, as processor time of the one thread that they use; a tenth of the "
-        "nodes is not supported by the first engine. *Plain* is the number of regions that merging each child into its "
-        "parents gives.",
+        "nodes is not supported by the first engine.",
         told.partition_tables,
         told.partition_verdicts,
-    ),
-    "scale": Section(
-        "Growth",
-        "How do the stages before the first compile grow with the model?",
-        "Processor time of each stage on the same graphs, garbage collected before each. The median of three runs of "
-        "10,000 nodes, one run of each larger graph; what writes and reads files is left out above 100,000 nodes.",
-        told.scale_tables,
-        told.scale_verdicts,
-        "A garbage collection goes over all objects that live, so that building a graph with the collector on costs a "
-        "third to a half more per node at each tenfold size; it stands still from 50 nodes on. What is left of the "
-        "growth is cache misses.",
     ),
     "auto": Section(
         "Placement by measurement",
@@ -93,27 +73,6 @@ SECTIONS = {
         auto_told.auto_tables,
         auto_told.auto_verdicts,
         "Where auto chose the best single engine, both run the same executable, and the gain shows the noise of the machine.",
-    ),
-    "native": Section(
-        "Native kernels",
-        "What do native kernels gain, over NumPy and beside ONNX Runtime?",
-        "Each model as a module on `toy` with native kernels, on NumPy's `toy` and on `ort`, with the same threads, in "
-        "turns. Over 1, native is the quicker.",
-        told.native_tables,
-        told.native_verdicts,
-        "NumPy adds up columns in float32, where the native kernel adds in float64. The other convolutions of a MobileNet "
-        "are NumPy's matrix products either way.\n\n" + ACCURACY,
-    ),
-    "warm_start": Section(
-        "Warm starts",
-        "What does the disk cache, or a bundle, save at the start?",
-        "From `XRTModule(path)` to the first result, hashing included, in fresh processes that take turns: without the "
-        "cache, with an empty one, with a full one and from a bundle. Ratios are to the start without the cache. The "
-        "imports of Python, NumPy, XRT and the engine's library come on top and are the same for all.",
-        told.warm_tables,
-        told.warm_verdicts,
-        "`toy` saves nothing: what its start must not do is cost more. What is left of a warm start on `ort` is reading and "
-        "planning the model, and packing the weights of large products, which the library does anew for each session.",
     ),
     "imports": Section(
         "Imports",

@@ -1,21 +1,18 @@
-"""Every name is one object, whatever was imported before; functions are verbs, and a class name stands for one class."""
+"""Every public name is one object, whatever was imported before, and is documented."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
-import re
 import subprocess
 import sys
 import types
-from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
 
-from tests.architecture.public import files, modules, packages, parse, walk
+from tests.architecture.public import modules, packages
 
 
 def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
@@ -74,80 +71,3 @@ def test_a_public_name_without_a_word_is_caught() -> None:
 def test_what_a_module_calls_public_looks_public() -> None:
     public = [word for name in modules() for word in getattr(importlib.import_module(name), "__all__", ())]
     assert [word for word in public if word.startswith("_") and word != "__version__"] == []
-
-
-# ---------------------------------------------------------------------- the names themselves
-
-NOUN_PHRASES = frozenset(
-    {
-        "missing_features",  # of a GraphCompiler: an attribute that an engine may compute
-        "unsupported_options",
-        "supporting_engines",
-        "supported_form",
-        "shared_pool_size",
-        # a lock that is made again in a child: it wraps its argument
-    }
-)
-"""Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""
-NAMED_BY_ONNX = (
-    "xrt.engines.kernels.",
-    "xrt.engines.toy.kernels.",
-    "xrt.engines.xla.kernels.",
-    "xrt.engines.torch.kernels.",
-    "xrt.testing.generators.",
-    "xrt.frontends.torch.rules.",
-)
-"""Modules whose functions are called as the operators are that they compute, make or lower."""
-_PARTICIPLE = re.compile(r"(?!(?:bring|string|embed|feed|need|speed)(?:_|$))[a-z]+(?:ed|ing)(?:_|$)")
-
-
-def no_verbs(tree: ast.AST) -> list[str]:
-    """Return the public functions and methods that begin with a participle, or end in ``_of``; properties are nouns."""
-    found = []
-    for scope in (node for node in walk(tree) if isinstance(node, ast.Module | ast.ClassDef)):
-        if isinstance(scope, ast.ClassDef) and scope.name.startswith("_"):
-            continue
-        for node in scope.body:
-            if (
-                isinstance(node, ast.FunctionDef)
-                and not node.name.startswith("_")
-                and not any(map(_is_noun, node.decorator_list))
-            ):
-                found += [node.name] * bool(node.name.endswith("_of") or _PARTICIPLE.match(node.name))
-    return found
-
-
-def _is_noun(decorator: ast.expr) -> bool:
-    return ast.unparse(decorator).rpartition(".")[2] in ("property", "cached_property", "setter", "fixture")
-
-
-def test_public_functions_are_verbs() -> None:
-    found = {name: set(no_verbs(parse(path))) - NOUN_PHRASES for name, path in files().items()}
-    assert {name: words for name, words in found.items() if words and not name.startswith(NAMED_BY_ONNX)} == {}
-
-
-def test_a_function_that_is_no_verb_is_caught() -> None:
-    planted = (
-        "def loaded(): ...\ndef bytes_of(): ...\nclass A:\n    def packing(self): ...\n    @property\n    def saved(self): ...\n"
-    )
-    assert no_verbs(ast.parse(planted)) == ["loaded", "bytes_of", "packing"]
-    assert no_verbs(ast.parse("def load(): ...\ndef _named(): ...\nclass _B:\n    def tried(self): ...")) == []
-
-
-def test_the_list_of_exceptions_only_shrinks() -> None:
-    used = {name for path in files().values() for name in no_verbs(parse(path))}
-    assert used >= NOUN_PHRASES
-
-
-def repeated() -> dict[str, list[str]]:
-    """Return the public classes that several modules define, with these modules."""
-    homes: dict[str, list[str]] = defaultdict(list)
-    for name, path in files().items():
-        for node in walk(parse(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(name)
-    return {name: modules for name, modules in homes.items() if len(modules) > 1}
-
-
-def test_no_two_classes_have_one_name() -> None:
-    assert repeated() == {}
