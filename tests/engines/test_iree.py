@@ -55,11 +55,11 @@ def test_versions_of_all_that_decides_on_the_code() -> None:
 def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def run(text: str, flags: tuple[str, ...], *rest: Any) -> Any:
-        asked.append(flags)
+    def run(command: list[str], *rest: Any, **more: Any) -> Any:
+        asked.append(tuple(command))
         return subprocess.CompletedProcess([], 1, b"", b"<stdin>:1:1: error: no")
 
-    monkeypatch.setattr(compiler, "_run", run)
+    monkeypatch.setattr(compiler, "run", run)
     for engine, threads in ((Iree(opt_level=3), 1), (IREE, 2)):
         with pytest.raises(CompileRefused, match=r"^IREE cannot compile it: no$"):
             engine.compile(one("Neg", tensor(2)), CompileContext(threads=threads))

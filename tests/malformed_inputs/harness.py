@@ -104,14 +104,14 @@ def _answers(keys: Sequence[Key], folder: str) -> Iterator[tuple[Key, dict[str, 
             try:
                 answer, _ = worker.ask({"reader": reader, "case": case})
             except WorkerDied as error:
-                yield key, {"outcome": "failed", "wrong": _death(error.code)}
+                yield key, {"outcome": "failed", "wrong": describe_death(error.code)}
                 return
             yield key, answer
     finally:
         worker.end()
 
 
-def _death(status: int) -> str:
+def describe_death(status: int) -> str:
     if status == -signal.SIGPROF:
         return f"it was not done after {child.CPU_SECONDS:g} seconds of computing"
     if status == -signal.SIGALRM:

@@ -122,8 +122,8 @@ def test_a_finding_is_kept_as_files(tmp_path: Path) -> None:
 
 
 def test_a_way_to_die_is_reported() -> None:
-    assert harness._death(-signal.SIGALRM) == "it was not done after 60 seconds"
-    assert harness._death(3) == "it ended the process, with exit code 3"
+    assert harness.describe_death(-signal.SIGALRM) == "it was not done after 60 seconds"
+    assert harness.describe_death(3) == "it ended the process, with exit code 3"
 
 
 # ---------------------------------------------------------------------- the command

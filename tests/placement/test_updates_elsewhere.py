@@ -18,11 +18,9 @@ from xrt.engines.contract import registry
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, list_states
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.fold import extract_subgraph
-from xrt.placement.profiler import RegionProfiler
 from xrt.placement.race import Candidates
 from xrt.placement.result import PlacementRequest
 from xrt.placement.runners import LocalRunner, OutOfTime, TrialLimits
-from xrt.placement.session import TuningSession
 from xrt.runtime import Program, compile_plan, make_timed_call
 
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")
@@ -96,12 +94,6 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
     def endless(*given: Any, **options: Any) -> Any:
         raise OutOfTime
 
-    def measure_first(self: TuningSession, survey: RegionProfiler) -> None:
-        self._ask(self._end, lambda: bool(self._list_fresh_wholes(survey)))
-        survey.measure(self._list_fresh_wholes(survey), self._end, self._make_reporter(survey))
-        self.table = survey.table
-
-    monkeypatch.setattr(TuningSession, "_measure_wholes", measure_first)
     monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
     function, state = make_step(training.Adam())
     inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]

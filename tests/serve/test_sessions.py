@@ -156,16 +156,22 @@ def test_a_request_that_the_queue_refuses_leaves_its_session_as_it_was() -> None
     entered, opened = threading.Event(), threading.Event()
 
     async def test() -> None:
-        def held() -> tuple[Any, ...]:
-            entered.set()
-            assert opened.wait(HANGS)
-            return ()
+        class Held:
+            def __call__(self, *values: Any) -> Any:
+                entered.set()
+                assert opened.wait(HANGS)
+                return (np.zeros(2, np.float32),)
+
+        def occupy(session: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(model.infer(InferRequest(request.inputs, parameters={"session_id": session})))
 
         request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
         assert first_of(await model.infer(request)) == 1
-        blocking = [model._scheduler.submit(held, ())]
+        model.sessions.make = Held
+        blocking = [occupy("b")]
         assert await asyncio.to_thread(entered.wait, HANGS)
-        blocking.append(model._scheduler.submit(held, ()))
+        blocking.append(occupy("c"))
+        await asyncio.sleep(0)
         for parameters in ({}, {"session_start": True}, {"session_end": True}):
             refused = InferRequest(request.inputs, parameters={"session_id": "a", **parameters})
             with pytest.raises(RequestRefusal) as error:

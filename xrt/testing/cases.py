@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -33,18 +32,14 @@ from xrt.graph import Function, find_schema, is_training
 from xrt.models import fill_random_weights
 from xrt.module.options import REFERENCE
 from xrt.verify.comparison import find_ambiguity
-from xrt.verify.execution import Run, expose_inner_values, run_alone
+from xrt.verify.execution import run_alone
 
 if TYPE_CHECKING:
-    from xrt.graph import Node
+    pass
 
 __all__ = [
     "GROUPS",
     "ConformanceCase",
-    "Rerun",
-    "Rounded",
-    "SoftmaxBounds",
-    "find_rounded_outputs",
     "group_cases",
     "is_random",
     "is_unchanged",
@@ -58,128 +53,6 @@ __all__ = [
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class SoftmaxBounds:
-    """What each element of a Softmax may be when each number that it reads is one rounding up or down.
-
-    Evidence as `Ambiguity` are.
-    """
-
-    low: Array
-    high: Array
-    rows: tuple[int, int]
-    """From which axis to before which axis a row extends."""
-    tolerance: Tolerance
-
-    @classmethod
-    def read_from(cls, read: Array, rows: tuple[int, int], tolerance: Tolerance) -> SoftmaxBounds:
-        """Return the bounds for finite floating-point numbers."""
-        wide, rounding = _as_rows(read.astype(np.float64), rows), _as_rows(np.spacing(np.abs(read)).astype(np.float64), rows)
-        up, down = wide + rounding, wide - rounding
-        low, high = (_from_rows(_share(own, others), read.shape, rows) for own, others in ((down, up), (up, down)))
-        return cls(low, high, rows, tolerance)
-
-    def admits(self, actual: Array, expected: Array) -> Array:
-        """Return, for each element, whether it is within its bounds, and in a row that sums to one."""
-        wide = actual.astype(np.float64)
-        within = (wide >= self.low - self.tolerance.compute_bound(self.low)) & (
-            wide <= self.high + self.tolerance.compute_bound(self.high)
-        )
-        lines = _as_rows(wide, self.rows)
-        slack = self.tolerance.rtol + self.tolerance.atol * lines.shape[1]
-        sums = np.abs(lines.sum(axis=1, keepdims=True) - 1) <= slack
-        return np.logical_and(within, _from_rows(np.broadcast_to(sums, lines.shape), actual.shape, self.rows))
-
-
-@dataclass(frozen=True, eq=False)
-class Rounded:
-    """An output that rounding decides, and what is defined of it."""
-
-    read: str
-    """The value before the Softmax."""
-    expected: Array
-    """What the reference engine computes for that value."""
-    bounds: SoftmaxBounds
-
-
-def find_rounded_outputs(function: Function, inputs: Sequence[Any], run: Run, tolerance: Tolerance) -> Mapping[str, Rounded]:
-    """Return the outputs that rounding decides, by their names; ``run`` is the reference engine.
-
-    Only an output that a Softmax makes is looked at, and only where a node computed what the Softmax reads: what is given is
-    exact.
-    """
-    makers = {value.name: function.producer(value.name) for value in function.outputs}
-    found = {name: node for name, node in makers.items() if node is not None and _reads_computed_values(node, function)}
-    if not found:
-        return {}
-    read = list(dict.fromkeys(node.inputs[0] for node in found.values()))
-    values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
-    rounded = {name: _rounded(node, function, values[node.inputs[0]], tolerance) for name, node in found.items()}
-    return {name: one for name, one in rounded.items() if one is not None}
-
-
-def _reads_computed_values(node: Node, function: Function) -> bool:
-    return node.op == "Softmax" and function.producer(node.inputs[0]) is not None
-
-
-def _rounded(node: Node, function: Function, read: Array, tolerance: Tolerance) -> Rounded | None:
-    """Return what is defined of that Softmax; None where rounding moves no element beyond the tolerance."""
-    if read.dtype.kind != "f" or not read.size or not np.isfinite(read).all():
-        return None
-    bounds = SoftmaxBounds.read_from(read, _rows(node, function, read.ndim), tolerance)
-    moves = bounds.high - bounds.low > tolerance.compute_bound(bounds.low)
-    return Rounded(node.inputs[0], read, bounds) if moves.any() else None
-
-
-def _rows(node: Node, function: Function, rank: int) -> tuple[int, int]:
-    """Return the axes of a row: one axis, or before version 13 of the operator all from that axis on."""
-    if function.opset(node.domain) >= 13:
-        axis = int(node.attr("axis", -1)) % rank
-        return axis, axis + 1
-    axis = int(node.attr("axis", 1))
-    return (axis + rank if axis < 0 else axis), rank
-
-
-def _as_rows(array: Array, rows: tuple[int, int]) -> Array:
-    """Return the array as a matrix whose rows are those that a Softmax makes sum to one."""
-    start, end = rows
-    last: Array = np.moveaxis(array, range(start, end), range(array.ndim - (end - start), array.ndim))
-    matrix: Array = last.reshape(-1, prod(array.shape[start:end]))
-    return matrix
-
-
-def _from_rows(lines: Array, shape: tuple[int, ...], rows: tuple[int, int]) -> Array:
-    """Undo `_as_rows`."""
-    start, end = rows
-    moved = (*shape[:start], *shape[end:], *shape[start:end])
-    array: Array = np.moveaxis(lines.reshape(moved), range(len(shape) - (end - start), len(shape)), range(start, end))
-    return array
-
-
-def _share(own: Array, others: Array) -> Array:
-    """Return ``exp(own[i]) / (exp(own[i]) + sum of exp(others[j]) over j != i)`` for each row."""
-    with np.errstate(over="ignore"):
-        share: Array = 1 / (1 + np.exp(_log_sum_of_the_others(others) - own))
-    return share
-
-
-def _log_sum_of_the_others(rows: Array) -> Array:
-    """Return, for each element, the logarithm of the sum of exponentials of all the others in its row."""
-    if rows.shape[1] == 1:
-        return np.full_like(rows, -np.inf)
-    at = rows.argmax(axis=1)[:, None]
-    others = rows.copy()
-    np.put_along_axis(others, at, -np.inf, 1)
-    top, second = rows.max(axis=1, keepdims=True), others.max(axis=1, keepdims=True)
-    powers = np.exp(rows - top)
-    with np.errstate(divide="ignore"):  # nothing may be left where an element itself is the greatest; its sum follows
-        found: Array = top + np.log(powers.sum(axis=1, keepdims=True) - powers)
-    np.put_along_axis(found, at, second + np.log(np.exp(others - second).sum(axis=1, keepdims=True)), 1)
-    return found
-
-
-Rerun: TypeAlias = Callable[[Function], Sequence[Any]]
-"""Runs another form of a case's function on the case's inputs."""
 _BFLOAT16_RTOL = 2**-6
 """Two roundings: what the runner of ``onnx`` itself grants bfloat16, whose one rounding is wider than every case's rtol."""
 
@@ -219,11 +92,6 @@ class ConformanceCase:
         return find_ambiguity(self.function, self.inputs, _reference)
 
     @cached_property
-    def rounded(self) -> Mapping[str, Rounded]:
-        """The outputs that rounding decides, and what is defined of each."""
-        return find_rounded_outputs(self.function, self.inputs, _reference, self._tolerance(np.float32(0)))
-
-    @cached_property
     def operators(self) -> tuple[str, ...]:
         """The operators of the main graph, sorted; those of bodies are left out."""
         return tuple(sorted({f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in self.model.graph.node}))
@@ -237,13 +105,11 @@ class ConformanceCase:
         """
         return is_random(self.function)
 
-    def judge(self, results: Sequence[Any], *, admit_ties: bool = False, rerun: Rerun | None = None) -> Comparison:
+    def judge(self, results: Sequence[Any], *, admit_ties: bool = False) -> Comparison:
         """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance.
 
         With ``admit_ties``, an output of a stepping operator (ArgMax, Round, a cast to integers) may be on the other side of a
-        step if its input is at the edge: a mixture rounds between engines where one engine does not. ``rerun`` runs another form
-        of the function as the results were made. With it, an output that rounding decides is compared only where it is defined,
-        and must read the right numbers (see `find_rounded_outputs`).
+        step if its input is at the edge: a mixture rounds between engines where one engine does not.
         """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
@@ -253,16 +119,7 @@ class ConformanceCase:
         found = self._compare(results, names, [None] * len(names))
         if admit_ties and not found:
             found = self._compare(results, names, self.ties)
-        if found or rerun is None or not self.rounded:
-            return found
-        bounds = [self.rounded[name].bounds if name in self.rounded else None for name in names]
-        return self._compare_before(rerun) if self._compare(results, names, bounds) else found
-
-    def _compare_before(self, rerun: Rerun) -> Comparison:
-        """Compare the values that are read by the outputs which rounding decides."""
-        expected = {one.read: one.expected for one in self.rounded.values()}
-        results = rerun(expose_inner_values(self.function, list(expected)))
-        return compare_all(results, list(expected.values()), self._tolerance(np.float32(0)), names=list(expected))
+        return found
 
     def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ambiguity | None]) -> Comparison:
         parts = [
@@ -426,6 +283,7 @@ _RTOL, _ATOL = 1e-3, 1e-7
 """What the runner of ``onnx`` grants every stored case, but for the one below."""
 _RTOLS = {"densenet121": 2e-3}
 _SEED = 0
+_UNDEFINED = ("light_squeezenet",)
 
 
 @lru_cache
@@ -462,10 +320,11 @@ def _read(path: Path, info: ValueInfoProto) -> Any:
 
 @lru_cache
 def load_light_cases() -> tuple[ConformanceCase, ...]:
-    """Return two cases for each light network: as it comes, and with random weights.
+    """Return two cases for each light network, as it comes and with random weights; of SqueezeNet the second alone.
 
     As it comes, every weight of a tensor is the same number, and so is every output; ``onnx`` stores what must come out.
-    With random weights the outputs differ, and the reference engine says what they must be.
+    With random weights the outputs differ, and the reference engine says what they must be. SqueezeNet as it comes ends in the
+    Softmax of equal logits of 1e10, which one rounding makes anything.
     """
     return tuple(case for path in sorted((_data() / "light").glob("light_*.onnx")) for case in _light(path))
 
@@ -475,7 +334,8 @@ def _light(path: Path) -> Iterator[ConformanceCase]:
     stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
     inputs = tuple(_ramp(info) for info in _list_caller_inputs(model))
     rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
-    yield ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light")
+    if path.stem not in _UNDEFINED:
+        yield ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light")
     yield ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED)
 
 

@@ -342,20 +342,17 @@ def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
         return Outcome(case.name, ResultWord.DECLINED, _first_line(refusal))
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, ResultWord.FAILED, f"at compile: {_described(error)}")
-    return replace(_ran(case, ready, make), placed=ready.placed)
+    return replace(_ran(case, ready), placed=ready.placed)
 
 
-def _ran(case: ConformanceCase, ready: PreparedCase, make: Maker) -> Outcome:
+def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
     given = copy.deepcopy(case.inputs)
     # A mixture rounds between engines, and libraries round quotients to different quantization steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
 
-    def rerun(function: Function) -> Sequence[Any]:
-        return make(function, case.inputs).run(copy.deepcopy(case.inputs))
-
     try:
         results = ready.run(given)
-        verdict = is_unchanged(case.inputs, given) and case.judge(results, admit_ties=admit_ties, rerun=rerun)
+        verdict = is_unchanged(case.inputs, given) and case.judge(results, admit_ties=admit_ties)
         if not verdict and (cause := _find_cause(case, ready, given, results, admit_ties)):
             return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
