@@ -1,8 +1,8 @@
 """Does placement by measurement find the quickest engine, or a mixture that is quicker than each?
 
 On every shipped model: auto searches within its budget, and keeps what it decides. Then, in a fresh process, it takes turns with
-every single engine that is installed; an engine that is hopeless, or fails, is left out and told. Small graphs are placed in
-every way there is, and auto is held against the best of them. Each model has processes of its own.
+every single engine that is installed; an engine that is hopeless, or fails, is left out and told. Each model has processes of
+its own.
 
     python benchmarks/auto.py [--quick] [--json] [--budget S] [--seconds S] [--model MODEL]... [--engines ort,xla] [--store DIR]
 
@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by a test
 
-from auto_figures import figures_of, small_figures, sorted_out, with_probes
+from auto_figures import figures_of, sorted_out, with_probes
 
 from xrt.bench import machine
 from xrt.engines.contract.registry import probe_all
@@ -38,11 +38,8 @@ from xrt.models import names
 from xrt.runtime import available_cores
 
 STEPS = Path(__file__).with_name("auto_steps.py")
-SMALL = ("softmax_small", "lrn_small", "gather_small", "layers_small")
 QUICK_MODELS = ("mlp{layers=2,features=64,hidden=64,classes=10}", "softmax_chain{length=4,batch=64,columns=64}")
 ORDER = ("ort", "openvino", "xla", "tvm", "iree", "toy")
-STABLE = "squeezenet"
-"""The model of which plans are proposed in two processes with different hash seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +47,18 @@ class Asked:
     """What a run is asked for."""
 
     models: tuple[str, ...]
-    small: tuple[str, ...]
     engines: tuple[str, ...]
     threads: int
     store: str
     """A directory for decisions, compiled engines and what each step found."""
     budget: float = 40.0
     """Seconds of a search."""
-    small_budget: float = 20.0
     seconds: float = 5.0
     """Of the turns of one model."""
     limit: float = 15.0
     """Seconds that an engine may take to import, compile and be called twice, where the search found no time for it."""
     patience: float = 150.0
     """Seconds over the budget after which a step's process is ended."""
-    stable: str = STABLE
 
     def step(self, model: str, **more: Any) -> dict[str, Any]:
         """Return what a process is told."""
@@ -114,9 +108,8 @@ def place_of(store: str, name: str) -> Path:
 
 
 def found_before(asked: Asked, *, anew: bool) -> list[str]:
-    """Return the models and graphs whose figures are those of an earlier run with the same store."""
-    judged = [] if anew else [model for model in asked.models if place_of(asked.store, f"judge {model}").exists()]
-    return [*judged, *(graph for graph in asked.small if place_of(asked.store, f"exhaust {graph}").exists())]
+    """Return the models whose figures are those of an earlier run with the same store."""
+    return [] if anew else [model for model in asked.models if place_of(asked.store, f"judge {model}").exists()]
 
 
 # ---------------------------------------------------------------------- one model
@@ -170,7 +163,6 @@ def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
         told(f"[{number}/{len(asked.models)}] {model}", began)
         records.append(measured(model, asked, anew=anew))
         told(f"    {line(figures_of(records[-1]))}", began)
-    small = [small_figures(exhausted(graph, asked, began)) for graph in asked.small]
     rows = [figures_of(record) for record in records]
     return {
         "machine": machine(),
@@ -181,17 +173,9 @@ def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
         "models": rows,
         "to_best": mean_of(records, rows, "best"),
         "to_ort": mean_of(records, rows, "ort"),
-        "small": small,
-        "same_plans": same_plans(asked),
         "kept": before,
         "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": time.perf_counter() - began},
     }
-
-
-def exhausted(graph: str, asked: Asked, began: float) -> dict[str, Any]:
-    told(graph, began)
-    step = asked.step(graph, budget=asked.small_budget, store=str(Path(asked.store, "small")))
-    return {"model": graph, **kept(asked.store, f"exhaust {graph}", lambda: process("exhaust", step, asked.patience))}
 
 
 def mean_of(records: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], other: str) -> dict[str, Any] | None:
@@ -203,16 +187,6 @@ def mean_of(records: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
             pairs.append((rounds[name], rounds["auto"]))
     found = compute_geometric_mean(pairs)
     return None if found is None else {**asdict(found), "models": len(pairs)}
-
-
-def same_plans(asked: Asked) -> dict[str, Any]:
-    """Propose plans from one table in two processes whose hashes are seeded differently."""
-    model = asked.stable if asked.stable in asked.models else asked.models[0]
-    runs = [process("plans", asked.step(model), asked.patience, PYTHONHASHSEED=seed) for seed in ("1", "2")]
-    failed = next((run["failed"] for run in runs if "failed" in run), None)
-    if failed:
-        return {"model": model, "failed": failed}
-    return {"model": model, **runs[0], "same": runs[0] == runs[1]}
 
 
 def told(words: str, began: float) -> None:
@@ -241,20 +215,13 @@ def report(found: Mapping[str, Any]) -> str:
     for what, mean in (("the best single engine", found["to_best"]), ("ort alone", found["to_ort"])):
         if mean:
             lines.append(f"geometric mean of the gains over {what}: {spread(mean)} on {mean['models']} models")
-    for row in found["small"]:
-        told_ = (
-            f"failed: {row['failed']}" if "failed" in row else f"{spread(row['share'])} of the best of {row['plans']} placements"
-        )
-        lines.append(f"{row['graph']:16} {told_}")
-    same = found["same_plans"]
-    lines.append(f"the same table, the same plans: {same.get('failed') or same['same']}")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--quick", action="store_true", help="two tiny models and a tiny graph on ort and toy: it works, no more")
+    parser.add_argument("--quick", action="store_true", help="two tiny models on ort and toy: it works, no more")
     parser.add_argument("--model", action="append", help="a model, again for another (default: all shipped ones)")
     parser.add_argument("--engines", help="which engines (default: all that are ready)")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each search (default 40)")
@@ -262,7 +229,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
     parser.add_argument("--store", help="a directory to keep what is found, and to go on from")
     parser.add_argument("--judge-anew", action="store_true", help="with --store: repeat the judged runs")
-    parser.add_argument("--no-small", action="store_true", help="leave the small graphs out")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="xrt-auto-") as folder:
         found = figures(asked_of(a, a.store or folder), anew=a.judge_anew)
@@ -273,10 +239,9 @@ def asked_of(a: argparse.Namespace, store: str) -> Asked:
     store = str(Path(store).absolute())
     if a.quick:
         engines, quick = ("ort", "toy"), tuple(a.model or QUICK_MODELS)
-        return Asked(quick, ("tiny_small",), engines, 1, store, budget=3.0, small_budget=2.0, seconds=0.5, patience=60.0)
+        return Asked(quick, engines, 1, store, budget=3.0, seconds=0.5, patience=60.0)
     engines = tuple(split_specs(a.engines)) if a.engines else ready_engines()
-    small = () if a.no_small else SMALL
-    return Asked(tuple(a.model or names()), small, engines, a.threads, store, budget=a.budget, seconds=a.seconds)
+    return Asked(tuple(a.model or names()), engines, a.threads, store, budget=a.budget, seconds=a.seconds)
 
 
 def ready_engines() -> tuple[str, ...]:

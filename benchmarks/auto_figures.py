@@ -124,17 +124,3 @@ def lost_on(one: Record) -> str:
     if between > abs(slower):
         parts = [f"between its regions go {1e3 * between:.3g} ms of {1e3 * one['seconds']:.3g}"]
     return parts[0]
-
-
-# ---------------------------------------------------------------------- over all models
-
-
-def small_figures(record: Record) -> dict[str, Any]:
-    """Return how near auto came to the best of all placements of a small graph: the best's time over auto's."""
-    if "failed" in record:
-        return {"graph": record["model"], "failed": record["failed"]}
-    rounds = record["rounds"]
-    best = min((name for name in rounds if name != "auto"), key=lambda name: median(rounds[name]))
-    share = gain_of(rounds, best)
-    own = {name: record[name] for name in ("engines", "nodes", "plans", "chosen")}
-    return {"graph": record["model"], **own, "best": best.partition(": ")[2], "share": asdict(share)}

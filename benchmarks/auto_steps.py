@@ -1,36 +1,27 @@
 """What one process of `auto.py` does: a step on one model, which comes as JSON and is answered as JSON.
 
 ``tune`` lets auto search, and keeps what it decides in a directory. ``probe`` compiles an engine and calls it, where the
-search could not. ``judge`` has auto, from what was kept, and single engines take turns. ``exhaust`` measures every way to place
-the nodes of a small graph. ``plans`` proposes plans from the table that was kept.
+search could not. ``judge`` has auto, from what was kept, and single engines take turns.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import xrt
 from xrt.bench import BenchTarget
-from xrt.builder.record_op import emit
-from xrt.cache import open_cache
 from xrt.comparison import compare_all, tolerance_for
-from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
-from xrt.graph import DType, Function
+from xrt.graph import Function
 from xrt.measure.statistics import take_turns
 from xrt.measure.timing import Clock, choose_calls, seconds_per_call, seconds_per_turn, time_call
 from xrt.models import sample_inputs
-from xrt.models.layer_builder import LayerBuilder
-from xrt.partition import Pin
-from xrt.placement import CostStore, propose_plans
 from xrt.placement.result import CandidateResult, describe_plan
 
 Call: TypeAlias = Callable[[], Any]
@@ -47,10 +38,6 @@ FAR = 10.0
 """An engine that is this many times as slow as the quickest takes no turns."""
 ALWAYS = ("auto", "ort")
 """Who takes turns in any case: everything is told in relation to these."""
-PLANS = 256
-"""Placements of a small graph that are measured, at most; engines are left out, the slowest first, until there are no more."""
-FINAL = 6
-"""Placements that take turns at the end."""
 
 
 def module(function: Function, engine: Any, asked: Mapping[str, Any], **more: Any) -> xrt.XRTModule:
@@ -65,7 +52,7 @@ def loaded(asked: Mapping[str, Any], *, imports: bool = True) -> tuple[Function,
     """Return the model and inputs for it; unless it is told not to, with the engines' libraries imported before."""
     for engine in asked["engines"] if imports else ():
         registry.create(engine)
-    function = SMALL[asked["model"]]() if asked["model"] in SMALL else BenchTarget.parse(asked["model"]).load()
+    function = BenchTarget.parse(asked["model"]).load()
     return function, sample_inputs(function)
 
 
@@ -185,98 +172,7 @@ def in_turns(
     return take_turns(turns, MOST, is_over), slow
 
 
-# ---------------------------------------------------------------------- small graphs, exhaustively
-
-
-def softmax_small() -> Function:
-    with LayerBuilder("softmax_small", 0) as net:
-        x = emit("Softmax", net.input("x", 2048, 1024), axis=-1)
-        return net.finish(y=emit("Softmax", emit("Abs", (x * 1.5) - 0.2), axis=-1))
-
-
-def lrn_small() -> Function:
-    with LayerBuilder("lrn_small", 0) as net:
-        x = emit("Relu", net.convolution(net.input("x", 1, 64, 56, 56), 64, 3))
-        return net.finish(y=net.convolution(emit("LRN", x, size=5), 64, 3))
-
-
-def gather_small() -> Function:
-    with LayerBuilder("gather_small", 0) as net:
-        rows = net.embed(net.input("ids", 1024, dtype=DType.INT64), 4096, 512)
-        return net.finish(y=emit("MatMul", emit("Softmax", rows * 0.9, axis=-1), net.normal(512, 256)))
-
-
-def layers_small() -> Function:
-    with LayerBuilder("layers_small", 0) as net:
-        x = net.normalize(net.input("x", 512, 512))
-        return net.finish(y=emit("Softmax", emit("Tanh", net.linear(x, 512)), axis=-1))
-
-
-def tiny_small() -> Function:
-    with LayerBuilder("tiny_small", 0) as net:
-        return net.finish(y=emit("Softmax", emit("Relu", net.input("x", 16, 16)), axis=-1))
-
-
-SMALL = {make.__name__: make for make in (softmax_small, lrn_small, gather_small, layers_small, tiny_small)}
-
-
-def exhaust(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure every placement of a graph's nodes, and auto beside the best of them."""
-    function, given = loaded(asked)
-    usable = quickest_first(function, asked, given)
-    while len(usable) ** len(function.nodes) > PLANS:
-        usable.pop()
-    plans = {}
-    for one in placements(function, usable, asked):
-        plans.setdefault(tuple((x.engine, x.nodes) for x in one.plan.launches), one)
-    calls, failed = compiled({f"{n}: {describe_plan(one.plan)}": one for n, one in enumerate(plans.values())}, given)
-    alone = {name: min(seconds_per_call(call) for _ in range(4)) for name, call in calls.items()}
-    final = sorted(alone, key=lambda name: alone[name])[:FINAL]
-    auto = module(function, [*usable, "auto"], asked, budget=asked["budget"])
-    auto.compile(**given)
-    own = compiled({"auto": auto}, given)[0]
-    rounds, _ = in_turns({**{name: calls[name] for name in final}, **own}, asked["seconds"])
-    found = {"engines": usable, "nodes": len(function.nodes), "plans": len(calls), "unusable": len(failed), "rounds": rounds}
-    return {**found, "chosen": describe_plan(auto.plan)}
-
-
-def quickest_first(function: Function, asked: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return the engines that take the whole graph and are not hopeless, the quickest first."""
-    calls, _ = compiled({spec: module(function, spec, asked) for spec in asked["engines"]}, given)
-    alone = {name: min(seconds_per_call(call) for _ in range(4)) for name, call in calls.items()}
-    return [name for name in sorted(alone, key=lambda name: alone[name]) if alone[name] <= FAR * min(alone.values())]
-
-
-def placements(function: Function, engines: list[str], asked: Mapping[str, Any]) -> Iterator[xrt.XRTModule]:
-    """Yield a module for each way to give the nodes to engines that take them."""
-    names = [node.name for node in function.nodes]
-    for homes in itertools.product(engines, repeat=len(names)):
-        pins = [Pin((name,), home, "name") for name, home in zip(names, homes, strict=True)]
-        one = module(function, engines, asked, pins=pins)
-        try:
-            _ = one.plan
-        except XRTError:
-            continue
-        yield one
-
-
-# ---------------------------------------------------------------------- the same table, the same plans
-
-
-def plans(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Propose plans from the table that was kept, and tell them by a hash."""
-    function, _ = loaded(asked)
-    engines = [registry.create(engine) for engine in asked["engines"]]
-    cache = open_cache(asked["store"])
-    store = CostStore.for_cache(cache)
-    assert store is not None
-    table = store.table(engines, CompileContext(threads=asked["threads"]))
-    found = propose_plans(function, engines, table, limit=8)
-    digest = hashlib.sha256(b"".join(plan.to_bytes() for plan in found)).hexdigest()
-    return {"regions": len(table.regions), "plans": len(found), "digest": digest}
-
-
-STEPS = {step.__name__: step for step in (tune, probe, judge, exhaust, plans)}
+STEPS = {step.__name__: step for step in (tune, probe, judge)}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from tools.performance_sections import Figures, Verdict, spread
 FLOOR = 0.98
 """No model's interval may lie wholly under it."""
 MEAN = 1.05
-NEAR = 0.97
 GREAT = 1.1
 FIRST = "softmax_chain"
 """The graph on which a mixture is known to win."""
@@ -29,9 +28,6 @@ def auto_tables(figures: Figures) -> Iterator[str]:
     left = [(f"`{row['model']}`", f"`{name}`", short(why)) for row in figures["models"] for name, why in row["left"].items()]
     if left:
         yield "Engines that took no turns:\n\n" + table(("model", "engine", "why"), left)
-    if figures["small"]:
-        columns = ("graph", "nodes", "engines", "placements", "best placement", "auto's", "the best's time over auto's")
-        yield "Small graphs, placed in every way there is:\n\n" + table(columns, map(small_row, figures["small"]))
 
 
 def circumstances(figures: Figures) -> str:
@@ -74,13 +70,6 @@ def nearest_row(row: Figures) -> tuple[str, ...]:
     return (f"`{row['model']}`", one["plan"], spread(one["ratio"]), one["lost_on"] or unknown)
 
 
-def small_row(row: Figures) -> tuple[str, ...]:
-    if "failed" in row:
-        return (f"`{row['graph']}`", *[""] * 5, f"failed: {short(row['failed'])}")
-    counts = (str(row["nodes"]), ", ".join(row["engines"]), str(row["plans"]))
-    return (f"`{row['graph']}`", *counts, row["best"], row["chosen"], spread(row["share"]))
-
-
 def short(words: str, most: int = 160) -> str:
     """Return words on one line that a table bears."""
     line = " ".join(words.replace("|", "/").split())
@@ -102,10 +91,7 @@ def auto_verdicts(figures: Figures) -> Iterator[Verdict]:
             what = "softmax, 50 elementwise operators, softmax: gain over the best single engine"
             yield Verdict(what, "above 1, interval excludes 1", f"{spread(row['gain'])} x", row["gain"]["low"] > 1)
     yield great_gains(judged)
-    for row in figures["small"]:
-        yield near_the_best(row)
     yield from searches(figures["models"])
-    yield same_plans(figures["same_plans"])
 
 
 def every_model(models: list[Figures], judged: list[Figures]) -> Verdict:
@@ -128,13 +114,6 @@ def great_gains(judged: list[Figures]) -> Verdict:
     return Verdict(what, "3 models", figure, len(great) >= 3)
 
 
-def near_the_best(row: Figures) -> Verdict:
-    what, target = f"`{row['graph']}`: the best placement's time over auto's", f"at least {NEAR:g} x"
-    if "failed" in row:
-        return Verdict(what, target, f"failed: {short(row['failed'])}", reached=False)
-    return Verdict(what, target, f"{spread(row['share'])} x", row["share"]["median"] >= NEAR)
-
-
 def searches(models: list[Figures]) -> Iterator[Verdict]:
     spent = [(row["search"]["spent"] / row["search"]["budget"], row["model"]) for row in models if row["search"].get("budget")]
     if spent:
@@ -144,11 +123,3 @@ def searches(models: list[Figures]) -> Iterator[Verdict]:
     if planned:
         slowest, model = max(planned)
         yield Verdict("a second process plans, the slowest", "under 1 s", f"{slowest:.2f} s ({model})", slowest < 1)
-
-
-def same_plans(found: Figures) -> Verdict:
-    what = f"plans from one cost table in two processes, `{found['model']}`"
-    if "failed" in found:
-        return Verdict(what, "equal, byte for byte", f"failed: {short(found['failed'])}", reached=False)
-    figure = f"{found['plans']} plans from {found['regions']} measured regions, {'equal' if found['same'] else 'DIFFERENT'}"
-    return Verdict(what, "equal, byte for byte", figure, found["same"])
