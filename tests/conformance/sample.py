@@ -110,17 +110,25 @@ def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]
 # ---------------------------------------------------------------------- models of several cases
 
 
-def list_models(engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1)) -> Iterator[list[ConformanceCase]]:
+def list_models(
+    engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1), *, with_vectors: bool = False
+) -> Iterator[list[ConformanceCase]]:
     """Yield lists of cases that make a model each: for every operator that one of the engines supports, its first such case.
 
-    ``share=(i, n)`` keeps the i-th of n shares of the operators.
+    ``share=(i, n)`` keeps the i-th of n shares of the operators; ``with_vectors`` adds those that read no matrix, which
+    alternation begins with.
     """
     models: dict[Any, list[ConformanceCase]] = defaultdict(list)
     for number, cases in enumerate(cases_of_operators().values()):
-        if number % share[1] == share[0] and (case := next((c for c in cases if _is_supported(c, engines)), None)):
+        is_chosen = number % share[1] == share[0] or (with_vectors and not _reads_matrix(cases[0]))
+        if is_chosen and (case := next((c for c in cases if _is_supported(c, engines)), None)):
             models[tuple(sorted(case.function.opsets.items()))].append(case)
     for cases in models.values():
         yield from (cases[start : start + PER_MODEL] for start in range(0, len(cases), PER_MODEL))
+
+
+def _reads_matrix(case: ConformanceCase) -> bool:
+    return any(isinstance(array, np.ndarray) and array.ndim >= 2 for array in case.inputs)
 
 
 def _is_supported(case: ConformanceCase, engines: Sequence[GraphCompiler]) -> bool:

@@ -32,8 +32,8 @@ def test_each_operator_is_right(engine: str) -> None:
 @pytest.mark.parametrize("engine", TOGETHER)
 def test_each_operator_is_right_in_a_model_of_several(engine: str, pytestconfig: pytest.Config) -> None:
     made = registry.create(engine)
-    others = (2 * ENGINES.index(engine) % len(ENGINES), len(ENGINES))  # the operators of no pair in test_pairs.py
-    models = list(list_models((made,), (0, 1) if pytestconfig.option.full else others))
+    others = (2 * ENGINES.index(engine) % len(ENGINES), len(ENGINES))  # of no pair in test_pairs.py that puts them on the engine
+    models = list(list_models((made,), (0, 1) if pytestconfig.option.full else others, with_vectors=True))
     outcomes = [outcome for cases in models for outcome in run_together(made, cases)]
     assert [str(outcome) for outcome in outcomes if outcome.word is ResultWord.FAILED] == []
     passed = sum(outcome.word is ResultWord.PASSED for outcome in outcomes)

@@ -79,6 +79,7 @@ def _whole_costs(m: xrt.XRTModule) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 def test_it_serves_wherever_there_are_devices(world: World) -> None:
     m = module(world, TOY, "toy")
     np.testing.assert_allclose(world.down(m(X)), RIGHT, rtol=1e-5)

@@ -250,7 +250,7 @@ def test_each_engine_is_probed_in_a_process_of_its_own(install: Install) -> None
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_probing_all_covers_every_registered_engine() -> None:
     found = probe_all()
     assert tuple(s.name for s in found) == names()

@@ -67,7 +67,7 @@ def completes(where: Any, how: Any, place: str, behind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(9)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
@@ -82,7 +82,7 @@ def test_a_crash_is_one_more_fault(where: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "memory"))])
 @pytest.mark.parametrize("where", ["compile", "run"])
 def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any, how: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from xrt.testing.corpus import CORPUS
 from xrt.testing.suite import EngineSuite
 
-pytestmark = [pytest.mark.slow, pytest.mark.sample(6, plain=6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sample(9, plain=6)]
 
 FILE = """
 import numpy as np

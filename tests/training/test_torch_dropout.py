@@ -77,7 +77,7 @@ def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_drops_the_same_on_two_engines_and_other_elements_in_each_step(name: str) -> None:
     module, x, labels = make(name, 0.4)
