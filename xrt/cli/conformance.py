@@ -163,13 +163,6 @@ _REPORT_EVERY = 500
     help="How graphs run: on one engine, with the reference as fallback, on a random mixture, or alternating",
 )
 @click.option(
-    "--batch",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of graphs that --way alone compiles as one; graphs that differ run again one by one",
-)
-@click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write graphs that differ to this folder, as entries of the corpus",
@@ -186,7 +179,6 @@ def fuzz_command(
     rarely: str,
     one_in: int,
     ways: tuple[KindOfWay, ...],
-    batch: int,
     keep: Path | None,
     in_process: bool,
 ) -> int:
@@ -198,7 +190,7 @@ def fuzz_command(
     _check(always + seldom)
     if keep is not None:
         check_folder(keep)
-    fuzzer = (Fuzzer if in_process else RemoteFuzzer)(always, seldom, one_in, kinds=ways, batch=batch)
+    fuzzer = (Fuzzer if in_process else RemoteFuzzer)(always, seldom, one_in, kinds=ways)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))

@@ -9,27 +9,25 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from xrt import passes
-from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CompileRefused, PlanError
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.module.options import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.runtime import adapt_to_host, available_cores
 from xrt.testing.cases import is_unchanged
-from xrt.testing.generate import Form, make_random_inputs, make_seeded_function, rename_values
+from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
 from xrt.testing.running import as_planned, make_alternating_program, make_module, name_cause, overlook_deviations
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.execution import Run, expose_all_values, expose_inner_values, fit_inputs, run_alone
+from xrt.verify.execution import Run, expose_all_values, expose_inner_values, run_alone
 
 __all__ = [
     "COMMON",
@@ -45,8 +43,6 @@ __all__ = [
     "Sample",
     "SingleEngineMode",
     "make_sample",
-    "merge",
-    "settle_batch",
     "shrink",
 ]
 
@@ -231,84 +227,6 @@ def _open(type_: Any) -> Any:
     )
 
 
-Judge: TypeAlias = Callable[[int, Sequence[Any]], Verdict]
-"""Judges the results of the graph of that index."""
-
-
-def merge(functions: Sequence[Function]) -> Function:
-    """Return one Function with the inputs, nodes and outputs of all, in their order; each has a prefix for its names."""
-    parts = [_prefixed(function.replace(aliases=()), f"g{index}_") for index, function in enumerate(functions)]
-    return Function(
-        inputs=tuple(value for part in parts for value in part.inputs),
-        outputs=tuple(value for part in parts for value in part.outputs),
-        nodes=tuple(node for part in parts for node in part.nodes),
-        constants={name: constant for part in parts for name, constant in part.constants.items()},
-        opsets={domain: version for part in parts for domain, version in part.opsets.items()},
-        types={name: type_ for part in parts for name, type_ in part.types.items()},
-    )
-
-
-def _prefixed(function: Function, prefix: str) -> Function:
-    names = [name for scope in (function, *_bodies(function.nodes)) for name in scope.value_names()]
-    again = rename_values(function, {name: prefix + name for name in names})
-    nodes = [
-        replace(new, name=prefix + old.name, control=tuple(prefix + name for name in old.control))
-        for new, old in zip(again.nodes, function.nodes, strict=True)
-    ]
-    return again.replace(nodes=tuple(nodes))
-
-
-def _bodies(nodes: Sequence[Node]) -> list[Function]:
-    own = [body for node in nodes for body in node.bodies]
-    return own + [inner for body in own for inner in _bodies(body.nodes)]
-
-
-def settle_batch(engine: GraphCompiler, samples: Sequence[Sample], judge: Judge) -> Mapping[int, Verdict]:
-    """Return which graphs the engine declines by `why_not`, and of which it computes what ``judge`` accepts, by their indices."""
-    ready = [fit_inputs(passes.inline_constant_control_flow(s.function.replace(aliases=())), s.inputs, engine) for s in samples]
-    whole = passes.infer_shapes(merge(ready))
-    numbers = {f"g{index}_{node.name}": index for index, function in enumerate(ready) for node in function.nodes}
-    declined = {numbers[node.name] for node in whole.nodes if engine.why_not(node, whole) is not None}
-    settled = dict.fromkeys(sorted(declined), Verdict.DECLINED)
-    _settle([index for index in range(len(samples)) if index not in declined], engine, ready, samples, judge, settled)
-    return settled
-
-
-def _settle(
-    chosen: Sequence[int],
-    engine: GraphCompiler,
-    ready: Sequence[Function],
-    samples: Sequence[Sample],
-    judge: Judge,
-    settled: dict[int, Verdict],
-) -> None:
-    """Run the chosen graphs at once and note those that are right; where that fails, each half by itself."""
-    if not chosen:
-        return
-    try:
-        results = _run([ready[index] for index in chosen], engine, [given for index in chosen for given in samples[index].inputs])
-    except Exception:  # noqa: BLE001  # whatever it is, a graph that is tried by itself tells it again
-        if len(chosen) > 1:
-            _settle(chosen[: len(chosen) // 2], engine, ready, samples, judge, settled)
-            _settle(chosen[len(chosen) // 2 :], engine, ready, samples, judge, settled)
-        return
-    for index in chosen:
-        count = len(ready[index].outputs)
-        if (verdict := judge(index, results[:count])) is not Verdict.DISAGREES:
-            settled[index] = verdict
-        del results[:count]
-
-
-def _run(functions: Sequence[Function], engine: GraphCompiler, inputs: Sequence[Any]) -> list[Any]:
-    context = CompileContext(threads=available_cores())
-    executable = adapt_to_host(engine.compile(passes.infer_shapes(merge(functions)), context), context)
-    executable.prepare()
-    try:
-        return list(executable.run([value.copy() if hasattr(value, "copy") else value for value in inputs]))
-    finally:
-        executable.close()
-
-
 class ExecutionMode(Protocol):
     """One way to run a Function."""
 
@@ -456,16 +374,9 @@ class Fuzzer:
     """How often each way came to each verdict."""
     findings: list[Finding] = field(default_factory=list)
 
-    batch: int = 1
-    """How many graphs an engine alone gets at once; those that do not agree in a batch run by themselves."""
-    settled: dict[tuple[int, str], Verdict] = field(default_factory=dict)
-    """What batches have proved, by seed and word of the way."""
-
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
         """Run the graphs of the seeds; ``progress`` is called with the number done, and with each finding."""
         for done, seed in enumerate(seeds, 1):
-            if self.batch > 1 and "alone" in self.kinds and (done - 1) % self.batch == 0:
-                self.settled = self.settle(seeds[done - 1 : done - 1 + self.batch])
             for found in self.try_seed(seed):
                 self.findings.append(found)
                 progress(done, found)
@@ -480,24 +391,6 @@ class Fuzzer:
         tries = (self.try_way(seed, word, way, sample, expected) for word, way in self.ways(seed))
         first = next((found for found in tries if found is not None), None)  # the other ways most often fail of the same
         return [] if first is None else [first]
-
-    def settle(self, seeds: Sequence[int]) -> dict[tuple[int, str], Verdict]:
-        """Run the graphs of all the seeds at once on each engine alone, and return what that proves."""
-        begun = {seed: self.begin(seed) for seed in seeds}
-        found: dict[tuple[int, str], Verdict] = {}
-        for engine in map(registry.create, (*self.engines, *self.rarely)):
-            way, word = SingleEngineMode(engine), f"{engine.name} alone"
-            chosen = [(seed, one) for seed, one in begun.items() if not isinstance(one, Finding)]
-            tried = [(seed, one) for seed, one in chosen if word in dict(self.ways(seed))]
-
-            def judge_results(index: int, results: Sequence[Any], way: ExecutionMode = way, tried: Any = tried) -> Verdict:
-                sample, expected = tried[index][1]
-                return self.judge_results(way, sample, results, expected).verdict
-
-            with np.errstate(all="ignore"):
-                verdicts = settle_batch(engine, [sample for _, (sample, _) in tried], judge_results) if tried else {}
-            found.update(((tried[index][0], word), verdict) for index, verdict in verdicts.items())
-        return found
 
     def begin(self, seed: int) -> tuple[Sample, list[Any]] | Finding:
         """Return the graph of a seed and what the reference makes of it, or that the reference fails on it."""
@@ -532,9 +425,6 @@ class Fuzzer:
 
     def try_way(self, seed: int, word: str, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
         """Run the graph one way and count the verdict; return what disagreed, made small."""
-        if (proved := self.settled.get((seed, word))) is not None:
-            self.counts[word, proved] += 1
-            return None
         judged = self.judge(way, sample, expected)
         self.counts[word, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:
@@ -556,10 +446,9 @@ class Fuzzer:
         unchanged = is_unchanged([sample.inputs[index] for index in kept], [given[index] for index in kept])
         if not unchanged:
             return CheckVerdict(Verdict.DISAGREES, unchanged.message)
-        return self.judge_results(way, sample, results, expected)
+        return self._judge_results(way, sample, results, expected)
 
-    def judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        """Hold results of the way against the expected ones."""
+    def _judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         with np.errstate(all="ignore"):
             judged = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if judged.verdict is not Verdict.DISAGREES:

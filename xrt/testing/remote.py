@@ -104,13 +104,6 @@ class RemoteFuzzer(Fuzzer):
         with closing(self._remote):
             super().run(*given, **more)
 
-    def settle(self, seeds: Sequence[int]) -> dict[tuple[int, str], Verdict]:
-        try:
-            answer = self._remote.ask({"do": "settle", "seeds": list(seeds)})[0]
-        except WorkerLost:  # the graph that ended it does so again by itself
-            return {}
-        return {(seed, word): Verdict(verdict) for seed, word, verdict in answer["settled"]}
-
     def try_seed(self, seed: int) -> list[Finding]:
         try:
             answer, memory = self._remote.ask({"do": "seed", "seed": seed})
@@ -120,9 +113,6 @@ class RemoteFuzzer(Fuzzer):
             self.counts["reference", Verdict.DISAGREES] += 1
             return [found]
         for number, (word, way) in enumerate(answer["ways"]):
-            if (proved := self.settled.get((seed, word))) is not None:
-                self.counts[word, proved] += 1
-                continue
             try:
                 answer, memory = self._remote.ask({"do": "way", "number": number})
             except WorkerLost as lost:
@@ -204,9 +194,6 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
         return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
 
-    def settle(asked: Message, buffer: SharedBuffer) -> Message:
-        return {"settled": [[*key, verdict] for key, verdict in fuzzer.settle(asked["seeds"]).items()]}
-
     def way(asked: Message, buffer: SharedBuffer) -> Message:
         word, chosen = tries["ways"][asked["number"]]
         fuzzer.counts.clear()
@@ -214,7 +201,7 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         ((_, verdict),) = fuzzer.counts
         return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _put_finding(found, buffer)}
 
-    return {"settle": settle, "seed": seed, "way": way}, {}
+    return {"seed": seed, "way": way}, {}
 
 
 def _put_finding(found: Finding, buffer: SharedBuffer) -> Message:
