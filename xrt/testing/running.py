@@ -12,6 +12,7 @@ returns NaN for ordinary numbers is wrong, whatever it declares. Type and shape 
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +31,15 @@ from xrt.engines.contract.graph_compiler import (
     mark_special_elements,
     name_likely_cause,
 )
-from xrt.errors import CompileFailed, CompileRefused
+from xrt.errors import CompileFailed, CompileRefused, XRTError
 from xrt.graph import TensorType
 from xrt.module import XRTModule
 from xrt.module.specialization import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
+from xrt.placement.reference import evaluate
 from xrt.runtime import Program, Refusal, available_cores, compile_plan
-from xrt.verify.execution import fit_inputs
+from xrt.verify.execution import expose_all_values, fit_inputs
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -163,19 +165,30 @@ def overlook_deviations(
     """Return the results with the expected element in place of each one that a declared deviation of the engines explains.
 
     Where a special value reaches a node for which that kind is declared, every element behind the node is explained; elsewhere an
-    element is explained if its expected value is special and a node before it deviates so. ``inner`` has inner values as the
-    reference computes them, if they are known. A result of another type or shape is returned as it is.
+    element is explained if its expected value is special and a node before it deviates so. ``inner`` has inner values; None lets
+    the reference compute them. A result of another type or shape is returned as it is.
     """
     function = infer_shapes(function)
     declared = [one for engine in engines for one in list_deviations(engine.implementation, function)]
     if not declared or len(results) != len(expected):
         return list(results)
-    values = {name: constant.array for name, constant in function.constants.items()} | dict(inner or {})
+    values = {name: constant.array for name, constant in function.constants.items()}
+    values |= _evaluate_inner_values(function, inputs) if inner is None else inner
     values |= {value.name: array for value, array in zip(function.inputs, inputs, strict=True)}
     values |= {value.name: array for value, array in zip(function.outputs, expected, strict=True)}
     reached, kinds = _trace(function, values, declared)
     pairs = zip(function.outputs, results, expected, strict=True)
     return [_overlook(mine, theirs, value.name in reached, kinds[value.name]) for value, mine, theirs in pairs]
+
+
+def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Compute the inner values on the reference engine; empty if it cannot run the Function."""
+    exposed = expose_all_values(function)
+    try:
+        results = evaluate(exposed, copy.deepcopy(list(inputs)))
+    except XRTError:
+        return {}
+    return {value.name: result for value, result in zip(exposed.outputs, results, strict=True)}
 
 
 def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
