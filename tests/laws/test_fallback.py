@@ -48,16 +48,6 @@ def test_what_fails_is_an_error_where_the_module_is_strict():
         module(*one.make_inputs())
 
 
-@pytest.mark.slow
-@bounded
-@given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
-def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
-    function = data.draw(functions())
-    with make_module(function, [RecordingEngine(takes=takes), REFERENCE]) as module:
-        found = same_bits(outputs_of(module(*make_random_inputs(function, 2)), function), function, 2)
-    assert found, found.message
-
-
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
     one = find_entry(name)

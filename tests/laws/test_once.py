@@ -5,33 +5,11 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
-from hypothesis import given, strategies as st
 
-from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
 from xrt.testing.corpus import find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import make_module
-from xrt.testing.strategies import Form, make_random_inputs
-
-
-@pytest.mark.slow
-@bounded
-@given(data=st.data(), runs=st.integers(1, 5))
-def test_once_per_region_whatever_the_number_of_runs(data, runs):
-    function = data.draw(living(Form(symbolic=False)))
-    engines = [RecordingEngine(mark="a"), RecordingEngine(mark="b")]
-    with make_module(function, engines, pins=data.draw(pins(function, engines))) as module:
-        for seed in range(runs):
-            module(*make_random_inputs(function, seed))
-        launches = module.plan.launches
-    for engine in engines:
-        mine = [launch for launch in launches if launch.engine == engine.spec]
-        distinct = len({launch.function.fingerprint for launch in mine})
-        assert engine.journal.count("compile") == distinct
-        assert engine.journal.count("prepare") == distinct
-        assert engine.journal.count("run") == runs * len(mine)
 
 
 def test_once_per_shape():

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
 
 from tests.laws.laws import bounded
 from xrt.errors import PlanError
-from xrt.partition import ClusteringOptions, partition
+from xrt.partition import partition
 from xrt.passes import infer_shapes
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.running import make_module
 from xrt.testing.strategies import functions, make_random_inputs
-
-
-@pytest.mark.slow
-@bounded
-@given(data=st.data(), minimum=st.integers(1, 3), takes=st.sampled_from(["A*|S*|C*", "Relu|Add|If", "none"]))
-def test_every_node_elsewhere_has_a_reason_for_each_engine_before(data, minimum, takes):
-    function = infer_shapes(data.draw(functions()))
-    engines = [RecordingEngine(takes=takes), RecordingEngine(takes="*e*", mark="second"), RecordingEngine(mark="last")]
-    plan = partition(function, engines, ClusteringOptions(minimum_nodes=minimum), strict=True)
-    home = {node: launch.engine for launch in plan.launches for node in launch.nodes}
-    specs = [engine.spec for engine in engines]
-    due = {(node, spec) for node, spec in _before(home, specs)}
-    assert {(reason.node, reason.engine) for reason in plan.reasons} == due
-    assert all(reason.text.strip() and reason.op for reason in plan.reasons)
-
-
-def _before(home, specs):
-    for node, engine in home.items():
-        for spec in specs[: specs.index(engine)]:
-            yield node, spec
 
 
 @pytest.mark.slow
