@@ -95,7 +95,8 @@ def _shipped() -> tuple[NativeLibrary | None, str | None]:
     if not SHIPPED.exists():
         return None, (
             f"{SHIPPED.name} was not built when XRT was installed, for want of a C++ compiler as a rule; install one (on Debian: "
-            "apt-get install g++) and then XRT again, with -v to see the build: pip install -v --force-reinstall --no-deps xrt-engine"
+            "apt-get install g++) and then XRT again, with -v to see the build: "
+            "pip install -v --force-reinstall --no-deps xrt-engine"
         )
     try:
         library = load(SHIPPED)
