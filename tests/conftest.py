@@ -17,7 +17,6 @@ import logging
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -142,13 +141,11 @@ def isolate_file() -> Iterator[None]:
     variables, path, folder = dict(os.environ), list(sys.path), Path.cwd()
     logger = logging.getLogger("xrt")
     level, handlers = logger.level, list(logger.handlers)
-    cache = tempfile.mkdtemp(dir=_cache.name)
-    os.environ["XRT_CACHE_DIR"] = cache
+    os.environ["XRT_CACHE_DIR"] = tempfile.mkdtemp(dir=_cache.name)  # removed at the end: threads may still write to it
     default_cache.cache_clear()
     with np.errstate():
         yield
     default_cache.cache_clear()
-    shutil.rmtree(cache, ignore_errors=True)
     for name in {*os.environ} - {*variables}:  # others are set by libraries when they are imported
         if name.startswith("XRT_"):
             del os.environ[name]
