@@ -1,6 +1,6 @@
 """What does one program for all sizes cost against a program for each size?
 
-Each model runs as two modules of one engine: ``dynamic="always"``, one program for all sizes, and ``dynamic="never"``, one for
+Each model runs as two modules of one engine: ``shapes="one"``, one program for all sizes, and ``shapes="each"``, one for
 each. (1) The ratio of their calls at sizes that both have met, in turns: above 1, the program for all sizes is slower. (2) The
 first call of a new size: with the one program, and with the compile of another. Results are compared. An engine that declines a
 node with symbolic dims is left out for that model.
@@ -118,10 +118,10 @@ def make_input(function: Function, size: int) -> Any:
 def measure(engine: str, name: str, asked: argparse.Namespace) -> dict[str, Any] | None:
     """Return what both ways take, None where the engine does not take the model with symbolic dims."""
     function, sizes = MODELS[name](), [int(size) for size in asked.sizes.split(",")]
-    ways: list[Any] = ["always", "never"]
+    ways: list[Any] = ["one", "each"]
     terms: dict[str, Any] = {"threads": asked.threads, "strict": True, "progress": False}
     try:
-        modules = [xrt.XRTModule(function, engine, dynamic=way, cache=CompileCache(), **terms) for way in ways]
+        modules = [xrt.XRTModule(function, engine, shapes=way, cache=CompileCache(), **terms) for way in ways]
         modules[0](make_input(function, max(sizes)))
     except (OptionError, PlanError) as error:
         print(f"{engine} {name}: {str(error).splitlines()[0]}")
@@ -171,7 +171,7 @@ def main() -> None:
     print(f"calls of one program for all sizes / of a program for the size; load {os.getloadavg()[0]:.1f}")
     for row in found:
         ratios = "  ".join(f"{one['size']}: {one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in row["sizes"])
-        first = f"{row['first_call_always_ms']:.1f} / {row['first_call_never_ms']:.1f} ms"
+        first = f"{row['first_call_one_ms']:.1f} / {row['first_call_each_ms']:.1f} ms"
         worst = max(one["difference"] for one in row["sizes"])
         print(f"{row['engine']:10} {row['model']:13} {ratios}; first call of a size {first}; difference {worst:.0e}")
 

@@ -75,7 +75,8 @@ from typing import Any, Literal, TypedDict
 
 from xrt.engines import Precision
 from xrt.formats.calibration_table import CalibrationTable
-from xrt.module.options import Check, Dynamic, Isolation
+from xrt.module.options import Check, Isolation
+from xrt.module.sizes import Buckets
 from xrt.partition.options import Pin
 from xrt.precision import ErrorBudget
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from xrt.frontends.torch import from_torch as from_torch, to_torch as to_torch
     from xrt.graph import DType as DType, Function as Function, Node as Node, Value as Value
     from xrt.module import (
+        Buckets as Buckets,
         Isolation as Isolation,
         XRTModule as XRTModule,
         calibrate as calibrate,
@@ -53,6 +54,7 @@ from xrt.logging import follow
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Buckets": "xrt.module",
     "CalibrationTable": "xrt.formats.calibration_table",
     "ClusteringOptions": "xrt.partition",
     "CompileContext": "xrt.engines",

@@ -140,8 +140,8 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         with pytest.raises(OptionError, match="there is no calibration method 'x'"):
             module.calibration("x")
     with (
-        xrt.XRTModule(product(), engine="toy", buckets="auto", dynamic="never") as module,
-        pytest.raises(OptionError, match="without buckets="),
+        xrt.XRTModule(product(), engine="toy", shapes=xrt.Buckets()) as module,
+        pytest.raises(OptionError, match="without shapes=Buckets"),
     ):
         module.calibrate([X])
 

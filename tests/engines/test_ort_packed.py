@@ -108,7 +108,7 @@ def load_and_run(path: Path, inputs: dict[str, Any], **options: Any) -> tuple[li
     """Return what a loaded bundle makes of the inputs, and whether the library mapped the weights."""
     with xrt.load(path, strict=True, cache=CompileCache(), **options) as module:
         results = as_list(module(**inputs))
-        (executable,) = module._current().program().executables
+        (executable,) = module.specialization.program().executables
         return results, not executable.files  # type: ignore[attr-defined]
 
 

@@ -169,8 +169,8 @@ def test_captures_are_bounded() -> None:
 
 
 def test_buckets_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"^buckets= is not for a module of PyTorch, whose parameters may change while"):
-        xrt.XRTModule(nn.Linear(2, 2), engine=["toy", "auto"], buckets="auto")
+    with pytest.raises(OptionError, match=r"^shapes=Buckets\(\.\.\.\) is not for a module of PyTorch"):
+        xrt.XRTModule(nn.Linear(2, 2), engine=["toy", "auto"], shapes=xrt.Buckets())
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ def test_tensors_in_give_tensors_and_arrays_in_give_arrays() -> None:
     x = torch.randn(2, 4)
     result = module(x)
     assert isinstance(module, xrt.XRTModule)
+    assert xrt.XRTModule not in type(module).__mro__  # a class of its own
     assert isinstance(result, torch.Tensor)
     assert not result.requires_grad
     torch.testing.assert_close(result, block(x).detach())

@@ -12,7 +12,7 @@ from tests.laws.laws import bounded, living, on_toy
 from xrt.comparison import BIT_EQUAL, Tolerance, compare_all
 from xrt.errors import XRTError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.buckets import round_up
+from xrt.module.sizes import round_up
 from xrt.passes import infer_shapes
 from xrt.passes.padding import PaddedFunction, pad_dims
 from xrt.testing.strategies import Form, make_random_inputs

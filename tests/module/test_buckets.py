@@ -16,12 +16,12 @@ from xrt import partition
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.errors import BundleError, OptionError
+from xrt.errors import BundleError, OptionError, SignatureWarning
 from xrt.formats.bundle import write_bundle
 from xrt.formats.onnx import save
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.buckets import round_up
 from xrt.module.options import REFERENCE
+from xrt.module.sizes import round_up
 from xrt.passes import infer_shapes
 
 
@@ -62,8 +62,12 @@ def softmax(shape: tuple[Any, ...] = ("s", 3)) -> Function:
 REFUSED = Function((value("x", "s"),), (Value("y"),), (Node("NonZero", ("x",), ("y",), name="places"),), opsets={"": 20})
 
 
-def make(model: Any, buckets: Any = "auto", engine: Any = Static(), **options: Any) -> xrt.XRTModule:
-    return xrt.XRTModule(model, engine, buckets=buckets, **{"cache": CompileCache(), "progress": False, **options})
+def make(model: Any, sizes: Any = None, engine: Any = Static(), **options: Any) -> xrt.XRTModule:
+    return xrt.XRTModule(model, engine, shapes=xrt.Buckets(sizes), **{"cache": CompileCache(), "progress": False, **options})
+
+
+def make_auto(model: Any, engine: Any = Static()) -> xrt.XRTModule:
+    return xrt.XRTModule(model, engine, cache=CompileCache())
 
 
 def check(module: xrt.XRTModule, model: Function, *sizes: int) -> None:
@@ -104,6 +108,29 @@ def test_results_are_those_of_each_size(model: Function, compiled: list[Any]) ->
     assert [shape[0] for shape in compiled] == [6, 8, 1]
 
 
+@pytest.mark.parametrize("model", [relu(("s", 3)), softmax()], ids=["relu", "softmax"])
+def test_the_second_sizes_are_padded_and_the_first_are_not(model: Function, compiled: list[Any]) -> None:
+    with make_auto(model) as module:
+        check(module, model, 5, 7, 5, 8, 1, 5)
+    assert [shape[0] for shape in compiled] == [5, 8, 1]
+
+
+def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> None:
+    with make_auto(REFUSED) as module:
+        module(np.ones(3, "float32"))
+        module(np.ones(4, "float32"))
+        reason = "no buckets for 's': node 'places' (NonZero): there is no rule for its operator"
+        assert reason in str(module.explain()).splitlines()
+        with pytest.warns(SignatureWarning) as caught:
+            module(np.ones(5, "float32"))
+    assert str(caught[0].message) == (
+        "3 calls of this module have waited for a compile, each for other sizes: "
+        f"engine 'static' needs every extent fixed; {reason}. "
+        "Pass an engine that has one program for all sizes, such as 'ort'; shapes='each' accepts it"
+    )
+    assert [shape[0] for shape in compiled] == [3, 4, 5]
+
+
 def test_asked_sizes(compiled: list[Any]) -> None:
     with make(softmax(), {"s": [16, 4]}) as module:
         check(module, softmax(), 3, 4, 9, 20)
@@ -134,22 +161,17 @@ def test_explain_has_the_buckets_or_the_reason() -> None:
             "buckets: sizes of 's' are rounded up to powers of two, or half way between, and masked where an operator would "
             "read what is behind" in str(module.explain()).splitlines()
         )
-    with make(REFUSED) as module:
-        assert module(np.ones(3, "float32")).shape == (1, 3)
-        assert "no buckets for 's': node 'places' (NonZero): there is no rule for its operator" in str(module.explain())
-    with make(relu(("s", 3)), engine="toy") as module:
-        assert "no buckets: the engines can serve all sizes by one program" in str(module.explain())
 
 
 @pytest.mark.parametrize(
     ("model", "buckets", "message"),
     [
-        (REFUSED, "require", "sizes of 's' cannot be padded .* node 'places' \\(NonZero\\): there is no rule"),
+        (REFUSED, None, "sizes of 's' cannot be padded .* node 'places' \\(NonZero\\): there is no rule"),
         (REFUSED, {"s": 4}, "node 'places'"),
-        (relu(("s", 3)), {"t": 4}, "buckets names 't', which is no symbolic dim"),
-        (relu((2, 3)), "require", "the inputs of the model have none"),
-        (relu(("s", 3)), "always", "buckets must be 'auto', 'require', None or sizes"),
-        (relu(("s", 3)), {"s": [0]}, "buckets\\['s'\\] must be a positive integer"),
+        (relu(("s", 3)), {"t": 4}, "Buckets has 't', which is no symbolic dim"),
+        (relu((2, 3)), None, "the inputs of the model have none"),
+        (relu(("s", 3)), "always", "Buckets takes sizes by symbolic dim, such as"),
+        (relu(("s", 3)), {"s": [0]}, "Buckets: 's' takes a positive integer, several, or None; got \\[0\\]"),
     ],
 )
 def test_bad_use_is_one_error(model: Function, buckets: Any, message: str) -> None:
@@ -163,22 +185,22 @@ def test_a_graph_that_is_traced_has_no_buckets() -> None:
             return x + x
 
     with pytest.raises(OptionError, match=r"is an xrt\.Graph; pass graph\.trace"):
-        make(Twice(), "auto", "toy")
+        make(Twice(), None, "toy")
 
 
-@pytest.mark.parametrize("buckets", ["auto", {"s": [4, 8]}], ids=str)
+@pytest.mark.parametrize("buckets", [None, {"s": [4, 8]}], ids=str)
 def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     xs = {size: np.random.default_rng(size).standard_normal((size, 3)).astype("float32") for size in (3, 4, 5, 6, 7, 1)}
     with xrt.XRTModule(softmax(), engine="toy") as module:
         wanted = {size: module(x) for size, x in xs.items()}
-    with make(softmax(), buckets, "ort", dynamic="never") as module:
+    with make(softmax(), buckets, "ort") as module:
         module.save(tmp_path / "a.xrt", xs[3])
         module.save(tmp_path / "b.xrt", xs[7])
         text = str(module.explain()).splitlines()[-1]
     with xrt.load(tmp_path / "b.xrt", cache=CompileCache()) as loaded:
         with monkeypatch.context() as patch:
             patch.setattr("xrt.engines.ort.Ort.compile", lambda *_: pytest.fail("it is compiled again"))
-            for size in (3, 7, 4 if buckets != "auto" else 3):
+            for size in (3, 7, 4 if buckets else 3):
                 np.testing.assert_allclose(loaded(xs[size]), wanted[size], rtol=1e-5)
         for size in (5, 6, 1):  # others are compiled
             np.testing.assert_allclose(loaded(xs[size]), wanted[size], rtol=1e-5)
@@ -192,17 +214,29 @@ def test_a_bundle_has_the_programs_of_buckets(buckets: Any, tmp_path: Path, monk
         np.testing.assert_allclose(loaded(xs[3]), wanted[3], rtol=1e-6)
 
 
+def test_a_bundle_has_the_first_sizes_and_those_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = [np.random.default_rng(size).standard_normal((size, 3)).astype("float32") for size in (5, 7)]
+    with make_auto(softmax(), "tvm") as module:
+        wanted = [module(x) for x in xs]
+        module.save(tmp_path / "a.xrt")
+    monkeypatch.setattr("xrt.engines.tvm.Tvm.compile", lambda *_: pytest.fail("it is compiled again"))
+    with xrt.load(tmp_path / "a.xrt", cache=CompileCache()) as loaded:
+        for x, expected in zip(xs, wanted, strict=True):
+            np.testing.assert_array_equal(loaded(x), expected)
+        assert loaded.run_self_test() is not None
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"buckets": "some", "dynamic": "auto"}', b'{"buckets": "auto", "dynamic": 1}']
+    "data", [b"", b"[]", b"{}", b'{"shapes": "some"}', b'{"shapes": {"buckets": 1}}', b'{"shapes": {"buckets": {"s": [0]}}}']
 )
 def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def damage(path: Path, manifest: Any, models: Any, compiled: Any, **others: Any) -> None:
-        write_bundle(path, manifest, models, {**compiled, "buckets": data}, **others)
+        write_bundle(path, manifest, models, {**compiled, "shapes": data}, **others)
 
     monkeypatch.setattr("xrt.module.saving.write_bundle", damage)
-    with make(softmax(), "auto", "ort", dynamic="never") as module:
+    with make(softmax(), None, "ort") as module:
         module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
-    with pytest.raises(BundleError, match="section 'buckets' cannot be read"):
+    with pytest.raises(BundleError, match="section 'shapes' cannot be read"):
         xrt.load(tmp_path / "a.xrt")
 
 
@@ -210,7 +244,7 @@ def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path,
 def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
     x = np.ones((5, 3), "float32")
     for threads, buckets in ((1, (8,)), (2, (16,))):
-        with make(softmax(), {"s": buckets}, "ort", dynamic="never", threads=threads) as module:
+        with make(softmax(), {"s": buckets}, "ort", threads=threads) as module:
             expected = module(x)
             module.save(tmp_path / "a.xrt", x, add=threads > 1)
     for threads, buckets in ((1, (8,)), (2, (16,))):
@@ -228,9 +262,9 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
     model = Function((value("x", "s", 600),), (Value("y"),), nodes, {"w": Constant(weight)}, {"": 20})
     save(infer_shapes(model), tmp_path / "model.onnx")
     x, found, plans, real = np.ones((5, 600), "float32"), [], [], partition.partition
-    for buckets in ("require", "require", {"s": [8]}):
+    for buckets in (None, None, {"s": [8]}):
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
-        with xrt.XRTModule(tmp_path / "model.onnx", "ort", buckets=buckets, dynamic="never", cache=cache) as module:
+        with xrt.XRTModule(tmp_path / "model.onnx", "ort", shapes=xrt.Buckets(buckets), cache=cache) as module:
             with monkeypatch.context() as patch:
                 made: list[Any] = []
                 patch.setattr(
@@ -273,7 +307,7 @@ def test_results_are_arrays_of_their_own() -> None:
     assert x.max() == 1
 
 
-@pytest.mark.parametrize("buckets", ["require", {"s": [4, 8]}])
+@pytest.mark.parametrize("buckets", [None, {"s": [4, 8]}])
 def test_engines_that_keep_dims_are_padded_where_it_is_required(buckets: Any) -> None:
     with make(softmax(), buckets, "toy") as module:
         check(module, softmax(), 3, 4, 5)
@@ -287,7 +321,7 @@ def test_two_dims() -> None:
     )
     model = Function((value("x", "a", "b"),), (Value("y"),), nodes, opsets={"": 20})
     exact = xrt.XRTModule(model, engine="toy")
-    with make(model, "require") as module:
+    with make(model) as module:
         for shape in ((5, 7), (7, 5), (1, 9), (6, 8)):
             x = np.arange(shape[0] * shape[1], dtype="float32").reshape(shape)
             np.testing.assert_array_equal(module(x), exact(x))
@@ -296,10 +330,11 @@ def test_two_dims() -> None:
 def test_texts() -> None:
     node = Node("StringNormalizer", ("x",), ("y",)).with_attributes(case_change_action="UPPER")
     model = Function((value("x", "s", dtype=DType.STRING),), (Value("y"),), (node,), opsets={"": 20})
-    with make(model) as module:
+    with make_auto(model) as module:
+        assert module(np.array(["a"], object)).tolist() == ["A"]
         assert module(np.array(["a", "b", "c"], object)).tolist() == ["A", "B", "C"]
     node = Node("Identity", ("x",), ("y",))
-    with make(model.replace(nodes=(node,)), "require", "toy") as module:
+    with make(model.replace(nodes=(node,)), None, "toy") as module:
         assert module(np.array(["a", "b", "c", "d", "e"], object)).tolist() == list("abcde")
 
 
@@ -311,7 +346,7 @@ def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
     )
     ends = (value("x", "s", 3), value("total", 3)), (Value("y"), value("next", 3))
     model = Function(*ends, nodes, {"axes": Constant(np.array([0]))}, opsets={"": 20}, aliases=(("total", "next"),))
-    with make(model, "require") as module:
+    with make(model) as module:
         session, total = module.new_session(), np.zeros(3)
         for size in (5, 6, 2, 5):
             x = np.arange(size * 3, dtype="float32").reshape(size, 3)

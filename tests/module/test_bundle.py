@@ -181,7 +181,7 @@ def test_one_program_serves_every_size_where_engines_do(path: Path, cold: Compil
 
 
 def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> None:
-    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], dynamic="never", strict=True, threads=1)
+    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], shapes="each", strict=True, threads=1)
     one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
     rigid.compile(one)
     rigid.save(path, two)
@@ -194,7 +194,7 @@ def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> Non
 
 @pytest.mark.parametrize("engine", ["ort", "toy"])
 def test_a_bundle_keeps_a_program_for_each_size_where_that_was_asked_for(engine: str, path: Path, cold: CompileCache) -> None:
-    rigid = xrt.XRTModule(perceptron("N"), engine, dynamic="never", strict=True, threads=1)
+    rigid = xrt.XRTModule(perceptron("N"), engine, shapes="each", strict=True, threads=1)
     one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
     rigid.compile(one)
     rigid.save(path, two)

@@ -11,7 +11,7 @@ from xrt.engines import names
 from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.module.default_engine import DEFAULT_ENGINES
+from xrt.module.programs import DEFAULT_ENGINES
 
 X = np.linspace(-2, 2, 6, dtype="float32").reshape(2, 3)
 CHOSEN = "is the default: the first installed of ort, openvino, torch, xla, toy that supports the whole model"

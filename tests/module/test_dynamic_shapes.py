@@ -82,6 +82,7 @@ def make(*engines: Any, **options: Any) -> xrt.XRTModule:
 
 
 ALL = "one program for each set of sizes: "
+FEW = "one program for each bucket of sizes: "
 
 
 def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: list[Function]) -> None:
@@ -91,12 +92,12 @@ def test_one_program_serves_all_sizes_where_nothing_speaks_against_it(compiled: 
     assert [str(function.inputs[0].type) for function in compiled] == ["float32[5,3]", "float32[N,3]"]
 
 
-@pytest.mark.parametrize("dynamic", ["auto", "always"])
-def test_a_call_without_elements_has_a_program_of_its_own(dynamic: str, compiled: list[Function]) -> None:
-    with make(Flexible(), dynamic=dynamic) as module:
+@pytest.mark.parametrize("shapes", ["auto", "one"])
+def test_a_call_without_elements_has_a_program_of_its_own(shapes: str, compiled: list[Function]) -> None:
+    with make(Flexible(), shapes=shapes) as module:
         assert [call(module, rows) for rows in (5, 1, 0, 2)] == [{"relu": "flexible", "neg": "flexible"}] * 4
     sizes = [str(function.inputs[0].type) for function in compiled]
-    assert sizes == [*(["float32[5,3]"] if dynamic == "auto" else []), "float32[N,3]", "float32[0,3]"]
+    assert sizes == [*(["float32[5,3]"] if shapes == "auto" else []), "float32[N,3]", "float32[0,3]"]
 
 
 def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -> None:
@@ -111,11 +112,11 @@ def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -
     ("engine", "options", "compiles", "reason"),
     [
         (Flexible(slow=True), {}, 3, "it is twice as quick at fixed sizes"),
-        (Flexible(slow=True), {"dynamic": "always"}, 1, None),
-        (Flexible(), {"dynamic": "never"}, 3, None),
+        (Flexible(slow=True), {"shapes": "one"}, 1, None),
+        (Flexible(), {"shapes": "each"}, 3, None),
         (Flexible(declines="Neg"), {}, 3, "'neg' (Neg) is not on flexible{declines=Neg}: it needs sizes for Neg"),
         (Flexible(declines="Neg"), {"strict": True}, 3, "no engine of the list"),
-        (Flexible(declines="Neg"), {"dynamic": "always"}, 1, None),
+        (Flexible(declines="Neg"), {"shapes": "one"}, 1, None),
         (Rigid(), {}, 3, None),
     ],
 )
@@ -126,9 +127,9 @@ def test_what_speaks_against_it(
     with make(engine, **options) as module:
         for rows in (5, 1, 700, 5):
             placed = call(module, rows)
-        said = [line for line in str(module.explain()).splitlines() if line.startswith(ALL)]
-        assert [line.partition(reason or ALL)[1] for line in said] == ([reason] if reason else [])
-        assert placed["neg"] == ("toy" if options == {"dynamic": "always"} and engine.declines else engine.spec)
+        said = [line for line in str(module.explain()).splitlines() if line.startswith((ALL, FEW))]
+        assert [line.partition(reason or FEW)[1] for line in said] == ([reason] if reason else [])
+        assert placed["neg"] == ("toy" if options == {"shapes": "one"} and engine.declines else engine.spec)
     assert len(compiled) == compiles
 
 
@@ -179,8 +180,8 @@ def test_a_compile_without_examples() -> None:
             module.compile()
 
 
-def test_an_interpreter_of_fixed_sizes_is_what_never_asks_for(compiled: list[Function]) -> None:
-    with make("ort", dynamic="never") as module:
+def test_an_interpreter_has_fixed_sizes_with_each(compiled: list[Function]) -> None:
+    with make("ort", shapes="each") as module:
         call(module, 5)
         assert module.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (5, 3))
         call(module, 6)
@@ -190,11 +191,11 @@ def test_an_interpreter_of_fixed_sizes_is_what_never_asks_for(compiled: list[Fun
 @pytest.mark.parametrize(
     ("engines", "options", "text"),
     [
-        (["toy"], {"dynamic": "sometimes"}, "^dynamic must be 'auto', 'always' or 'never'; got 'sometimes'$"),
+        (["toy"], {"shapes": "sometimes"}, r"^shapes must be 'auto', 'each', 'one' or xrt\.Buckets\(\.\.\.\); got 'sometimes'$"),
         (
             [Rigid()],
-            {"dynamic": "always"},
-            "^dynamic='always': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$",
+            {"shapes": "one"},
+            "^shapes='one': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$",
         ),
     ],
 )
@@ -232,7 +233,7 @@ def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_a_bundle_keeps_programs_for_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make("openvino", dynamic="never") as module:
+    with make("openvino", shapes="each") as module:
         call(module, 5)
         call(module, 6)
         module.save(tmp_path / "model.xrt")

@@ -160,7 +160,7 @@ def test_other_results_are_an_error_with_the_largest_difference(path: Path, monk
 
 def test_a_damaged_bundle_fails_wherever_the_damage_is(path: Path) -> None:
     """In whichever section: also those that no call of the example reads."""
-    saved = module(perceptron("N"), ["ort", "tvm"], dynamic="never", strict=True, threads=1)  # type: ignore[arg-type]
+    saved = module(perceptron("N"), ["ort", "tvm"], shapes="each", strict=True, threads=1)  # type: ignore[arg-type]
     saved.compile(X)
     saved.save(path, X[:1])
     whole = path.read_bytes()

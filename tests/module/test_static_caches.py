@@ -160,7 +160,7 @@ def test_a_front_needs_buffers_of_one_size() -> None:
 @pytest.mark.parametrize("capacity", [24, "double"])
 def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacity: Any) -> None:
     """A prompt is padded, and what is behind it writes nothing: the caches end with zeros, and are written in place."""
-    model, options = Decoder(opset).make(), {"buckets": {"s": [1, 4, 8]}, "dynamic": "never"}
+    model, options = Decoder(opset).make(), {"shapes": xrt.Buckets({"s": [1, 4, 8]})}
     with (
         xrt.XRTModule(xrt.stateful(model), engine) as growing,
         xrt.XRTModule(xrt.stateful(model, capacity=capacity), engine, **options) as static,

@@ -80,8 +80,8 @@ def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
 def test_a_new_signature_after_a_change_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     free_batch(path)
-    module(path, "openvino", dynamic="never")(np.ones((1, 600), np.float32))
-    m = module(path, "openvino", dynamic="never")
+    module(path, "openvino", shapes="each")(np.ones((1, 600), np.float32))
+    m = module(path, "openvino", shapes="each")
     m(np.ones((1, 600), np.float32))
     save(scaled(2.0), path)
     with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):

@@ -263,7 +263,8 @@ xrt.configure(shared_pool='ort', threads=1)
 xrt.configure(shared_pool='ort', threads=1)
 before = len(__import__("os").listdir("/proc/self/task"))
 modules = [xrt.XRTModule(RELU, "ort", strict=True) for _ in range(3)]
-print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads" in modules[0]._engines.engines[0].version())
+version = modules[0].programs.engines.engines[0].version()
+print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads" in version)
 """
 )
 

@@ -22,8 +22,8 @@ from xrt.formats.output import why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module import Isolation
-from xrt.module.default_engine import DEFAULT_ENGINES
 from xrt.module.model_source import make_source
+from xrt.module.programs import DEFAULT_ENGINES
 from xrt.placement.lockfile import read_lock, read_shapes
 
 if TYPE_CHECKING:

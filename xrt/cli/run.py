@@ -48,7 +48,7 @@ from xrt.module import XRTModule
 from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
 from xrt.module.options import REFERENCE
-from xrt.module.specializable import NO_LIMIT
+from xrt.module.programs import NO_LIMIT
 from xrt.placement.engine_list import is_auto
 from xrt.placement.lockfile import read_lock
 from xrt.placement.report import describe_prediction, format_seconds

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         configure as configure,
         validate_budget as validate_budget,
     )
+    from xrt.module.sizes import Buckets as Buckets
     from xrt.module.state import Session as Session, stateful as stateful
     from xrt.module.verification import ModuleCalibration as ModuleCalibration, calibrate as calibrate
 
@@ -32,6 +33,7 @@ _MODULES = {
     "xrt.module.memory": ("Memory", "RegionMemory"),
     "xrt.module.module": ("XRTModule",),
     "xrt.module.options": ("Isolation", "ModuleOptions", "configure", "validate_budget"),
+    "xrt.module.sizes": ("Buckets",),
     "xrt.module.state": ("Session", "stateful"),
     "xrt.module.verification": ("ModuleCalibration", "calibrate"),
 }

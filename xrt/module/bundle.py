@@ -36,7 +36,7 @@ from xrt.errors import (
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
 from xrt.graph.deferred_function import DeferredFunction
-from xrt.module.bundle_index import defer_plan, read_buckets, read_index
+from xrt.module.bundle_index import defer_plan, read_index, read_shapes
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import REFERENCE, Check, Isolation, ModuleOptions, check_isolated, parse_options
@@ -48,7 +48,6 @@ from xrt.runtime import find_granted_threads, list_regions
 if TYPE_CHECKING:
     from xrt.cache.disk import WeightHashStore
     from xrt.engines import Executable
-    from xrt.formats.serving_record import ServingRecord
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
@@ -226,16 +225,15 @@ def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: ModuleOptions,
         check=asked.check,
         isolate=_isolate_available(asked.isolate, missing),
         **execution,
-        **read_buckets(file),
+        shapes=read_shapes(file),
     )
     for reason in missing.values():
         warn(
             f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
         )
-    module._specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
+    module.programs.specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
     _restore(module, tier, manifest["programs"], plans, missing)
-    module._bundle = file
-    module._load_serving = partial(_read_serving, file)
+    module.bundle = file
     return module
 
 
@@ -250,12 +248,6 @@ def _execution(manifest: Mapping[str, Any], threads: int | None) -> dict[str, An
     saved = manifest["execution"] or {}
     granted = (threads, find_granted_threads(), saved.get("threads"))
     return {**saved, "threads": next((count for count in granted if count is not None), None)}
-
-
-def _read_serving(file: BundleFile) -> ServingRecord | None:
-    from xrt.module.bundle_index import read_serving  # for those alone who ask
-
-    return read_serving(file)
 
 
 # ---------------------------------------------------------------------- engines
@@ -342,48 +334,34 @@ def _types(plan: Plan) -> tuple[Any, ...]:
 def _restore(module: XRTModule, tier: BundleTier, programs: Sequence[Any], plans: list[Plan], missing: Mapping[str, str]) -> None:
     """Put the saved programs where the module looks for builds."""
     recompiled: dict[str, str] = {}
+    engines = module.programs.engines
+    context = engines, module.programs.settings, module.programs.cache
     for number, (program, plan) in enumerate(zip(programs, plans, strict=True)):
-        key = _key(module, plan)
-        usable = all(launch.engine in module.engines for launch in plan.launches)
-        if key is not None and (usable or missing):
-            whole = partial(tier.file.model, program["function"])
-            terms = module._engines, module._settings, module._cache
-            complete = partial(_complete, tier.file, number, whole, terms) if isinstance(program["plan"], StoredPlan) else None
-            saved = SavedSpecialization(plan if usable else None, whole, {}, cache(complete) if complete else None)
-            build = _build(module, plan, saved)
-            if usable:
-                regions = list_regions(plan, module._engines.by_spec, module._engines.context)
-                build.remarks = dict(_offered(regions, program["regions"], tier, recompiled))
-                tier.watch(plan)
-            module._specializations.put((key[0], tuple(program["fetch"])), build)
-            if module._why_sizes != "" and module._engines.can_be_dynamic and not module._engines.are_dynamic:
-                module._why_sizes = "" if key[0] is None else "the bundle has programs for sizes"
-            module._last = module._last or build
+        is_usable = all(launch.engine in module.engines for launch in plan.launches)
+        if not is_usable and not missing:
+            continue
+        key = module.sizes.restore_key(_types(plan), engines)
+        if key is None:
+            continue
+        whole = partial(tier.file.model, program["function"])
+        complete = partial(_complete, tier.file, number, whole, context) if isinstance(program["plan"], StoredPlan) else None
+        saved = SavedSpecialization(plan if is_usable else None, whole, {}, cache(complete) if complete else None)
+        function = plan.function if is_usable else whole()
+        build = Specialization(function, *context, original=function, saved=saved)
+        if is_usable:
+            regions = list_regions(plan, engines.by_spec, engines.context)
+            build.remarks = dict(_offered(regions, program["regions"], tier, recompiled))
+            tier.watch(plan)
+        module.programs.specializations.put((key[0], tuple(program["fetch"])), build)
+        module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
         _tell(tier, recompiled)
 
 
-def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
-    """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
-    if isinstance(module._source, BundledTraces):
-        return (_types(plan),)
-    is_general = _types(plan) == tuple(value.type for value in module._served.inputs)
-    engines = module._engines
-    keeps_dims = engines.are_dynamic or (is_general and engines.can_be_dynamic)
-    is_dynamic = module._buckets is None and module._settings.dynamic != "never" and keeps_dims
-    key = module._served.key(_types(plan), is_dynamic)
-    return (key,) if key is not None or is_general else None
-
-
-def _complete(file: BundleFile, number: int, whole: Callable[[], Function], terms: Any) -> Specialization:
+def _complete(file: BundleFile, number: int, whole: Callable[[], Function], context: Any) -> Specialization:
     """Return the specialization whose plan has its nodes and reasons."""
     plan = _read_plan(file, number)
-    return Specialization(plan.function, *terms, original=plan.function, saved=SavedSpecialization(plan, whole, {}))
-
-
-def _build(module: XRTModule, plan: Plan, saved: SavedSpecialization) -> Specialization:
-    function = plan.function if saved.plan is not None else saved.whole()
-    return Specialization(function, module._engines, module._settings, module._cache, original=function, saved=saved)
+    return Specialization(plan.function, *context, original=plan.function, saved=SavedSpecialization(plan, whole, {}))
 
 
 def _offered(

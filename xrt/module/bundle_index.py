@@ -27,22 +27,24 @@ if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
     from xrt.formats.serving_record import ServingRecord
     from xrt.module.module import XRTModule
+    from xrt.module.sizes import Shapes
     from xrt.precision.lowering import LoweringWithinBudget
 
 __all__ = [
-    "BUCKETS",
     "SECTION",
     "SERVING",
+    "SHAPES",
     "defer_plan",
+    "dump_shapes",
     "load_serving",
     "make_index",
-    "read_buckets",
     "read_index",
     "read_serving",
+    "read_shapes",
     "store_serving",
 ]
 
-SECTION, BUCKETS = "index", "buckets"
+SECTION, SHAPES = "index", "shapes"
 _ASKED: Mapping[str, type] = {"writer": str, "device": str, "strict": bool, "fold_constants": bool, "model": str}
 """What of the manifest is one text or truth value."""
 
@@ -99,23 +101,23 @@ def read_index(file: BundleFile) -> dict[str, Any] | None:
         return None
 
 
-def read_buckets(file: BundleFile) -> dict[str, Any]:
-    """Return the options of a module that pads sizes, or has a rule for programs of all sizes; none for any other module.
+def dump_shapes(shapes: Shapes) -> bytes:
+    """The section that has the option ``shapes`` of a module."""
+    return json.dumps({"shapes": shapes if isinstance(shapes, str) else {"buckets": shapes.sizes}}, default=dict).encode()
 
-    Raises BundleError for a damaged section.
-    """
-    data = file.find_section(f"{BUCKETS}{file.suffix}")
+
+def read_shapes(file: BundleFile) -> Shapes:
+    """Read the option ``shapes`` of a module; raises BundleError for a damaged section."""
+    data = file.find_section(f"{SHAPES}{file.suffix}")
     if data is None:
-        return {}
-    from xrt.module.buckets import parse_buckets  # for those alone who have buckets
+        return "auto"
+    from xrt.module.sizes import Buckets, parse_shapes
 
     try:
-        facts = json.loads(bytes(data))
-        if facts["dynamic"] not in ("auto", "always", "never"):
-            raise ValueError(f"dynamic is {facts['dynamic']!r}")
-        return {"buckets": parse_buckets(facts["buckets"]), "dynamic": facts["dynamic"]}
+        shapes = json.loads(bytes(data))["shapes"]
+        return parse_shapes(Buckets(shapes["buckets"]) if isinstance(shapes, dict) else shapes)
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # an OptionError is a ValueError
-        raise BundleError(f"{file.path}: section {BUCKETS!r} cannot be read: {error}") from error
+        raise BundleError(f"{file.path}: section {SHAPES!r} cannot be read: {error}") from error
 
 
 def _parse(facts: Any) -> dict[str, Any]:
@@ -188,10 +190,11 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     from xrt.cache.disk.cost_store import CostStore
     from xrt.placement.decision_store import make_decision_key
 
-    if not isinstance(module._cache.disk, DiskTier) or module._source.is_traced:
+    programs = module.programs
+    if not isinstance(programs.cache.disk, DiskTier) or programs.source.is_traced:
         return None
-    store = CostStore.for_cache(module._cache)
-    request = module._engines.make_request(module._source.get_declared_function(), clustering=module._settings.clustering)
+    store = CostStore.for_cache(programs.cache)
+    request = programs.engines.make_request(programs.source.get_declared_function(), clustering=programs.settings.clustering)
     key = make_decision_key(request)
     terms = () if lower is None else lower.terms.ingredients
     if store is None or key is None or terms is None:
@@ -202,7 +205,7 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
 def load_serving(module: XRTModule) -> ServingRecord | None:
     """Return what an earlier search has chosen; None where none is known."""
     try:
-        place = _find_place(module, module._lowering)
+        place = _find_place(module, module.programs.lowering)
     except XRTError:
         return None  # the model cannot be read, which a call says better
     document = place[0].decision(place[1]) if place else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from xrt import passes
 from xrt.errors import InputError, RunFailed
+from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.module.fallback import Call
 from xrt.runtime import Program, to_run_failed
@@ -21,12 +23,14 @@ from xrt.runtime.inputs import check_buffers, check_updated
 from xrt.runtime.multi_device.host_adapter import check_placed_buffers
 
 if TYPE_CHECKING:
-    from xrt.module.module import XRTModule
+    from xrt.module.programs import SpecializationCache
     from xrt.module.specialization import Specialization
+    from xrt.module.verification import ModuleCalibration
 
 __all__ = [
     "NOTHING",
     "NO_MATCH",
+    "Dispatcher",
     "FastPath",
     "IOBinding",
     "bind_io",
@@ -35,7 +39,6 @@ __all__ = [
     "make_named_call",
     "make_signature_check",
     "make_signature_key",
-    "retry_on_failure",
     "unpack_outputs",
 ]
 
@@ -172,16 +175,94 @@ def make_signature_key(values: Sequence[Any]) -> object:
     return tuple([(value.dtype, value.shape) for value in values])
 
 
-def retry_on_failure(
-    module: weakref.ref[XRTModule], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
+class Dispatcher:
+    """The prepared calls of a module, and the specialization of its last call."""
+
+    positional: FastCall
+    """The prepared call for arguments by position; an attribute of its own, since each lookup adds to a call's time."""
+    named: Callable[[Mapping[str, Any]], Any]
+
+    def __init__(self, specializations: SpecializationCache) -> None:
+        self._specializations = specializations
+        self._lock = renew_after_fork(threading.RLock())
+        self._is_closed = False
+        self.last: Specialization | None = None
+        self.observers: tuple[ModuleCalibration, ...] = ()
+        """The open calibrations, which see each call."""
+        self._use(NOTHING)
+
+    def _use(self, path: FastPath) -> None:
+        self.path, self.positional, self.named = path, path.positional, path.named
+
+    def select(self, build: Specialization) -> None:
+        """Make this the specialization of the last call."""
+        with self._lock:
+            if build is not self.last:
+                self.last = build
+                self._use(NOTHING)
+
+    def call_prepared(self, args: tuple[Any, ...]) -> Any:
+        """Make the prepared call of another signature than the last one; `NO_MATCH` if there is none."""
+        path = self._specializations.find_prepared(make_signature_key(args))
+        if path is None:
+            return NO_MATCH
+        self.last = path.build
+        self._use(path)
+        if self._is_closed:  # by another thread in the meantime
+            self._use(NOTHING)
+        return path.positional(args)
+
+    def prepare(
+        self,
+        build: Specialization,
+        values: Sequence[Any],
+        wrap: Callable[[FastPath, Sequence[Any]], tuple[Sequence[Any], FastPath]],
+    ) -> None:
+        """Prepare the call for further inputs of these types and shapes; lists and dicts are dispatched anew each time.
+
+        ``wrap`` returns the inputs as the caller passes them, and the prepared call for these.
+        """
+        if any(not hasattr(value, "dtype") for value in values):
+            return
+        program = build.program()
+        path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
+        values, path = wrap(path, values)
+        with self._lock:
+            may_prepare = not self._is_closed and not self.observers
+            if may_prepare and self._specializations.prepare(make_signature_key(values), path):
+                self._use(path)
+
+    def observe(self, calibration: ModuleCalibration, *, begins: bool) -> None:
+        """Let a calibration see the calls from now on, or once less: it may be open in several threads."""
+        with self._lock:
+            observers = list(self.observers)
+            observers.append(calibration) if begins else observers.remove(calibration)
+            self.observers = tuple(observers)
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop all prepared calls."""
+        self._use(NOTHING)
+        self._specializations.forget_calls()
+
+    def close(self) -> None:
+        """Prepare no more calls."""
+        with self._lock:
+            self._is_closed = True
+            self.forget()
+            self.last = None
+
+
+def _retry_on_failure(
+    dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
 ) -> Any:
-    """Return what a prepared call that has raised gives after all; it is not what keeps its module alive."""
-    launches, owner = program.plan.launches, module()
+    """Repeat a prepared call that raised, on another plan. The reference is weak, so that no cycle keeps a module alive."""
+    launches, owner = program.plan.launches, dispatcher()
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
     if owner is None or not isinstance(failed, RunFailed):
         raise failed
     results = build.rescue(program, failed, Call(args))
-    owner._forget_calls()
+    owner.forget()
     return unpack_outputs(build.function)(results)
 
 

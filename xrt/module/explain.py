@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Constant, Function, Value
-    from xrt.partition import Launch, Pin, Plan, Reason
+    from xrt.module.module import XRTModule
+    from xrt.partition import Launch, Plan, Reason
     from xrt.placement import CostReport
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["Explanation", "RegionReport", "explain", "render_explanation", "render_explanation_page"]
+__all__ = ["Explanation", "RegionReport", "explain", "explain_module", "render_explanation", "render_explanation_page"]
 
 SPECIAL = "deviates on special values:"
 """How a remark about NaN, infinities and the like begins."""
@@ -169,45 +170,42 @@ def _region_lines(region: RegionReport, shared: Container[tuple[str, str]]) -> l
     return lines + [f"  {remark}" for remark in region.remarks if (region.engine, remark) not in shared]
 
 
-def explain(
-    plan: Plan,
-    engines: EngineList,
-    *,
-    idle_pins: Sequence[Pin] = (),
-    remarks: Sequence[Mapping[str, str]] = (),
-    placement: Sequence[str] = (),
-    account: CostReport | None = None,
-    checks: str = "",
-    graph: str = "",
-    updates: Sequence[object] = (),
-    precision: PrecisionRecord | None = None,
-    left_out: Sequence[str] = (),
-) -> Explanation:
-    """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
+def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
+    """Explain a plan: with the remarks of ``engines``, more ``remarks`` by region, and other fields of the Explanation."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
-    regions = tuple(_region(x, by_spec.get(x.engine), lines) for x, lines in zip(plan.launches, more, strict=True))
-    pins, threads = tuple(map(str, idle_pins)), engines.context.threads
-    copied = sum(copy.nbytes or 0 for copy in plan.copies)
-    copies = tuple(map(str, plan.copies))
     return Explanation(
-        plan.engines,
-        engines.implicit,
-        regions,
-        threads,
-        plan.reasons,
-        pins,
-        tuple(placement),
-        account,
-        plan.device,
-        copies,
-        copied,
-        graph,
-        checks,
-        tuple(map(str, updates)),
-        precision,
-        tuple(left_out),
-        plan,
+        engines=plan.engines,
+        implicit=engines.implicit,
+        regions=tuple(_region(x, by_spec.get(x.engine), lines) for x, lines in zip(plan.launches, more, strict=True)),
+        threads=engines.context.threads,
+        reasons=plan.reasons,
+        device=plan.device,
+        copies=tuple(map(str, plan.copies)),
+        bytes_copied=sum(copy.nbytes or 0 for copy in plan.copies),
+        plan=plan,
+        **details,
+    )
+
+
+def explain_module(module: XRTModule) -> Explanation:
+    """Explain the last signature of a module: see `XRTModule.explain`."""
+    build, programs, checks = module.specialization, module.programs, module.checks
+    engines = programs.engines
+    left_out = engines.left_out if engines.is_auto else ()
+    notes = [line for line in left_out if not line.startswith("engine ")] if engines.is_auto else engines.left_out
+    return explain(
+        build.plan,
+        build.engines,
+        remarks=[build.remarks, checks.remarks({x.name: x.function for x in build.plan.launches})],
+        idle_pins=tuple(map(str, build.idle_pins)),
+        placement=(*str(build.tuned or "").splitlines(), *notes, *module.sizes.remarks),
+        account=programs.placer.make_cost_report(build.plan, build.tuned, build.function),
+        checks=str(checks),
+        graph=build.graph_remark,
+        updates=tuple(map(str, build.updates)),
+        precision=build.tuned.precision if build.tuned else None,
+        left_out=left_out,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from xrt.engines import Precision
 from xrt.formats.calibration_table import CalibrationTable
-from xrt.module.options import Check, Dynamic, Isolation
+from xrt.module.options import Check, Isolation
+from xrt.module.sizes import Buckets
 from xrt.partition.options import Pin
 from xrt.precision import ErrorBudget
 
@@ -26,8 +27,7 @@ class ModuleKeywords(TypedDict, total=False):
     validate: Iterable[Any] | None
     budget: float
     lock: str | os.PathLike[str] | None
-    buckets: Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None
-    dynamic: Dynamic
+    shapes: Literal["auto", "each", "one"] | Buckets
     strict: bool
     check: Check
     isolate: str | Sequence[str] | Isolation

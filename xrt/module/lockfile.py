@@ -13,7 +13,7 @@ from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
-from xrt.module.throughput import ModuleBench, RequestPool
+from xrt.module.tuning import ModuleBench, RequestPool
 from xrt.placement import TuningResult
 from xrt.placement.auto import SizedPlacement
 from xrt.placement.lockfile import (
@@ -197,7 +197,7 @@ def lock_module(
     The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
     a later run against. Raises LockError where the plan was not measured, or does not run.
     """
-    build = module._specialize(values)
+    build = module.specialize(values)
     tuned = build.tuned
     if tuned is None or tuned.how == "priority":
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
@@ -206,8 +206,8 @@ def lock_module(
     setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:LONGEST], **source}
-    if module._automatic.model is not None and build.sizes:
-        source[SYMBOLIC] = module._automatic.model.get_declared().fingerprint
+    if module.programs.placer.model is not None and build.sizes:
+        source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
     return create_lock(
         build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files, precision=tuned.precision
     )
@@ -226,7 +226,7 @@ def check_module(
     ``validate`` has the examples on which the error of a plan of lower precision is measured again. Raises LockError where the
     model is another, a plan cannot run here, or its error is over the budget.
     """
-    setup = _make_setup(module, module._specialize(values).function, values, seconds)
+    setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request
     reasons = list_mismatches(lock, request, for_check=True)
     if lock.model.get("fingerprint") != request.function.fingerprint:
@@ -242,12 +242,12 @@ def check_module(
 def _make_setup(
     module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
-    settings, engines = module._settings, module._engines
+    settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     known = {engine.spec for engine in request.engines}
     request = replace(request, engines=(*(one for one in lowered if one.spec not in known), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
-    return RegressionSetup(request, module._cache, [to_host(value) for value in values], reference, seconds)
+    return RegressionSetup(request, module.programs.cache, [to_host(value) for value in values], reference, seconds)
 
 
 class _LockedBench(ModuleBench):
@@ -258,8 +258,8 @@ class _LockedBench(ModuleBench):
         self._lock = LockedPlacement(lock, "that is checked")
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
-        automatic, sizes = module._automatic, read_sizes(self._pool.inputs, values)
-        build = module._specialize(values, place=partial(self._lock.place_for_load, automatic=automatic, sizes=sizes))
+        automatic, sizes = module.programs.placer, read_sizes(self._pool.inputs, values)
+        build = module.specialize(values, place=partial(self._lock.place_for_load, automatic=automatic, sizes=sizes))
         assert build.tuned is not None  # it has just been placed
         return build.tuned
 
@@ -285,7 +285,7 @@ def check_module_load(
         raise LockError(f"the lock's requests cannot be joined: {error}") from error
     bench = _LockedBench(module, pool, locked, lock)
     try:
-        differs = list_machine_mismatches(lock, module._engines.context)
+        differs = list_machine_mismatches(lock, module.programs.engines.context)
         return check_load(bench, locked, limit, seconds, differs=differs)
     finally:
         bench.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
@@ -26,6 +26,7 @@ from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.lockfile import LockedPlacement
+    from xrt.module.sizes import Shapes
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.auto import AutoPlacement, Lower
     from xrt.precision import ErrorBudget
@@ -35,9 +36,7 @@ __all__ = [
     "IMPLICIT",
     "OWNERS",
     "REFERENCE",
-    "BucketOption",
     "Check",
-    "Dynamic",
     "Isolation",
     "ModuleOptions",
     "add_keywords",
@@ -166,8 +165,6 @@ def check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: W
 
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
-BucketOption: TypeAlias = str | Mapping[str, tuple[int, ...]] | None
-Dynamic: TypeAlias = Literal["auto", "always", "never"]
 IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
 
@@ -218,14 +215,11 @@ class ModuleOptions:
     """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
     lock: LockedPlacement | None = keyword(None, accepts="str | os.PathLike[str] | None")
     """With ``engine="auto"``: use the plan of this lockfile, do not measure. Model, machine and versions must be the same."""
-    buckets: BucketOption = keyword(None, accepts='Literal["auto", "require"] | Mapping[str, int | Sequence[int]] | None')
-    """Sizes of symbolic dims are rounded up to a few, inputs padded and results cut, where that provably changes no result:
-    ``"auto"`` where an engine compiles for each size and padding is possible, ``"require"`` with an OptionError where it is not,
-    ``{"s": [16, 64]}`` to those sizes (larger ones are not padded). None pads nothing."""
-    dynamic: Dynamic = "auto"
-    """Whether one program serves all sizes of symbolic dims: ``"auto"``, all but the first call's, where every engine of the list
-    supports it and has no reason against it, or with ``engine="auto"`` those of a measured plan; ``"always"``, where they support
-    it; ``"never"``, a program for each set."""
+    shapes: Shapes = keyword("auto", accepts='Literal["auto", "each", "one"] | Buckets')
+    """Programs for the sizes of symbolic dims. ``"auto"``: one for the first sizes; for all others one program if every engine of
+    the plan supports that, else padding to a few sizes if it provably changes no result, else one for each set of sizes.
+    ``"one"``: one program, on engines that support it; ``"each"``: one for each set; ``xrt.Buckets(...)``: padding, or an
+    OptionError if it is not possible."""
     strict: bool = False
     """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
     check: Check = None
@@ -321,18 +315,10 @@ def _read_folder(value: Any) -> Path | None:
     return folder
 
 
-def _read_buckets(value: Any) -> BucketOption:
-    if value is None:
-        return None
-    from xrt.module.buckets import parse_buckets
+def _read_shapes(value: Any) -> Shapes:
+    from xrt.module.sizes import parse_shapes
 
-    return parse_buckets(value)
-
-
-def _read_dynamic(value: Any) -> Dynamic:
-    if value not in get_args(Dynamic):
-        raise OptionError(f"dynamic must be 'auto', 'always' or 'never'; got {value!r}")
-    return value  # type: ignore[no-any-return]  # just these
+    return parse_shapes(value)
 
 
 def _read_check(value: Any) -> Check:
@@ -362,14 +348,13 @@ def _read_seconds(value: Any) -> float:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "budget": _read_seconds,
-    "buckets": _read_buckets,
     "check": _read_check,
     "devices": validate_devices,
     "dump_subgraph_dir": _read_folder,
-    "dynamic": _read_dynamic,
     "isolate": _read_isolation,
     "max_error": read_budget,
     "progress": _read_progress,
+    "shapes": _read_shapes,
 }
 """How the value of a keyword becomes that of its field, for those that accept more than they store."""
 
@@ -402,9 +387,9 @@ def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: Co
     if implicit is not None:
         engines.append(implicit)
     made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
-    if settings.dynamic == "always" and not made.can_be_dynamic:
+    if settings.shapes == "one" and not made.can_be_dynamic:
         fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
-        raise OptionError(f"dynamic='always': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
+        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
     return made
 
 
@@ -502,13 +487,13 @@ C = TypeVar("C", bound=type)
 
 def add_keywords(cls: C) -> C:
     """Give the class a signature that lists every keyword with its type and default, for `inspect` and `help`."""
-    signature = inspect.signature(cls)
-    first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class, not of a subclass
+    first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name != "self"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=get_accepted_type(one))
         for name, (one, _) in _KEYWORDS.items()
     ]
-    cls.__signature__ = signature.replace(parameters=[*first, *more])  # type: ignore[attr-defined]  # read by inspect
+    cls.__signature__ = signature.replace(parameters=[*first, *more], return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]  # read by inspect
     return cls
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import sys
@@ -22,17 +21,17 @@ from xrt.cache.signature import describe_machine
 from xrt.comparison import compare, tolerance_for
 from xrt.errors import BundleError, CompileRefused, OptionError, SelfTestFailed, XRTError
 from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
-from xrt.formats.bundle import make_working_directory, write_bundle
-from xrt.module.bundle_index import BUCKETS, SECTION, SERVING, make_index
+from xrt.formats.bundle import BundleFile, make_working_directory, write_bundle
+from xrt.module.bundle_index import SECTION, SERVING, SHAPES, dump_shapes, make_index
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
 from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
 
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler
-    from xrt.formats.bundle import BundleFile
     from xrt.formats.container import Buffer
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
+    from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
     from xrt.module.specialization import Specialization
     from xrt.placement.engine_list import EngineList
@@ -41,21 +40,20 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_BYTES",
     "SELF_TEST_SECTION",
-    "Given",
+    "Construction",
     "SelfTestReport",
     "copy_module",
     "describe_construction",
     "draw_inputs",
-    "make_build_example",
     "make_example",
     "read_example",
     "run_example",
     "run_self_test",
-    "save_module",
+    "save",
 ]
 
 _log = logging.getLogger(__name__)
-M = TypeVar("M")
+M = TypeVar("M", bound="XRTModule")
 SELF_TEST_SECTION = "self-test"
 MOST_BYTES = 16 << 20
 """Bytes of inputs and outputs that a bundle keeps at most as its example."""
@@ -104,35 +102,40 @@ def draw_inputs(function: Function) -> list[Any]:
     return values
 
 
-def make_build_example(
-    build: Specialization,
-    values: Sequence[Any] | None,
-    run: Callable[[Sequence[Any]], Sequence[Any]],
-    unpadded: ModelSource | None,
-    *,
-    is_asked: bool,
+def _make_module_example(
+    module: XRTModule, examples: Sequence[Any], named: Mapping[str, Any], *, is_required: bool
 ) -> Example | None:
-    """Make the example of a bundle by a specialization; None where there is none to be had, and none was asked for.
+    """The example of a bundle: of these inputs, else that of the module's bundle, else of random inputs.
 
-    ``values`` are the checked inputs of a call, or None for random ones. ``unpadded`` is the model where the specialization is of
-    its padded form.
+    None if there is none and it is not required.
     """
     from xrt.graph import Function
-    from xrt.module.buckets import PaddedValues
     from xrt.runtime import to_host
 
-    def run_to_host(inputs: Sequence[Any]) -> Sequence[Any]:
-        on_host: Sequence[Any] = to_host(run(inputs))
+    if not (examples or named) and module.bundle is not None:
+        return read_example(module.bundle)
+    source, compiled = module.source, module.programs.specializations.to_dict().items()
+    builds = [build for (_, fetch), build in compiled if build.is_compiled and not fetch]
+    values = None
+    if examples or named:
+        values = to_host(module.check_inputs(examples, named, pads=False)[: len(source.inputs)])
+        builds = [module.specialize(module.check_inputs(examples, named))]
+    if not builds:
+        return None
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        results = module(*inputs)
+        on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
         return on_host
 
     try:
-        function, given = build.full_function(), None if values is None else to_host(values)
-        if unpadded is not None:  # the example is one of the model, not of its padded form
-            given = values.given if isinstance(values, PaddedValues) else draw_inputs(function)[: len(unpadded.inputs)]
-            function = Function(unpadded.inputs, unpadded.outputs)
-        return make_example(function, run_to_host, given)
+        function = builds[-1].full_function()
+        if module.sizes.padding is not None:  # the example is one of the model, not of its padded form
+            values = draw_inputs(function)[: len(source.inputs)] if values is None else values
+            function = Function(source.inputs, source.outputs)
+        return make_example(function, run, values)
     except XRTError:
-        if is_asked:
+        if is_required:
             raise
         _log.info("the bundle has no example", exc_info=True)
         return None
@@ -191,49 +194,63 @@ def run_self_test(file: BundleFile, module: Callable[..., Any], cache: CompileCa
     return report
 
 
-def save_module(
+def save(
+    module: XRTModule,
     path: str | os.PathLike[str],
-    source: ModelSource,
-    engines: EngineList,
-    settings: ModuleOptions,
-    builds: Mapping[Any, Specialization],
-    example: Example | None = None,
-    serving: str = "",
-    base: BundleFile | None = None,
+    examples: Sequence[Any],
+    named: Mapping[str, Any],
+    example: Mapping[str, Any] | Sequence[Any] | bool,
     *,
-    has_buckets: bool = False,
+    add: bool,
 ) -> None:
-    """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
+    """Write a bundle: see `XRTModule.save`."""
+    programs = module.programs
+    programs.check_open()
+    if examples or named or not any(build.is_compiled for build in programs.specializations):
+        module.compile(*examples, **named)
+    if not isinstance(example, bool):
+        examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+        module.compile(*examples, **named)
+    stored = None
+    if example is not False:
+        stored = _make_module_example(module, examples, named, is_required=not isinstance(example, bool))
+    base = BundleFile(path) if add else None
+    if base is not None and isinstance(example, bool):
+        stored = read_example(base) or stored
+    _write(module, path, stored, base)
 
-    ``serving`` is the text of its serving configuration. The bundle ``base`` is extended by a variant. With ``has_buckets``
-    builds are of the padded form of the model, which a load makes again. Raises BundleError where ``base`` is of another model,
-    or the file cannot be written; ModelError for a Function that ONNX cannot say.
+
+def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | None, base: BundleFile | None) -> None:
+    """Write the programs of a module, and its example. The bundle ``base`` is extended by a variant.
+
+    Raises BundleError if ``base`` is of another model or the file cannot be written, ModelError for a Function without ONNX form.
     """
+    from xrt.formats.serving_record import spell_serving
+    from xrt.module.tuning import find_serving_record
     from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
 
+    source, engines, settings = module.source, module.programs.engines, module.programs.settings
+    builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.is_compiled]
     machine, threads, specs = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
     extension = Extension("", (Variant("", machine, threads, tuple(specs)),), {})
     if base is not None:
         _check_same_model(base, source)
         extension = extend_bundle(base, machine, threads, specs)
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
+    serving = spell_serving(find_serving_record(module))
     compiled: dict[str, Buffer] = {f"{SERVING}{extension.suffix}": serving.encode()} if serving else {}
     programs: list[dict[str, Any]] = []
-    for (_, fetch), build in builds.items():
-        if build.is_compiled:
-            name = f"function{extension.suffix}:{len(programs)}"
-            models[name] = build.full_function()
-            regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
-            programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
-    engines = add_lowered_engines(engines, builds.values())
+    for fetch, build in builds:
+        name = f"function{extension.suffix}:{len(programs)}"
+        models[name] = build.full_function()
+        regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
+        programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
+    engines = add_lowered_engines(engines, [build for _, build in builds])
     ends = {"inputs": source.inputs, "outputs": source.outputs, "model": "" if source.is_traced else "model"}
     manifest = {**_asked(engines, settings), **ends, "programs": programs}
-    index = make_index(manifest, [build.plan for build in builds.values() if build.is_compiled])
-    if has_buckets or settings.dynamic != "auto":
-        buckets: Any = settings.buckets if has_buckets else None
-        if isinstance(buckets, Mapping):
-            buckets = {name: list(sizes) for name, sizes in buckets.items()}
-        compiled[f"{BUCKETS}{extension.suffix}"] = json.dumps({"buckets": buckets, "dynamic": settings.dynamic}).encode()
+    index = make_index(manifest, [build.plan for _, build in builds])
+    if (shapes := module.sizes.saved) != "auto":
+        compiled[f"{SHAPES}{extension.suffix}"] = dump_shapes(shapes)
     if index is not None:
         compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
     if example is not None:
@@ -300,7 +317,7 @@ ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Construction:
     """The arguments that a module was made with, but for the model's bytes: its Function has what was in them."""
 
     engine: Any
@@ -311,27 +328,27 @@ class Given:
     """The model's file, absolute; None where it came otherwise."""
 
     @classmethod
-    def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Given:
+    def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Construction:
         return cls(engine, device, cache, options, Path(model).absolute() if isinstance(model, str | os.PathLike) else None)
 
 
-def describe_construction(kind: type, given: Given, source: ModelSource) -> tuple[Any, ...]:
+def describe_construction(module: XRTModule) -> tuple[Any, ...]:
     """Return how to make a module again, for `pickle`; raises TypeError where that cannot be written down."""
-    model = _find_model(source)
+    model, given = _find_model(module.source), module.construction
     if isinstance(given.cache, CompileCache):
         raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
     parts = {"its model": model if is_graph(model) else None, "its engines": given.engine, "its options": given.options}
     for name, part in parts.items():
         if reason := _why_not_written(part):
             raise TypeError(f"this module cannot be pickled, since {name} cannot: {reason}. {ADVICE}")
-    return _make, (kind, given.path or model, given.engine, given.device, given.cache, dict(given.options))
+    return _make, (type(module), given.path or model, given.engine, given.device, given.cache, dict(given.options))
 
 
-def copy_module(kind: type[M], given: Given, source: ModelSource, memo: dict[int, Any]) -> M:
+def copy_module(module: M, memo: dict[int, Any]) -> M:
     """Make another module with the same arguments, over a copy of its graph."""
-    model = _find_model(source)
+    model, given = _find_model(module.source), module.construction
     function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
-    made: M = _make(kind, function, given.engine, given.device, given.cache, given.options)
+    made: M = _make(type(module), function, given.engine, given.device, given.cache, given.options)
     return made
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,14 +26,10 @@ from xrt.module.model_source import StaticModel, TracedModel, make_source
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
-    from xrt.cache import CompileCache
     from xrt.engines import RunOptions
-    from xrt.module.model_source import ModelSource
     from xrt.module.module import XRTModule
-    from xrt.module.saving import Given
-    from xrt.placement.engine_list import EngineList
 
-__all__ = ["Session", "SessionState", "StatefulFunction", "StatefulModule", "stateful"]
+__all__ = ["Session", "SessionState", "StatefulFunction", "StatefulFunctions", "stateful"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FIRST_CAPACITY = 16
@@ -247,67 +243,50 @@ def _read_sizes(declared: Sequence[Value], given: Mapping[str, Any]) -> dict[str
     return sizes
 
 
-class StatefulModule:
-    """A module that makes sessions."""
+class StatefulFunctions:
+    """The Functions with state of a module, which all its sessions share."""
 
-    _source: ModelSource
-    _engines: EngineList
-    _given: Given
-    _lock: threading.RLock
-    _cache: CompileCache
-    _check_open: Callable[[], None]
+    def __init__(self) -> None:
+        self._by_types: dict[object, StatefulFunction] = {}
+        """By the types of the inputs that an `xrt.Graph` was traced for; None for a model that is not traced."""
+        self._lock = renew_after_fork(threading.RLock())
 
-    def new_session(self, sizes: Mapping[str, int] | None = None) -> Session:
-        """Return a session: state of its own over this module's weights and executables.
-
-        ``sizes`` gives named extents of state that no other input has, such as the capacity of a cache. Raises InputError for a
-        model without state, DeviceError for a module on a device: state is in memory of the host.
-        """
-        if (device := self._engines.context.device) != "cpu":
-            raise DeviceError(
-                f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"
-            )
-        return Session(self, sizes or {})
-
-    @cached_property
-    def _traces(self) -> dict[object, StatefulFunction]:
-        """The graphs that were traced for sessions, by the types of their inputs; all sessions share them."""
-        return {}
-
-    def _find_declared(self) -> StatefulFunction | None:
-        """Return the model with its state; None for a graph that is traced for the inputs of a call."""
-        if self._source.is_traced:
+    def find_declared(self, module: XRTModule) -> StatefulFunction | None:
+        """The model with its state; None for a graph that is traced for the inputs of a call."""
+        if module.source.is_traced:
             return None
         with self._lock:
-            if None not in self._traces:
-                self._traces[None] = self._with_state(self, self._source.get_declared_function())
-            return self._traces[None]
+            if None not in self._by_types:
+                self._by_types[None] = _check_state(StatefulFunction(module, module.source.get_declared_function()))
+            return self._by_types[None]
 
-    def _find_stateful(self, args: Sequence[Any], named: Mapping[str, Any]) -> StatefulFunction:
-        """Return the Function with state for the inputs of a call."""
-        if (declared := self._traces.get(None) or self._find_declared()) is not None:
+    def find(self, module: XRTModule, args: Sequence[Any], named: Mapping[str, Any]) -> StatefulFunction:
+        """The Function with state for the inputs of a call."""
+        if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
-        if not isinstance(self._source, TracedModel):
+        source, construction = module.source, module.construction
+        if not isinstance(source, TracedModel):
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
-        self._check_open()
-        bound = zip(self._source.inputs, inputs.bind(self._source.inputs, args, named), strict=True)
+        module.programs.check_open()
+        bound = zip(source.inputs, inputs.bind(source.inputs, args, named), strict=True)
         types = tuple(inputs.infer_type(inputs.normalize(value, given)) for value, given in bound)
         with self._lock:
-            if types not in self._traces:
-                function = StaticModel(self._source.graph.trace(*types)).get_declared_function()
-                given = self._given
-                module = type(self)(function, given.engine, given.device, cache=self._cache, **given.options)  # type: ignore[call-arg]  # of XRTModule
-                self._traces[types] = self._with_state(module, function)
-            return self._traces[types]
+            if types not in self._by_types:
+                function = StaticModel(source.graph.trace(*types)).get_declared_function()
+                traced = type(module)(
+                    function, construction.engine, construction.device, cache=module.programs.cache, **construction.options
+                )
+                self._by_types[types] = _check_state(StatefulFunction(traced, function))
+            return self._by_types[types]
 
-    def _with_state(self, module: Any, function: Function) -> StatefulFunction:
-        found = StatefulFunction(module, function)
-        if not found.states:
-            raise InputError(
-                f"the model {function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
-                "xrt.stateful(model), or by the metadata 'xrt.state'"
-            )
-        return found
+
+def _check_state(stateful: StatefulFunction) -> StatefulFunction:
+    if not stateful.states:
+        raise InputError(
+            f"the model {stateful.function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
+            "xrt.stateful(model), or by the metadata 'xrt.state'"
+        )
+    return stateful
 
 
 class _Held:
@@ -370,10 +349,14 @@ class Session:
     is then lost, and the next use says so.
     """
 
-    def __init__(self, module: StatefulModule, sizes: Mapping[str, int]) -> None:
+    def __init__(self, module: XRTModule, sizes: Mapping[str, int]) -> None:
         self._module = module
         self._sizes = dict(sizes)
-        self._of: StatefulFunction | None = module._find_declared()
+        if (device := module.programs.engines.context.device) != "cpu":
+            raise DeviceError(
+                f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"
+            )
+        self._of: StatefulFunction | None = module.stateful_functions.find_declared(module)
         self._held: dict[str, _Held] = {}
         self._lost: frozenset[str] = frozenset()
         """The states that a call may have written in part, since it failed or was interrupted."""
@@ -395,7 +378,7 @@ class Session:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
         with self._turn("called"):
             self._check_kept("call session.reset(), session.restore(path), or set the state")
-            self._of = of = self._module._find_stateful(args, named)
+            self._of = of = self._module.stateful_functions.find(self._module, args, named)
             given = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
             return self._step(of, given, options)
 

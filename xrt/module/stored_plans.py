@@ -125,8 +125,8 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
         ("strict", repr(settings.strict)),
         ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
     ]
-    if settings.buckets is not None:
-        found.append(("buckets", f"{settings.buckets!r}, dynamic={settings.dynamic!r}"))
+    if not isinstance(settings.shapes, str):
+        found.append(("shapes", repr(settings.shapes)))
     for engine in engines.engines:
         if engine.spec == engines.implicit:  # which need not be imported: no region of a kept plan is its own
             found.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))

@@ -1,24 +1,55 @@
-"""Tuning a module for throughput: the requests that it serves per second."""
+"""Tuning a module: the fastest plan for a call, or the configuration that serves most requests per second.
+
+Throughput is measured in a closed loop over instances of the module, each with a plan per batch size. An instance is a thread of
+this process that calls a module: engines compute outside of the interpreter lock. Instances of several threads are modules of
+their own, whose executables have threads of their own. So are those whose calls would wait for each other: without streams a
+compiled model of OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT 2.38 ms, one alone 1.20).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from xrt.errors import OptionError, PlacementWarning, warn
+import numpy as np
+
+from xrt.cache import CompileCache
+from xrt.comparison import compare_all
+from xrt.errors import OptionError, PlacementWarning, XRTError, warn
+from xrt.graph.sample_inputs import sample_inputs
+from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
+from xrt.measure.timing import sample_call_times
+from xrt.module.precision_options import make_module_lowering, override_budget
+from xrt.placement.result import describe_plan
+from xrt.placement.sizes import list_open_axes, resize_values
+from xrt.placement.throughput.result import find_batch_dim
 
 if TYPE_CHECKING:
+    from xrt.formats.serving_record import ServingRecord
+    from xrt.graph import Function
     from xrt.module.module import XRTModule
-    from xrt.module.throughput import ModuleBench
-    from xrt.placement import ProgressCallback
-    from xrt.placement.throughput.result import ThroughputResult
+    from xrt.module.specialization import Specialization
+    from xrt.placement import ProgressCallback, TuningResult
+    from xrt.placement.throughput.result import Split, ThroughputResult
     from xrt.placement.throughput.sweep import Tell
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = ["OBJECTIVES", "TERMS", "Objective", "open_throughput_bench", "tune_throughput"]
+__all__ = [
+    "OBJECTIVES",
+    "TERMS",
+    "ModuleBench",
+    "Objective",
+    "PlanSchedule",
+    "RequestPool",
+    "count_modules",
+    "find_serving_record",
+    "tune",
+    "tune_throughput",
+]
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 OBJECTIVES = ("latency", "throughput")
@@ -30,40 +61,50 @@ THROUGHPUT_BUDGET = 60.0
 """Seconds of a search for throughput where the caller names none."""
 
 
-@contextmanager
-def open_throughput_bench(
+def tune(
     module: XRTModule,
     args: Sequence[Any],
     named: Mapping[str, Any],
     *,
-    budget: float,
-    batches: Sequence[int],
-    instances: Sequence[int] | int | None,
-    batch_dim: str | None,
-    seed: int,
-    lower: LoweringWithinBudget | None = None,
-) -> Iterator[tuple[ModuleBench, dict[str, Any]]]:
-    """Yield what measures the module, and the terms of its search: splits, batch sizes and notes.
+    objective: Objective,
+    budget: float | None,
+    progress: ProgressCallback | bool | None,
+    lowered: Sequence[Any],
+    terms: Mapping[str, Any],
+) -> TuningResult | ThroughputResult:
+    """Search for a placement: see `XRTModule.tune`.
 
-    ``lower`` finds plans within an error budget. Whether requests are independent is a question of the exact model.
+    ``lowered`` is the error budget and its examples, which replace the module's; ``terms`` are the keywords for throughput.
     """
-    from xrt.module.throughput import CHECKED, ModuleBench, RequestPool, open_exact_module
-    from xrt.placement.throughput.result import list_splits, parse_batches
+    terms = {name: value for name, value in terms.items() if value is not None}
+    if objective not in OBJECTIVES:
+        raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
+    programs = module.programs
+    lower = programs.lowering
+    if any(one is not None for one in lowered):
+        lower = make_module_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
+    if objective == "throughput":
+        shows = programs.settings.shows_progress if progress is None else progress
+        return tune_throughput(module, args, named, budget=budget, progress=shows, lower=lower, **terms)
+    if terms:
+        raise OptionError(f"{next(iter(terms))}= is of objective='throughput'; pass that too, or leave it out")
+    values = module.check_inputs(args, named) if args or named else None
+    placer = programs.placer.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
+    build = module.specialize(values, place=placer)
+    programs.adopt_decision(build)
+    assert build.tuned is not None  # it was placed just now
+    return build.tuned
 
-    values = module._check_inputs(args, named, pads=False)[: len(module._source.inputs)] if args or named else None
-    splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
-    pool, sizes, notes = RequestPool(module, values, batch_dim, seed), parse_batches(batches), []
-    if not pool.dim:
-        sizes, notes = (1,), [f"requests are not joined: {pool.reason}"]
-    elif sizes[-1] > 1:
-        with open_exact_module(module, lower) as exact:
-            reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
-        sizes, notes = ((1,), [f"requests are not joined: {reason}"]) if reason else (sizes, notes)
-    bench = ModuleBench(module, pool, splits, sizes, SEARCHING * budget, lower)
-    try:
-        yield bench, {"splits": splits, "batches": sizes, "notes": tuple(notes)}
-    finally:
-        bench.close()
+
+def find_serving_record(module: XRTModule) -> ServingRecord | None:
+    """The serving configuration of a module: tuned by itself, or of its lock, its bundle, or the cache; None without one."""
+    from xrt.module.bundle_index import load_serving, read_serving
+
+    if module.serving_record is None and module.programs.settings.lock is not None:
+        module.serving_record = module.programs.settings.lock.lock.serving
+    if module.serving_record is None:
+        module.serving_record = load_serving(module) if module.bundle is None else read_serving(module.bundle)
+    return module.serving_record
 
 
 def tune_throughput(
@@ -89,30 +130,31 @@ def tune_throughput(
     Raises OptionError for a budget where the engines are not placed by measurement.
     """
     from xrt.placement.autotune import check_budget
-    from xrt.placement.throughput.result import BATCHES, ThroughputRequest, parse_bound
+    from xrt.placement.throughput.result import BATCHES, ThroughputRequest, list_splits, parse_batches, parse_bound
     from xrt.placement.throughput.sweep import ThroughputSweep
     from xrt.progress import show_progress
 
-    lower = lower or module._lowering
-    if lower is not None and not module._engines.is_auto:
+    lower = lower or module.programs.lowering
+    if lower is not None and not module.programs.engines.is_auto:
         raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
     seconds = THROUGHPUT_BUDGET if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
-    terms: dict[str, Any] = {
-        "batches": BATCHES if batches is None else batches,
-        "instances": instances,
-        "batch_dim": batch_dim,
-        "seed": seed,
-    }
+    values = module.check_inputs(args, named, pads=False)[: len(module.inputs)] if args or named else None
+    splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
+    pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
+    reason = "" if pool.dim else pool.reason
+    if pool.dim and sizes[-1] > 1:
+        with _open_exact_module(module, lower) as exact:  # whether requests are independent is a question of the exact model
+            reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
+    sizes, notes = ((1,), (f"requests are not joined: {reason}",)) if reason else (sizes, ())
     with (
-        open_throughput_bench(module, args, named, budget=seconds, lower=lower, **terms) as (bench, found),
+        closing(ModuleBench(module, pool, splits, sizes, SEARCHING * seconds, lower)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
-        request = ThroughputRequest(found["splits"], found["batches"], bound, seconds)
-        tell = tell or _make_tell(progress, show, seconds)
-        tuned = ThroughputSweep(bench, request, tell=tell, notes=found["notes"]).run()
-        keep_serving(module, bench, tuned, lower)
+        request = ThroughputRequest(splits, sizes, bound, seconds)
+        tuned = ThroughputSweep(bench, request, tell=tell or _make_tell(progress, show, seconds), notes=notes).run()
+        _adopt(module, bench, tuned, lower)
         if use is not None and (chosen := tuned.configuration) is not None:
             use(*bench.find_example(chosen.threads, chosen.batch))
     return tuned
@@ -128,17 +170,323 @@ def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
     return lambda text: progress(Progress(text, "", None, time.perf_counter() - began, budget))
 
 
-def keep_serving(
-    module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None = None
-) -> None:
-    """Let the module and the cache keep what was chosen; warn where nothing was."""
+def _adopt(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None) -> None:
+    """Store the chosen configuration in the module and its cache; warn without one."""
     from xrt.module.bundle_index import store_serving
 
     record = tuned.to_record()
     if record is None:
         warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
         return
-    module._serving = record
+    module.serving_record = record
     bench.hand_over(record.threads)
     for one in dict.fromkeys((module, bench.find_module(record.threads))):
         store_serving(one, record, lower)
+
+
+# ---------------------------------------------------------------------- instances under load
+
+
+def count_modules(module: XRTModule, calls: int) -> int:
+    """Return how many modules that many calls need to compute at the same time, by what the module has compiled.
+
+    With several threads each call has a module: callers of one executable would share its threads. With one thread a call
+    computes in the thread that makes it, and one module serves all, unless an executable bounds how many run.
+    """
+    if module.threads > 1:
+        return calls
+    found = (build.concurrent_calls for build in module.programs.specializations.to_dict().values())
+    return -(-calls // min((bound for bound in found if bound is not None), default=calls))
+
+
+POOL = 32
+"""Different requests that a load repeats."""
+CHECKED = 4
+"""Requests that are computed together and alone, to see that they are independent."""
+TIMED = 0.15
+"""Seconds in which calls of one size are timed."""
+LOWERING = ("max_error", "calibrate", "validate", "precision")
+"""Options of a module that say which plans of lower precision there are."""
+LEAST_SEARCH = 6.0
+"""Seconds below which a search for a plan finds little: fewer sizes are searched at then."""
+
+
+class RequestPool:
+    """Requests of one row each, and calls of several of them."""
+
+    def __init__(self, module: XRTModule, values: Sequence[Any] | None, batch_dim: str | None, seed: int) -> None:
+        """``values`` are those of a call; None is random ones. Raises InputError where these cannot be made."""
+        source = module.source
+        traced = source.is_traced
+        self.inputs = source.inputs
+        self.dim, self.reason = "", "an xrt.Graph has no symbolic dim"
+        if not traced:
+            self.dim, self.reason = find_batch_dim(source.inputs, source.outputs, batch_dim)
+        if traced and batch_dim is not None:
+            raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
+        self._axes = {place for place, axis, name in ([] if traced else list_open_axes(self.inputs)) if name == self.dim}
+        if values is None:
+            made = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
+            values = [made[value.name] for value in self.inputs]
+        self._values = list(values)
+        self._rows = self._cut() if self.dim else []
+
+    def _cut(self) -> list[dict[int, Any]]:
+        """Return the rows of each request, by the place of the input."""
+        count = max(POOL, CHECKED)
+        sizes = {name: self._values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
+        several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
+        return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
+
+    def join(self, first: int, count: int) -> list[Any]:
+        """Return the inputs of a call for that many requests, from the ``first`` on."""
+        if not self.dim:
+            return self._values
+        rows, values = self._rows, list(self._values)
+        for place in self._axes:
+            several = [rows[number % len(rows)][place] for number in range(first, first + count)]
+            values[place] = np.concatenate(several)
+        return values
+
+    def split(self, results: Any, count: int) -> list[Any]:
+        """Return the results of each request."""
+        outputs = results if isinstance(results, tuple) else (results,)
+        return [[one[row : row + 1] for one in outputs] for row in range(count)] if self.dim else [outputs]
+
+    def check_independent(self, module: XRTModule, count: int) -> str:
+        """Return why requests cannot be joined: empty where each has the results that it has alone."""
+        several = module(*self.join(0, count))
+        names = [value.name for value in module.outputs]
+        for name, one in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
+            if one.ndim == 0 or one.shape[0] != count:
+                return f"output {name!r} has the shape {list(one.shape)} for {count} requests"
+        joined = self.split(several, count)
+        for number in range(count):
+            (alone,) = self.split(module(*self.join(number, 1)), 1)
+            if not (found := compare_all(joined[number], alone, names=names)):
+                return f"a request has other results together with others than alone: {found.message}"
+        return ""
+
+
+@contextmanager
+def _open_exact_module(module: XRTModule, lower: LoweringWithinBudget | None) -> Iterator[XRTModule]:
+    """Yield a module that computes in float32, by the order of its engines; the module itself where nothing lowers its plans."""
+    if lower is None:
+        yield module
+        return
+    from xrt.module.module import XRTModule  # which has this module among its parts
+
+    listed = module.programs.engines
+    engines = [engine for engine in listed.engines if engine.spec != listed.implicit]
+    with XRTModule(
+        _get_model(module), engines, module.construction.device, threads=module.threads, cache=CompileCache()
+    ) as exact:
+        yield exact
+
+
+def _get_model(module: XRTModule) -> Any:
+    source = module.source
+    return source.graph if hasattr(source, "graph") else source.get_declared_function()
+
+
+def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
+    """Place a Function as it was placed before."""
+    return tuned
+
+
+class PlanSchedule:
+    """At which sizes plans are searched for within a budget: the smallest and the largest first, then those between."""
+
+    def __init__(self, threads: Sequence[int], sizes: Sequence[int], budget: float) -> None:
+        ends = [*dict.fromkeys((sizes[0], sizes[-1]))]
+        order = [*ends, *(size for size in reversed(sizes) if size not in ends)]
+        wanted = [(number, size) for size in order for number in dict.fromkeys(threads)]
+        count = max(1, min(len(wanted), int(budget / LEAST_SEARCH)))
+        self.searched = frozenset(wanted[:count])
+        """The thread budgets and sizes of the searches."""
+        self.seconds = budget / count
+        """Of each search."""
+
+
+class ModuleBench:
+    """Measures instances of a module; `ThroughputSweep` decides what. Close it to release them."""
+
+    def __init__(
+        self,
+        module: XRTModule,
+        pool: RequestPool,
+        splits: Sequence[Split],
+        sizes: Sequence[int],
+        budget: float,
+        lower: LoweringWithinBudget | None = None,
+    ) -> None:
+        """``budget`` is the seconds that searches for plans may take; ``lower`` finds plans within an error budget."""
+        self._lower = lower
+        self.dim, self._pool, self._module = pool.dim, pool, module
+        self._sizes = tuple(sizes)
+        self._is_placed = module.programs.engines.is_auto
+        self._schedule = PlanSchedule([one.threads for one in splits], sizes, budget)
+        self._modules: dict[int, list[XRTModule]] = {}
+        self._found: dict[tuple[int, int], TuningResult] = {}
+        self._is_ready: set[tuple[int, int, int]] = set()
+        self._adopted: set[tuple[int, int]] = set()
+        self.is_exact = bool(pool.dim) and self._needs_sizes(module)
+        self.progress: Any = False
+        """What a search for a plan reports to."""
+
+    def _needs_sizes(self, module: XRTModule) -> bool:
+        """Whether a number of requests that is not tuned would need a program of its own."""
+        values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
+        is_placed, reason = module.programs.engines.is_auto, module.sizes.find_reason(values, module.programs)
+        padding = module.sizes.find_padding(module.programs) if reason else None
+        if padding is not None:
+            return padding.choose({**self._read_sizes(1), self.dim: 3})[self.dim] == 3
+        return bool(is_placed or reason)
+
+    def _read_sizes(self, count: int) -> Mapping[str, int]:
+        values = self._pool.join(0, count)
+        return {name: values[place].shape[axis] for place, axis, name in list_open_axes(self._pool.inputs)}
+
+    # ------------------------------------------------------------------ instances
+
+    def find_module(self, threads: int) -> XRTModule:
+        """Return the first instance with that many threads."""
+        return self._get_modules(threads, 1)[0]
+
+    def _get_modules(self, threads: int, count: int) -> list[XRTModule]:
+        made = self._modules.setdefault(threads, [])
+        while len(made) < count:
+            made.append(self._make_module(threads))
+        return made[:count]
+
+    def _make_module(self, threads: int) -> XRTModule:
+        """Return another module of the same model and options; executables in memory are not shared between instances."""
+        from xrt.module.module import XRTModule  # which has this module among its parts
+
+        given, model = self._module.construction, _get_model(self._module)
+        own = {"threads": threads, "lock": None, "progress": False}
+        options = {**given.options, **own}
+        if self._lower is not None:  # which has them all
+            options = {name: value for name, value in options.items() if name not in LOWERING}
+        return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module.programs.cache.disk), **options)
+
+    def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:
+        """Return the instances, ready for calls of these sizes: placed alike, compiled and called once."""
+        modules = self._get_modules(split.threads, self._count_modules(split, sizes))
+        for number in range(len(modules)):
+            self._make_ready(split.threads, number, sizes)
+        return [partial(self._serve, modules[number % len(modules)]) for number in range(split.instances)]
+
+    def _make_ready(self, threads: int, number: int, sizes: Sequence[int]) -> None:
+        one = self._get_modules(threads, number + 1)[number]
+        for size in sizes:
+            if (key := (threads, number, size)) not in self._is_ready:
+                self._specialize(one, threads, size)
+                one(*self._pool.join(0, size))
+                self._is_ready.add(key)
+
+    def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
+        """Return how many modules the instances are, as `count_modules` says."""
+        if split.threads == 1:
+            self._make_ready(1, 0, sizes)
+        return count_modules(self.find_module(split.threads), split.instances)
+
+    def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
+        return self._pool.split(module(*self._pool.join(first, count)), count)
+
+    # ------------------------------------------------------------------ plans
+
+    def _specialize(self, module: XRTModule, threads: int, size: int) -> Specialization:
+        values = module.check_inputs(self._pool.join(0, size), {})
+        if not self._is_placed:
+            return module.specialize(values)
+        if (threads, size) not in self._found:
+            self._found[threads, size] = self._place(module, threads, size, values)
+        tuned = self._found[threads, size]
+        build = module.programs.specializations.get((module.sizes.get_key(values, module.programs), ()))
+        is_placed = build is not None and build.tuned is tuned
+        if build is None or not is_placed:
+            build = module.specialize(values, place=partial(_return_placement, tuned))
+        if not is_placed or (id(module), size) not in self._adopted:  # what a search has placed too: a lock has the ranges
+            module.programs.compile(build)  # what is not compiled is not kept when a decision is adopted
+            module.programs.adopt_decision(build)
+            self._adopted.add((id(module), size))
+        return build
+
+    def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
+        """Return the placement for a size: of a search there, else the quickest of those that were found at other sizes."""
+        if (threads, size) in self._schedule.searched:
+            for_search = module.programs.placer.make_placer(
+                values, budget=self._schedule.seconds, progress=self.progress, lower=self._lower
+            )
+            tuned = module.specialize(values, place=for_search).tuned
+            assert tuned is not None  # it has just been placed
+            return tuned
+        for end in (key for key in sorted(self._schedule.searched) if key not in self._found and key[0] == threads):
+            self._specialize(module, *end)
+        bases = [tuned for key, tuned in self._found.items() if key[0] == threads] or list(self._found.values())
+        if not bases:  # no search was for this number of threads
+            for key in sorted(self._schedule.searched):
+                self._specialize(self.find_module(key[0]), *key)
+            bases = list(self._found.values())
+        return self._choose_plan(module, {describe_plan(one.plan): one for one in bases}, size, values)
+
+    def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
+        taken: list[tuple[float, int, TuningResult]] = []
+        note = f"for calls of {size} the fastest of the plans that were found at other sizes"
+        for number, base in enumerate(bases.values()):
+            build = module.specialize(values, place=partial(module.programs.placer.like, base, note=note))
+            assert build.tuned is not None
+            if len(bases) == 1:
+                return build.tuned
+            try:
+                seconds = min(sample_call_times(partial(module, *self._pool.join(0, size)), TIMED))
+            except XRTError:
+                continue  # a plan that does not run at this size is none for it
+            taken.append((seconds, number, build.tuned))
+        return min(taken)[2] if taken else next(iter(bases.values()))
+
+    # ------------------------------------------------------------------ the interface for a sweep
+
+    def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
+        """Measure throughput and latency with that many requests in flight."""
+        return run_closed_loop(self._prepare(split, (batch,)), batch, concurrency, seconds)
+
+    def describe_plan(self, split: Split, size: int) -> str:
+        """Return the engines of the plan for so many requests."""
+        return describe_plan(self._specialize(self.find_module(split.threads), split.threads, size).plan)
+
+    def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
+        """Return the bytes that all instances hold for calls of these sizes: weights once, what engines add in each."""
+        module, own, weights = self.find_module(split.threads), 0, 0
+        builds = {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}
+        for build in builds.values():
+            found = build.memory()
+            own += found.held - found.weights - found.unused
+            weights = max(weights, found.weights + found.unused)
+        return weights + self._count_modules(split, sizes) * own
+
+    def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
+        """Return the first instance with that many threads, and the inputs of a call of so many requests."""
+        module = self.find_module(threads)
+        self._specialize(module, threads, size)
+        return module, module.check_inputs(self._pool.join(0, size), {})
+
+    def hand_over(self, threads: int) -> None:
+        """Let the module that is tuned use the plans, where it has that many threads."""
+        module = self._module
+        if not self._is_placed or threads != module.threads:
+            return
+        for (number, size), tuned in self._found.items():
+            if number == threads:
+                values = module.check_inputs(self._pool.join(0, size), {})
+                build = module.specialize(values, place=partial(_return_placement, tuned))
+                module.programs.compile(build)
+                module.programs.adopt_decision(build)
+
+    def close(self) -> None:
+        """Release the instances."""
+        for several in self._modules.values():
+            for one in several:
+                one.close()
+        self._modules.clear()

@@ -104,10 +104,10 @@ def _serves_threads(spec: str, saved: int, threads: int) -> bool:
 
 def _without_others(file: BundleFile, others: Sequence[Variant]) -> BundleFile:
     """Return the file, whose unused sections are those of the other variants alone."""
-    from xrt.module.bundle_index import BUCKETS, SECTION as INDEX, SERVING, read_index
+    from xrt.module.bundle_index import SECTION as INDEX, SERVING, SHAPES, read_index
 
     mine = _list_sections(read_index(file) or file.manifest)
-    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, BUCKETS, SERVING)}
+    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, SHAPES, SERVING)}
     file.unused = frozenset(own | {name for name in file.sections if name.startswith(("function", "compiled:"))} - mine)
     return file
 
@@ -158,12 +158,12 @@ def _guess(file: BundleFile) -> Iterator[Variant]:
 
 def _list_kept(file: BundleFile) -> Iterator[str]:
     """Yield the sections of a variant, and the weights of its models."""
-    from xrt.module.bundle_index import BUCKETS, SECTION as INDEX, SERVING
+    from xrt.module.bundle_index import SECTION as INDEX, SERVING, SHAPES
 
     manifest = file.manifest
     named = _list_sections(manifest)
     for section in (manifest["model"], *(program["function"] for program in manifest["programs"])):
         if section:
             file.model(section)
-    own = (f"{kind}{file.suffix}" for kind in ("manifest", INDEX, BUCKETS, SERVING))
+    own = (f"{kind}{file.suffix}" for kind in ("manifest", INDEX, SHAPES, SERVING))
     yield from (name for name in (*own, *sorted(named), *sorted(file.read_weights)) if name in file.sections)

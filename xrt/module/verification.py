@@ -20,18 +20,17 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import Function
     from xrt.module.module import XRTModule
-    from xrt.module.specialization import Specialization
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
 __all__ = [
     "ModuleCalibration",
-    "bisect_specialization",
+    "bisect",
     "calibrate",
     "calibrate_module",
     "call_observed",
     "copy_value",
-    "verify_specialization",
+    "verify",
 ]
 
 
@@ -43,29 +42,36 @@ def copy_value(value: Any) -> Any:
     return copy() if callable(copy) else value
 
 
-def verify_specialization(
-    build: Specialization, values: Sequence[Any], *, inner: bool, progress: Progress | None
+def verify(
+    module: XRTModule, args: Sequence[Any], named: Mapping[str, Any], *, inner: bool, progress: Progress | None
 ) -> Verification:
-    """Compare every region of a specialization with the reference engine: see `XRTModule.verify`."""
+    """Compare every region with the reference engine: see `XRTModule.verify`."""
     from xrt.placement.reference import evaluate
     from xrt.runtime import to_host
-    from xrt.verify import verify
+    from xrt.verify import verify as verify_plan
     from xrt.verify.regions import ignore_progress
 
+    values = module.check_inputs(args, named)
+    if module.specialize(values).function.aliases:  # the model updates its inputs
+        args, named = tuple(map(copy_value, args)), {name: copy_value(value) for name, value in named.items()}
+    module(*args, **named)
+    build, report = module.specialize(values), progress or ignore_progress
     function, engines, context = build.full_function(), build.engines.by_spec, build.engines.context
-    report = progress or ignore_progress
-    return verify(function, build.plan, engines, to_host(values), evaluate, context, inner=inner, progress=report)
+    return verify_plan(function, build.plan, engines, to_host(values), evaluate, context, inner=inner, progress=report)
 
 
-def bisect_specialization(build: Specialization, values: Sequence[Any], *, progress: Progress | None) -> FailingSubgraph | None:
+def bisect(
+    module: XRTModule, args: Sequence[Any], named: Mapping[str, Any], *, progress: Progress | None
+) -> FailingSubgraph | None:
     """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
     from xrt.placement.reference import evaluate
     from xrt.runtime import to_host
     from xrt.verify import bisect_plan
     from xrt.verify.regions import ignore_progress
 
-    engines, context = build.engines.by_spec, build.engines.context
-    return bisect_plan(build.plan, engines, to_host(values), evaluate, context, progress=progress or ignore_progress)
+    values = module.check_inputs(args, named)
+    build, report = module.specialize(values), progress or ignore_progress
+    return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=report)
 
 
 class ModuleCalibration(ContextDecorator):
@@ -76,33 +82,31 @@ class ModuleCalibration(ContextDecorator):
     """
 
     def __init__(self, module: XRTModule, method: str, parameters: Mapping[str, float]) -> None:
-        if not hasattr(module, "_source"):
-            raise OptionError("a module of PyTorch is calibrated as xrt.XRTModule(xrt.from_torch(module, args))")
-        if module._buckets is not None:
-            raise OptionError("calibration observes inputs of their own size; make the module without buckets=")
-        self._module, self._observer = module, Observer(method, parameters)
+        if module.sizes.pads_all:
+            raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
+        self._module, self.observer = module, Observer(method, parameters)
         self._sites: dict[object, _Site] = {}
 
     @property
     def table(self) -> CalibrationTable:
         """The ranges of what was observed so far; raises CalibrationError where no call was."""
-        return self._observer.make_table()
+        return self.observer.make_table()
 
     @property
     def batches(self) -> int:
         """How many calls were observed."""
-        return self._observer.batches
+        return self.observer.batches
 
     def __enter__(self) -> Self:
-        self._module._observe(self, begins=True)
+        self._module.dispatcher.observe(self, begins=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._module._observe(self, begins=False)
+        self._module.dispatcher.observe(self, begins=False)
 
-    def _find_site(self, values: Sequence[Any]) -> _Site:
-        """Return what is observed in calls with such inputs."""
-        source = self._module._source
+    def find_site(self, values: Sequence[Any]) -> _Site:
+        """The values that are observed in calls with such inputs."""
+        source = self._module.source
         key = source.key(values, False)
         if key not in self._sites:
             self._sites[key] = _Site.of(source.function(values, False))
@@ -141,10 +145,10 @@ def call_observed(module: XRTModule, open_ones: Sequence[ModuleCalibration], val
     What a call updates in place is updated by the plain one alone, and observed as it was before.
     """
     open_ones = tuple(dict.fromkeys(open_ones))
-    site = open_ones[0]._find_site(values)
+    site = open_ones[0].find_site(values)
     names, updated = [value.name for value in site.function.inputs], {name for name, _ in site.function.aliases}
     for one in open_ones:
-        one._observer.check(zip(names, values, strict=False), "input")
+        one.observer.check(zip(names, values, strict=False), "input")
 
     def copy_updated() -> tuple[Any, ...]:
         return tuple(np.array(x) if name in updated else x for name, x in zip(names, values, strict=True))
@@ -152,13 +156,13 @@ def call_observed(module: XRTModule, open_ones: Sequence[ModuleCalibration], val
     found: dict[str, Any] = dict(zip(names, copy_updated(), strict=True))
     found |= {name: site.function.constants[name].array for name in site.keys if name in site.function.constants}
     for group in site.groups[1:]:
-        found.update(module._run_call(copy_updated(), {}, group, None, None))
-    fetched = module._run_call(tuple(values) if is_plain else copy_updated(), {}, site.groups[0], None, None)
+        found.update(module.run_call(copy_updated(), {}, group, None, None))
+    fetched = module.run_call(tuple(values) if is_plain else copy_updated(), {}, site.groups[0], None, None)
     results = tuple(fetched[value.name] for value in site.function.outputs)
     found = fetched | found
     seen = {key: (name, np.asarray(found[name])) for name, key in site.keys.items()}
     for one in open_ones:
-        one._observer.add(seen)
+        one.observer.add(seen)
     return results[0] if len(results) == 1 else results
 
 

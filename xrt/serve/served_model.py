@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, OptionError, RunFailed, XRTError
 from xrt.graph import TensorType, Value
-from xrt.module.throughput import count_modules
+from xrt.module.tuning import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
 from xrt.serve.protocol import BUSY, DATATYPES, FAILED, MALFORMED, NAMES, Array, InferRequest, InferResponse, RequestRefusal
@@ -313,7 +313,7 @@ def _call_module(module: XRTModule, *values: Array) -> tuple[Array, ...]:
 def _find_state(module: XRTModule) -> Any:
     """The module's declared state; None if it has none."""
     try:
-        return module._find_declared()
+        return module.stateful_functions.find_declared(module)
     except InputError:
         return None
 

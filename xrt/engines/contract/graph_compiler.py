@@ -185,7 +185,7 @@ class GraphCompiler(abc.ABC):
         """Explain why this Function should be compiled once per set of sizes; None if one executable should serve all.
 
         The Function is a region or a model with symbolic dims and known types. Decline it here if the library is unable to serve
-        all sizes or slow at it; ``dynamic="always"`` ignores the answer. If results would be wrong, decline the node in
+        all sizes or slow at it; ``shapes="one"`` ignores the answer. If results would be wrong, decline the node in
         `why_not`.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"

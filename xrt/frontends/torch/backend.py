@@ -401,11 +401,11 @@ def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def check_sizes_closed(settings: ModuleOptions) -> None:
-    """Raise OptionError for buckets=, which is not supported for PyTorch modules."""
-    if settings.buckets is not None:
+    """Raise OptionError for buckets, which are for models with symbolic dims."""
+    if not isinstance(settings.shapes, str):
         raise OptionError(
-            "buckets= is not for a module of PyTorch, whose parameters may change while programs are made between calls; "
-            "pass XRTModule(xrt.from_torch(module, args), ...), and leave the parameters as they are"
+            "shapes=Buckets(...) is not for a module of PyTorch, which is captured with the sizes of a call; "
+            "pass XRTModule(xrt.from_torch(module, args, dynamic_shapes=...), ...)"
         )
 
 

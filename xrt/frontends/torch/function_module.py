@@ -67,7 +67,7 @@ def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> 
     if isinstance(model, XRTModule):
         if engine is not None or options:
             raise OptionError("an XRTModule has its engines and options; xrt.to_torch takes none with it")
-        return model._source.get_declared_function(), model
+        return model.source.get_declared_function(), model
     if not isinstance(model, Function):
         raise ModelError(f"xrt.to_torch takes a Function or an XRTModule; got a {type(model).__name__}")
     engines = add_torch_engine(engine or choose_default_engines(), model, is_strict=bool(options.get("strict")))

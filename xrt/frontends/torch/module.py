@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
 from xrt.cache.memory import LEAST_BYTES, close_in_background
-from xrt.errors import FallbackWarning, InputError, ModelError, PlanError, warn
+from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
 from xrt.frontends.torch.capture import (
@@ -36,22 +36,17 @@ from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
 from xrt.module.fallback import shorten_tracebacks
 from xrt.module.module import XRTModule
 from xrt.module.options import make_engine_list, parse_options
-from xrt.module.specializable import warn_of_signatures
+from xrt.module.programs import warn_of_signatures
 from xrt.module.tuning import TERMS, Objective
 from xrt.placement.result import format_count
 from xrt.verify.regions import ignore_progress
 
 if TYPE_CHECKING:
-    from xrt.cache import CompileCache, Signature
+    from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
-    from xrt.graph import Function, Value
-    from xrt.module.explain import Explanation
+    from xrt.graph import Function
     from xrt.module.keywords import ModuleKeywords
-    from xrt.module.memory import Memory
-    from xrt.module.specialization import Specialization
     from xrt.partition import Plan
-    from xrt.placement import ServingConfiguration, TuningResult
-    from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
 
 __all__ = [
@@ -342,8 +337,13 @@ MOST_SIZES = 1024
 """Limit on remembered sizes per capture; others are checked in each call."""
 
 
+def _read_last(name: str, doc: str) -> Any:
+    """A property: an attribute or method of the XRTModule that the last call ran."""
+    return property(lambda self: getattr(self._require().module, name), doc=doc)
+
+
 @shorten_tracebacks
-class TorchModule(XRTModule):
+class TorchModule:
     """A `torch.nn.Module` on a list of engines; `XRTModule` returns it for such a model.
 
     A call takes the inputs of the module, as CPU tensors or NumPy arrays in any nesting, and returns its result: tensors, or
@@ -423,7 +423,9 @@ class TorchModule(XRTModule):
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
-                if self._is_closed or not compiled.module._closed:  # otherwise another thread dropped the capture: retry
+                if (
+                    self._is_closed or not compiled.module.programs.is_closed
+                ):  # otherwise another thread dropped the capture: retry
                     raise
 
     def _check_memory(self, compiled: _Compiled, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
@@ -473,7 +475,7 @@ class TorchModule(XRTModule):
     def _evict(self) -> None:
         """Drop the least recently used captures beyond the limit; never the last one."""
         every = sorted(((key, one) for key, some in self._captures.items() for one in some), key=lambda entry: entry[1].used)
-        sizes = [max(LEAST_BYTES, one.module._specializations.nbytes) for _, one in every]
+        sizes = [max(LEAST_BYTES, one.module.programs.specializations.nbytes) for _, one in every]
         surplus, dropped = sum(sizes) - self._max_bytes, False
         for (key, oldest), size in zip(every[:-1], sizes, strict=False):
             if surplus <= 0:
@@ -586,11 +588,6 @@ class TorchModule(XRTModule):
         compiled, feed = self._prepare(args, named)
         return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
 
-    @property
-    def serving(self) -> ServingConfiguration | None:
-        """The serving configuration of the last call's Function if tuned for throughput, else None."""
-        return self._require().module.serving
-
     def verify(self, *args: Any, inner: bool = True, progress: Any = ignore_progress, **named: Any) -> Verification:
         """Compare all regions with the reference engine on these inputs; see `XRTModule.verify`."""
         compiled, feed = self._prepare(args, named)
@@ -601,52 +598,27 @@ class TorchModule(XRTModule):
         compiled, feed = self._prepare(args, named)
         return compiled.module.bisect(*feed, progress=progress)
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """Inputs of the last call's Function: tensors by name, then updated buffers."""
-        return self._require().module.inputs
+    inputs = _read_last("inputs", "Inputs of the last call's Function: tensors by name, then updated buffers.")
+    outputs = _read_last("outputs", "Outputs of the last call's Function.")
+    engines = _read_last("engines", "Engine specs in order of preference.")
+    threads = _read_last("threads", "The thread budget.")
+    plan = _read_last("plan", "The Plan of the last call's Function.")
+    specialization = _read_last("specialization", "The specialization of the last call's Function.")
+    tuned = _read_last("tuned", "The measured placement of the last call.")
+    serving = _read_last("serving", "The serving configuration of the last call's Function if tuned for throughput, else None.")
+    profile = _read_last("profile", "Launch times of the last call's Function.")
+    signatures = _read_last("signatures", "Cache signatures of the last call's regions.")
+    memory = _read_last("memory", "Memory of the last call's Function.")
+    explain = _read_last("explain", "Regions of the last call's plan, and the reason for each node's placement.")
 
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """Outputs of the last call's Function."""
-        return self._require().module.outputs
+    def calibrate(self, *_: Any, **__: Any) -> Any:
+        """Refused: calibrate ``XRTModule(xrt.from_torch(...))``, whose values have names."""
+        raise OptionError("a module of PyTorch is calibrated as xrt.XRTModule(xrt.from_torch(module, args))")
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Engine specs in order of preference."""
-        return self._require().module.engines
+    calibration = calibrate
 
-    @property
-    def threads(self) -> int:
-        """The thread budget."""
-        return self._require().module.threads
-
-    @property
-    def tuned(self) -> TuningResult | None:
-        """The measured placement of the last call."""
-        return self._require().module.tuned
-
-    def profile(self) -> Profile:
-        """Launch times of the last call's Function."""
-        return self._require().module.profile()
-
-    def signatures(self) -> dict[str, Signature]:
-        """Cache signatures of the last call's regions."""
-        return self._require().module.signatures()
-
-    def memory(self) -> Memory:
-        """Memory of the last call's Function."""
-        return self._require().module.memory()
-
-    def explain(self) -> Explanation:
-        """Regions of the last call's plan, and the reason for each node's placement."""
-        return self._require().module.explain()
-
-    def settle(self, seconds: float | None = None) -> None:
-        """Do nothing: there is no background work, because it would miss writes to parameters."""
-
-    def _current(self) -> Specialization:
-        return self._require().module._current()
+    def run_self_test(self) -> None:
+        """None: no module of PyTorch comes from a bundle."""
 
     def bind(self, *args: Any, **named: Any) -> Any:
         """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
@@ -662,6 +634,12 @@ class TorchModule(XRTModule):
         """Release all captures."""
         self.recapture()
         self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with a hint if the PyTorch module has the attribute."""
@@ -687,3 +665,6 @@ class TorchModule(XRTModule):
 
     def __repr__(self) -> str:
         return f"<XRTModule of {type(self.model).__name__}, {format_count(sum(map(len, self._captures.values())), 'capture')}>"
+
+
+XRTModule.register(TorchModule)  # `XRTModule(model)` returns it for a `torch.nn.Module`

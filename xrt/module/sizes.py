@@ -1,0 +1,468 @@
+"""Sizes of symbolic dims: one program for all of them, a few padded programs, or a program for each set of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from xrt.errors import OptionError, PlanError, did_you_mean
+from xrt.graph import FrozenDict
+from xrt.graph.types import LARGEST_EXTENT
+from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
+from xrt.module.model_source import StaticModel
+from xrt.module.options import IMPLICIT
+from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+    from xrt.module.model_source import ModelSource
+    from xrt.module.specialization import Specialization
+    from xrt.module.stored_plans import StoredPlans
+    from xrt.passes.padding import PaddedFunction
+    from xrt.placement.auto import AutoPlacement
+    from xrt.placement.engine_list import EngineList
+
+__all__ = ["Buckets", "PaddedModel", "PaddedValues", "Shapes", "SizePolicy", "parse_shapes", "round_up"]
+
+MOST_REMEMBERED = 4096
+"""Sets of sizes whose buckets are remembered."""
+SHAPES = ("auto", "each", "one")
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Pad symbolic dims of the inputs to a few sizes, and cut the results.
+
+    ``Buckets()`` rounds every symbolic dim up to a power of two or the number half way to it, ``Buckets({"s": [16, 64]})`` pads
+    this dim to these sizes. A larger size is not padded, and None in place of the sizes is the default rounding.
+    """
+
+    sizes: Mapping[str, tuple[int, ...] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sizes is None:
+            return
+        if not isinstance(self.sizes, Mapping):
+            raise OptionError(f'Buckets takes sizes by symbolic dim, such as Buckets({{"s": [16, 64]}}); got {self.sizes!r}')
+        object.__setattr__(self, "sizes", FrozenDict({str(dim): _parse_sizes(dim, sizes) for dim, sizes in self.sizes.items()}))
+
+
+def _parse_sizes(dim: object, sizes: Any) -> tuple[int, ...] | None:
+    if sizes is None:
+        return None
+    several = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
+    if not several or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in several):
+        raise OptionError(f"Buckets: {dim!r} takes a positive integer, several, or None; got {sizes!r}")
+    return tuple(sorted(set(several)))
+
+
+Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
+
+
+def parse_shapes(value: Any) -> Shapes:
+    """Check the option ``shapes``; raises OptionError for another value."""
+    if isinstance(value, Buckets) or value in SHAPES:
+        return value  # type: ignore[no-any-return]  # it is one of these
+    raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
+
+
+def round_up(size: int) -> int:
+    """Round a size up to its bucket: a power of two, or the number half way to it. It is less than 1.5 times the size.
+
+    >>> [round_up(size) for size in (0, 1, 2, 3, 5, 9, 13, 100, 129)]
+    [0, 1, 2, 3, 6, 12, 16, 128, 192]
+    """
+    power = 1 << max(size - 1, 0).bit_length()
+    return 0 if size == 0 else half if (half := power // 4 * 3) >= size else power
+
+
+class PaddedValues(list[Any]):
+    """The padded inputs of a call, with the inputs and sizes before padding."""
+
+    def __init__(self, values: Sequence[Any], given: Sequence[Any], sizes: Sizes, padded: Sizes) -> None:
+        super().__init__(values)
+        self.given, self.sizes, self.padded = given, sizes, padded
+
+
+class PaddedModel:
+    """The padded form of a model, and the sizes that each call is padded to."""
+
+    def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
+        self._inputs = source.inputs
+        self._padded = padded
+        self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
+        self.source = StaticModel(padded.function)
+        """The model that is compiled; its additional inputs are sizes before padding."""
+        self._open = tuple(list_open_axes(source.inputs))
+        self._choose = lru_cache(MOST_REMEMBERED)(self._find_sizes)
+
+    # ------------------------------------------------------------------ sizes
+
+    def choose(self, sizes: Sizes) -> Sizes:
+        """Choose the padded sizes for these sizes."""
+        return self._choose(tuple(sizes.items()))
+
+    def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
+        sizes = dict(items)
+        padded = {name: self._round(name, size) if name in self._padded.dims else size for name, size in items}
+        if not self._padded.allows(sizes, sizes):
+            return FrozenDict(sizes)
+        for name in self._padded.dims:  # a size that is too large for the model's tables is cut down to them
+            if not self._padded.allows(sizes, padded):
+                padded[name] = self._shrink(name, sizes, padded)
+        return FrozenDict(padded if self._padded.allows(sizes, padded) else sizes)
+
+    def _round(self, name: str, size: int) -> int:
+        buckets = self.buckets[name]
+        return round_up(size) if buckets is None else next((one for one in buckets if one >= size > 0), size)
+
+    def _shrink(self, name: str, sizes: Sizes, padded: Mapping[str, int]) -> int:
+        """Find the largest size of a dim that is allowed with the others; without one, the size itself."""
+        low, high = sizes[name], padded[name]
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._padded.allows(sizes, {**padded, name: middle}) else (low, middle - 1)
+        return low
+
+    # ------------------------------------------------------------------ values
+
+    def pad(self, values: Sequence[Any], *, exact: bool = False) -> PaddedValues:
+        """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads."""
+        sizes = read_sizes(self._inputs, values)
+        return self._fill(values, sizes, sizes if exact else self.choose(sizes))
+
+    def _fill(self, values: Sequence[Any], sizes: Sizes, padded: Sizes) -> PaddedValues:
+        shapes = {place: list(values[place].shape) for place, _, _ in self._open}
+        for place, axis, name in self._open:
+            shapes[place][axis] = padded[name]
+        arrays = list(values)
+        for place, shape in shapes.items():
+            arrays[place] = _copy_into(values[place], tuple(shape))
+        sizes_read = [np.array(sizes[name], np.int64) for name in self._padded.fed]
+        return PaddedValues([*arrays, *sizes_read], values, sizes, padded)
+
+    def cut(self, results: Sequence[Any], values: PaddedValues) -> Sequence[Any]:
+        """Cut the padding off the results of a call with these inputs."""
+        return results if values.sizes == values.padded else self._padded.cut(results, values.sizes, values.padded)
+
+    def make_path(self, path: FastPath, values: PaddedValues) -> tuple[Sequence[Any], FastPath]:
+        """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
+        sizes = PaddedValues((), (), values.sizes, values.padded)  # holds no arrays
+        fill, cut = partial(self._fill, sizes=values.sizes, padded=values.padded), partial(self.cut, values=sizes)
+        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.given))
+        positional = _wrap(path, fits, fill, cut)
+        named = make_named_call([value.name for value in self._inputs], positional)
+        return values.given, FastPath(positional, named, build=path.build, program=path.program)
+
+    # ------------------------------------------------------------------ reports
+
+    def describe(self) -> list[str]:
+        """Describe the padded dims for `explain`."""
+        masked = set(self._padded.fed)
+        return [
+            f"buckets: sizes of {dim!r} are rounded up{self._format(dim)}"
+            + (", and masked where an operator would read what is behind" if dim in masked else "")
+            for dim in self._padded.dims
+        ]
+
+    def _format(self, dim: str) -> str:
+        buckets = self.buckets[dim]
+        return " to powers of two, or half way between" if buckets is None else f" to {', '.join(map(str, buckets))}"
+
+
+def _copy_into(value: Any, shape: tuple[int, ...]) -> Any:
+    """Pad an array to a shape with zeros, or with empty texts."""
+    if value.shape == shape:
+        return value
+    padded = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
+    padded[tuple(map(slice, value.shape))] = value
+    return padded
+
+
+def _wrap(
+    path: FastPath,
+    fits: Callable[[tuple[Any, ...]], bool],
+    fill: Callable[[Sequence[Any]], PaddedValues],
+    cut: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Callable[[tuple[Any, ...]], Any]:
+    def call(args: tuple[Any, ...]) -> Any:
+        if not fits(args):
+            return NO_MATCH
+        result = path.positional(tuple(fill(args)))
+        if result is NO_MATCH:
+            return result
+        return tuple(cut(result)) if isinstance(result, tuple) else cut([result])[0]
+
+    return call
+
+
+# ---------------------------------------------------------------------- the policy
+
+
+class Planner(Protocol):
+    """The part of `xrt.module.programs.Programs` that a size policy reads."""
+
+    engines: EngineList
+    planning: RLock
+
+    @property
+    def placer(self) -> AutoPlacement: ...
+
+    def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any) -> Specialization: ...
+
+
+class SizePolicy:
+    """Decides by which program a call is served, from the sizes of its inputs.
+
+    With ``"auto"`` the sizes of the first call have a program of their own, which may be faster. The second sizes decide for all
+    others: one program if each engine of the plan supports that, else padding if it provably changes no result, else a program
+    for each set of sizes.
+    """
+
+    def __init__(
+        self, shapes: Shapes, source: ModelSource, engines: EngineList, stored: StoredPlans | None, *, fold: bool
+    ) -> None:
+        self.shapes, self.source = shapes, source
+        self._stored, self._fold = stored, fold
+        self._why_each: str | None = None
+        """Why one program does not serve all sizes: None before the decision, empty if it does."""
+        self._exact: frozenset[object] = frozenset()
+        """Sizes with a program of their own while others share one: those of the first call, and of searches."""
+        self.refusals: tuple[str, ...] = ()
+        """Why dims are not padded."""
+        self._is_decided = isinstance(shapes, Buckets)
+        """Whether padding was tried."""
+        self.padding: PaddedModel | None = None
+        if isinstance(shapes, Buckets):
+            self.padding = self._make_padding(engines, shapes)
+        self.served = source if self.padding is None else self.padding.source
+        """The model that is planned before the first call."""
+        self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
+
+    @property
+    def pads_all(self) -> bool:
+        """Whether all inputs of calls are padded."""
+        return isinstance(self.shapes, Buckets)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What `explain` prints."""
+        lines = (*(self.padding.describe() if self.padding else ()), *self.refusals)
+        kind = "set" if self.padding is None else "bucket"
+        return (*lines, f"one program for each {kind} of sizes: {self._why_each}") if self._why_each else lines
+
+    # ------------------------------------------------------------------ from values to a key
+
+    def get_source(self, values: Any) -> ModelSource:
+        """The model that such values are inputs of: the padded one for padded values."""
+        if self.padding is not None and isinstance(values, PaddedValues):
+            return self.padding.source
+        return self.served if values is None else self.source
+
+    def pad(self, values: list[Any], planner: Planner, *, pads: bool = True) -> list[Any]:
+        """Pad the inputs of a call if that is how their sizes are served; without ``pads``, sizes are not changed."""
+        if self.padding is not None and self.pads_all:
+            return values if self.source.key(values, False) in self._exact else self.padding.pad(values, exact=not pads)
+        if not pads or self.shapes != "auto" or not self.open_axes:
+            return values
+        sizes = self.source.key(values, False)
+        if self._is_first(sizes, planner) or (self._stored is not None and self._stored.has(sizes)):
+            return values
+        if planner.engines.are_dynamic or not self.find_reason(values, planner):
+            return values
+        return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
+
+    def get_key(self, values: Any, planner: Planner) -> object:
+        """What of the inputs a program depends on: None for one program that serves all of them."""
+        if values is None and not self.source.is_traced:
+            return None
+        source = self.get_source(values)
+        sizes = source.key(values or [], False)
+        if (
+            sizes is None
+            or source is not self.source
+            or self._is_first(sizes, planner)
+            or self._is_empty(values, planner.engines)
+        ):
+            return sizes
+        return sizes if self.find_reason(values, planner) else source.key(values or [], True)
+
+    def set_exact(self, values: Sequence[Any]) -> None:
+        """Let these sizes have a program of their own."""
+        if self.open_axes:
+            self._exact |= {self.get_source(values).key(values, False)}
+
+    def is_exact(self, sizes: object) -> bool:
+        """Whether these sizes have a program of their own."""
+        return sizes in self._exact
+
+    def _is_first(self, sizes: object, planner: Planner) -> bool:
+        """Whether these sizes have a program of their own, as those of the first call do with ``"auto"``."""
+        engines, stored = planner.engines, self._stored
+        if sizes in self._exact:
+            return True
+        if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
+            return False
+        has_general_plan = stored is not None and stored.has(None) and not stored.has(sizes)
+        if not self._exact and self._why_each is None and not has_general_plan:
+            self._exact = frozenset([sizes])
+        return sizes in self._exact
+
+    def _is_empty(self, values: Sequence[Any], engines: EngineList) -> bool:
+        """Whether a symbolic dim is 0, which programs for all sizes of some engines do not support."""
+        return not engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self.open_axes)
+
+    # ------------------------------------------------------------------ one program for all sizes
+
+    def find_reason(self, values: Any, planner: Planner) -> str:
+        """Explain why one program does not serve all sizes; empty if it does.
+
+        If engines must be queried about the model, the first answer holds for all calls.
+        """
+        engines = planner.engines
+        if self.pads_all:
+            return "shapes=Buckets(...) pads to a few of them"
+        if self.shapes == "each":
+            return "shapes='each'"
+        if not engines.can_be_dynamic:
+            fixed = next(one.spec for one in engines.engines if not one.supports_dynamic_shapes)
+            return f"engine {fixed!r} needs every extent fixed"
+        if engines.is_auto and planner.placer.placed is None and self.shapes != "one":
+            return "engine='auto' measures at the sizes of a call"
+        if self._why_each is not None or engines.are_dynamic:
+            return self._why_each or ""
+        if self.source.is_traced or self.source.key([None] * len(self.source.inputs), False) is None:
+            return "the model has no symbolic dims"
+        with planner.planning:
+            if self._why_each is None:
+                reason = self._find_reason(values, planner)
+                if reason and values is None:
+                    return reason  # with the sizes of a call, the answer may be another
+                self._why_each = reason
+        return self._why_each
+
+    def _find_reason(self, values: Any, planner: Planner) -> str:
+        """Explain why one program does not serve all sizes.
+
+        It does if no engine has a reason against it for its region, and the reference engine, behind others, gets no node that
+        others support at the sizes of ``values``. Without values (None) it must get no node at all.
+        """
+        if self.shapes == "one":
+            return ""
+        sizes = None if values is None else self.source.key(values, False)
+        if self._stored is not None and self._stored.has(None):
+            return ""
+        if self._stored is not None and self._stored.has(sizes):
+            return "the cache has a program for these sizes"
+        try:
+            build = planner.find_or_plan((None, ()), None)
+            plan = build.plan
+        except PlanError as error:
+            return str(error).splitlines()[0]
+        engines = build.engines.by_spec
+        behind = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
+        for launch in plan.launches:
+            if launch.engine in behind:
+                continue
+            engine = engines.get(launch.engine)
+            if engine is None or not engine.supports_dynamic_shapes:
+                return f"engine {launch.engine!r} needs every extent fixed"
+            if reason := engine.why_not_dynamic(launch.function):
+                return reason
+        moved = [name for launch in plan.launches if launch.engine in behind for name in launch.nodes]
+        if moved and sizes is not None:
+            fixed = planner.find_or_plan((sizes, ()), values).plan
+            moved = sorted({*moved}.difference(*(launch.nodes for launch in fixed.launches if launch.engine in behind)))
+        return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
+
+    def reset(self) -> None:
+        """Decide again: the model was placed anew."""
+        self._why_each = None
+
+    # ------------------------------------------------------------------ padding
+
+    def find_padding(self, planner: Planner) -> PaddedModel | None:
+        """The padded form of the model, tried once; None if calls are not padded."""
+        if self._is_decided or self.shapes != "auto":
+            return self.padding
+        with planner.planning:
+            engines = planner.engines
+            if not self._is_decided and not engines.is_auto and engines.context.device == "cpu" and not engines.devices:
+                self.padding = self._make_padding(engines, None)
+            self._is_decided = True
+        return self.padding
+
+    def _make_padding(self, engines: EngineList, buckets: Buckets | None) -> PaddedModel | None:
+        """Pad the model; without ``buckets``, those dims that can be padded.
+
+        Raises OptionError if a dim of ``buckets`` cannot be padded, and for a module that cannot be padded.
+        """
+        from xrt.module.specialization import optimize
+        from xrt.passes.padding import pad_dims
+
+        source = self.source
+        if source.is_traced or engines.context.device != "cpu" or engines.devices:
+            why = "is an xrt.Graph; pass graph.trace(...) with named extents" if source.is_traced else "runs on a device"
+            raise OptionError(f"Buckets(...) pads the open sizes of a model on the CPU, and this module {why}")
+        dims = dict.fromkeys(name for _, _, name in list_open_axes(source.inputs))
+        sizes = buckets.sizes or FrozenDict() if buckets else FrozenDict()
+        for name in sizes:
+            if name not in dims:
+                raise OptionError(f"Buckets has {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
+        if buckets and not dims:
+            raise OptionError("Buckets(...) is for symbolic dims, and the inputs of the model have none")
+        simple = optimize(source.get_declared_function(), fold=self._fold, engines=engines)
+        padded = pad_dims(simple, tuple(sizes) if sizes else None)
+        if buckets and padded.refusals:
+            name, reason = next(iter(padded.refusals.items()))
+            raise OptionError(
+                f"sizes of {name!r} cannot be padded without changing results: {reason}; "
+                "pass shapes='auto', or Buckets without it"
+            )
+        self.refusals = tuple(f"no buckets for {name!r}: {reason}" for name, reason in padded.refusals.items())
+        if not padded.dims:
+            return None
+        padding = PaddedModel(source, padded, sizes)
+        if self._stored is not None:
+            self._stored.padded = padding.source
+        return padding
+
+    def cut(self, results: list[Any], values: Sequence[Any]) -> list[Any]:
+        """Cut the padding off the results of a call with these inputs."""
+        if self.padding is None or not isinstance(values, PaddedValues):
+            return results
+        return list(self.padding.cut(results, values))
+
+    def make_path(self, path: FastPath, values: Sequence[Any]) -> tuple[Sequence[Any], FastPath]:
+        """The inputs of a call before padding, and the prepared call for these, from that for the padded ones."""
+        if self.padding is None or not isinstance(values, PaddedValues):
+            return values, path
+        return self.padding.make_path(path, values)
+
+    # ------------------------------------------------------------------ programs of a bundle
+
+    @property
+    def saved(self) -> Shapes:
+        """The option that a bundle saves: buckets if calls were padded."""
+        return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
+
+    def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
+        """The key of a saved program with inputs of these types, in a tuple; None if the program would serve other calls."""
+        if self.source.is_traced:
+            return (tuple(types),)
+        if self.pads_all and len(types) == len(self.source.inputs):  # the program of the first sizes, without padding
+            self.set_exact(types)
+            return (self.source.key(types, False),)
+        is_general = tuple(types) == tuple(value.type for value in self.served.inputs)
+        keeps_dims = engines.are_dynamic or (is_general and engines.can_be_dynamic)
+        key = self.served.key(types, not self.pads_all and self.shapes != "each" and keeps_dims)
+        if key is None and not is_general:
+            return None
+        if not self.pads_all and self._why_each != "" and engines.can_be_dynamic and not engines.are_dynamic:
+            self._why_each = "" if key is None else "the bundle has programs for sizes"
+        return (key,)
