@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from xrt.errors import XRTError as XRTError, XRTWarning as XRTWarning
     from xrt.formats.calibration_table import CalibrationTable as CalibrationTable
-    from xrt.formats.onnx import load as load_onnx
+    from xrt.formats.onnx import load as load_onnx  # noqa: F401  # in _HOMES
     from xrt.frontends.torch import from_torch as from_torch, to_torch as to_torch
     from xrt.graph import DType as DType, Function as Function, Node as Node, Value as Value
     from xrt.module import (
@@ -80,23 +80,22 @@ _HOMES = {
     "from_torch": "xrt.frontends.torch",
     "gradient": "xrt.passes.gradient",
     "load": "xrt.module",
+    "load_onnx": "xrt.formats.onnx",
     "stateful": "xrt.module",
     "to_torch": "xrt.frontends.torch",
 }
 _MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops", "serve": "xrt.serve", "training": "xrt.training"}
 
-__all__ = [*_HOMES, *_MODULES, "__version__", "load_onnx"]
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value: Any = importlib.import_module(_MODULES[name])
-    elif name == "load_onnx":
-        value = importlib.import_module("xrt.formats.onnx").load
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
+    home = _MODULES.get(name) or _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'xrt' has no attribute {name!r}")
+    value: Any = importlib.import_module(home)
+    if name in _HOMES:
+        value = getattr(value, "load" if name == "load_onnx" else name)
     globals()[name] = value
     return value
 

@@ -408,6 +408,5 @@ class SignatureWarning(XRTWarning):
 
     In the first case the module drops the least recently used one.
 
-    Remedy: pad inputs to a few shapes with ``shapes=xrt.Buckets()``, use engines that support symbolic dims, or raise
-    the limit: ``cache=xrt.cache.CompileCache(max_bytes=...)``.
+    Remedy: pass ``shapes=xrt.Buckets()``, engines that support symbolic dims, or ``cache=xrt.cache.CompileCache(max_bytes=...)``.
     """

@@ -117,8 +117,7 @@ def test_the_second_sizes_are_padded_and_the_first_are_not(model: Function, comp
 
 def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> None:
     with make_auto(REFUSED) as module:
-        module(np.ones(3, "float32"))
-        module(np.ones(4, "float32"))
+        [module(np.ones(size, "float32")) for size in (3, 4)]
         reason = "no buckets for 's': node 'places' (NonZero): there is no rule for its operator"
         assert reason in str(module.explain()).splitlines()
         with pytest.warns(SignatureWarning) as caught:
@@ -353,11 +352,3 @@ def test_a_session_pads_what_is_no_state(compiled: list[Any]) -> None:
             total += x.sum(0)
             np.testing.assert_array_equal(session(x), x + total.astype("float32"))
     assert len(compiled) == 2
-
-
-def test_a_copy_has_buckets() -> None:
-    import copy
-
-    with make(softmax(), {"s": [8]}, "toy", cache=None) as module, copy.deepcopy(module) as other:
-        check(other, softmax(), 3, 5)
-        assert other.plan.function.inputs[0].type.shape == (8, 3)

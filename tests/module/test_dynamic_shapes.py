@@ -180,14 +180,6 @@ def test_a_compile_without_examples() -> None:
             module.compile()
 
 
-def test_an_interpreter_has_fixed_sizes_with_each(compiled: list[Function]) -> None:
-    with make("ort", shapes="each") as module:
-        call(module, 5)
-        assert module.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (5, 3))
-        call(module, 6)
-        assert module.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (6, 3))
-
-
 @pytest.mark.parametrize(
     ("engines", "options", "text"),
     [
@@ -229,14 +221,3 @@ def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
     with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
         assert {*call(module, 5).values(), *call(module, 8).values()} == {"openvino"}
-
-
-@pytest.mark.slow
-def test_a_bundle_keeps_programs_for_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make("openvino", shapes="each") as module:
-        call(module, 5)
-        call(module, 6)
-        module.save(tmp_path / "model.xrt")
-    monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
-    with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
-        assert {*call(module, 5).values(), *call(module, 6).values()} == {"openvino"}

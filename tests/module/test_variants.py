@@ -155,19 +155,6 @@ def test_a_variant_for_the_same_is_replaced_with_all_that_only_it_had(machine: M
 
 
 @pytest.mark.slow
-def test_a_bundle_without_a_list_of_variants_is_extended(machine: Machine, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("xrt.module.saving.VARIANTS", "other")
-        save(path)
-    assert read_variants(BundleFile(path)) == ()
-    assert list_served(path) == ("ort", 2)
-    machine.name = OTHER
-    save(path, "openvino", add=True)
-    assert list_served(path) == ("openvino", 2)
-    machine.name = HERE
-    assert list_served(path) == ("ort", 2)
-
-
 def test_a_bundle_of_another_model_is_not_extended(machine: Machine, path: Path) -> None:
     save(path)
     whole = path.read_bytes()

@@ -14,7 +14,7 @@ from xrt.placement.result import is_of_engine
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import PrecisionRecord
-    from xrt.graph import Constant, Function, Value
+    from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.partition import Launch, Plan, Reason
     from xrt.placement import CostReport
@@ -220,9 +220,9 @@ def _region(launch: Launch, engine: GraphCompiler | None, more: Sequence[str]) -
         engine=launch.engine,
         nodes=len(function.nodes),
         operators=tuple(Counter(node.op for node in function.nodes).most_common()),
-        inputs=_shown(function.inputs),
-        outputs=_shown(function.outputs),
-        weights=_weights([function]),
+        inputs=tuple(map(str, function.inputs)),
+        outputs=tuple(map(str, function.outputs)),
+        weights=sum({id(one.array): one.nbytes for one in function.constants.values()}.values()),
         remarks=(*own, *more),
         device=launch.device,
     )
@@ -235,18 +235,6 @@ def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
     ]
     if found:
         yield f"{SPECIAL} {'; '.join(found)}"
-
-
-def _shown(values: Sequence[Value]) -> tuple[str, ...]:
-    return tuple(str(value) for value in values)
-
-
-def _weights(functions: Sequence[Function]) -> int:
-    held: dict[int, Constant] = {id(c.array): c for f in functions for c in f.constants.values()}
-    return sum(constant.nbytes for constant in held.values())
-
-
-# ---------------------------------------------------------------------- in a notebook
 
 
 def render_explanation(found: Explanation) -> str:

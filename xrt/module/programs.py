@@ -134,7 +134,8 @@ class Programs:
         function = source.get_declared_function() if declared else source.function(values, False)
         function = add_outputs(function, fetch)
         if self._is_undecided:
-            self.engines = redecide(function, self.engines.context.device, self.settings, self.cache)
+            device, why_not = self.engines.context.device, partial(_why_not, function, self.settings)
+            self.engines = _choose(device, self.settings, self.cache, why_not)
             self._is_undecided = False
         simple = optimize(function, fold=self.settings.fold_constants, engines=self.engines)
         if self.settings.choice.is_quantized and self.settings.max_error is None:
@@ -224,7 +225,7 @@ class Programs:
         with self.planning:
             self.sizes.reset()
             for one in self.specializations:
-                if one is not build and not self.sizes.is_exact(one.key[0]):
+                if one is not build and one.key[0] not in self.sizes.exact:
                     self.specializations.remove(one)
 
 
@@ -379,7 +380,7 @@ class SpecializationCache:
         self._uncount(entry)
         self._forget(entry)
         entry.build.close_in_background()
-        close_in_background(partial(_ignore, entry))  # freeing a large graph takes a while, too
+        close_in_background([entry].clear)  # freeing a large graph takes a while, too
 
     def clear(self) -> None:
         """Drop all; the last user of each closes it."""
@@ -429,10 +430,6 @@ class SpecializationCache:
         entry.prepared.clear()
 
 
-def _ignore(_: object) -> None:
-    """Take the last reference."""
-
-
 # ---------------------------------------------------------------------- the default engine
 
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
@@ -444,7 +441,7 @@ def open_model(
 ) -> tuple[EngineList, StoredPlans | None, ModelSource]:
     """Open a model on the engines that are named, or (None) on the default engine for it.
 
-    An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and `redecide` checks that.
+    An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
     """
     if engine is not None:
         engines = make_engine_list(engine, device, settings, cache)
@@ -465,11 +462,6 @@ def open_model(
 
     engines = _choose(device, settings, cache, why_not)
     return engines, plans[engines.specs[0]], sources[0]
-
-
-def redecide(function: Function, device: str, settings: ModuleOptions, cache: CompileCache) -> EngineList:
-    """The default engine for the first trace of an `xrt.Graph`."""
-    return _choose(device, settings, cache, lambda engines: _why_not(function, settings, engines))
 
 
 def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]) -> EngineList:

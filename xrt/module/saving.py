@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType
@@ -123,17 +124,12 @@ def _make_module_example(
     if not builds:
         return None
 
-    def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        results = module(*inputs)
-        on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
-        return on_host
-
     try:
         function = builds[-1].full_function()
         if module.sizes.padding is not None:  # the example is one of the model, not of its padded form
             values = draw_inputs(function)[: len(source.inputs)] if values is None else values
             function = Function(source.inputs, source.outputs)
-        return make_example(function, run, values)
+        return make_example(function, partial(_run_to_host, module), values)
     except XRTError:
         if is_required:
             raise
@@ -178,17 +174,19 @@ def run_example(file: BundleFile, call: Callable[[Sequence[Any]], Sequence[Any]]
     return SelfTestReport(max(differences), perf_counter() - began)
 
 
+def _run_to_host(module: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[Any]:
+    from xrt.runtime import to_host
+
+    results = module(*inputs)
+    on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
+    return on_host
+
+
 def run_self_test(file: BundleFile, module: Callable[..., Any], cache: CompileCache) -> SelfTestReport | None:
     """Compute the example of a bundle by the module that came from it: see `XRTModule.run_self_test`."""
     from xrt.module.bundle import BundleTier
-    from xrt.runtime import to_host
 
-    def call(inputs: Sequence[Any]) -> Sequence[Any]:
-        results = module(*inputs)
-        on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
-        return on_host
-
-    report = run_example(file, call)
+    report = run_example(file, partial(_run_to_host, module))
     if isinstance(cache.disk, BundleTier):
         cache.disk.keep_check()
     return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,13 +18,10 @@ from xrt.module.options import IMPLICIT
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
 
 if TYPE_CHECKING:
-    from threading import RLock
-
     from xrt.module.model_source import ModelSource
-    from xrt.module.specialization import Specialization
+    from xrt.module.programs import Programs
     from xrt.module.stored_plans import StoredPlans
     from xrt.passes.padding import PaddedFunction
-    from xrt.placement.auto import AutoPlacement
     from xrt.placement.engine_list import EngineList
 
 __all__ = ["Buckets", "PaddedModel", "PaddedValues", "Shapes", "SizePolicy", "parse_shapes", "round_up"]
@@ -204,18 +201,6 @@ def _wrap(
 # ---------------------------------------------------------------------- the policy
 
 
-class Planner(Protocol):
-    """The part of `xrt.module.programs.Programs` that a size policy reads."""
-
-    engines: EngineList
-    planning: RLock
-
-    @property
-    def placer(self) -> AutoPlacement: ...
-
-    def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any) -> Specialization: ...
-
-
 class SizePolicy:
     """Decides by which program a call is served, from the sizes of its inputs.
 
@@ -228,26 +213,19 @@ class SizePolicy:
         self, shapes: Shapes, source: ModelSource, engines: EngineList, stored: StoredPlans | None, *, fold: bool
     ) -> None:
         self.shapes, self.source = shapes, source
+        self.pads_all = isinstance(shapes, Buckets)
         self._stored, self._fold = stored, fold
         self._why_each: str | None = None
         """Why one program does not serve all sizes: None before the decision, empty if it does."""
-        self._exact: frozenset[object] = frozenset()
+        self.exact: frozenset[object] = frozenset()
         """Sizes with a program of their own while others share one: those of the first call, and of searches."""
         self.refusals: tuple[str, ...] = ()
-        """Why dims are not padded."""
-        self._is_decided = isinstance(shapes, Buckets)
-        """Whether padding was tried."""
+        self._is_decided = self.pads_all
         self.padding: PaddedModel | None = None
         if isinstance(shapes, Buckets):
             self.padding = self._make_padding(engines, shapes)
         self.served = source if self.padding is None else self.padding.source
-        """The model that is planned before the first call."""
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
-
-    @property
-    def pads_all(self) -> bool:
-        """Whether all inputs of calls are padded."""
-        return isinstance(self.shapes, Buckets)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -264,10 +242,10 @@ class SizePolicy:
             return self.padding.source
         return self.served if values is None else self.source
 
-    def pad(self, values: list[Any], planner: Planner, *, pads: bool = True) -> list[Any]:
+    def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
         """Pad the inputs of a call if that is how their sizes are served; without ``pads``, sizes are not changed."""
         if self.padding is not None and self.pads_all:
-            return values if self.source.key(values, False) in self._exact else self.padding.pad(values, exact=not pads)
+            return values if self.source.key(values, False) in self.exact else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
             return values
         sizes = self.source.key(values, False)
@@ -277,7 +255,7 @@ class SizePolicy:
             return values
         return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
 
-    def get_key(self, values: Any, planner: Planner) -> object:
+    def get_key(self, values: Any, planner: Programs) -> object:
         """What of the inputs a program depends on: None for one program that serves all of them."""
         if values is None and not self.source.is_traced:
             return None
@@ -295,23 +273,19 @@ class SizePolicy:
     def set_exact(self, values: Sequence[Any]) -> None:
         """Let these sizes have a program of their own."""
         if self.open_axes:
-            self._exact |= {self.get_source(values).key(values, False)}
+            self.exact |= {self.get_source(values).key(values, False)}
 
-    def is_exact(self, sizes: object) -> bool:
-        """Whether these sizes have a program of their own."""
-        return sizes in self._exact
-
-    def _is_first(self, sizes: object, planner: Planner) -> bool:
+    def _is_first(self, sizes: object, planner: Programs) -> bool:
         """Whether these sizes have a program of their own, as those of the first call do with ``"auto"``."""
         engines, stored = planner.engines, self._stored
-        if sizes in self._exact:
+        if sizes in self.exact:
             return True
         if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
             return False
         has_general_plan = stored is not None and stored.has(None) and not stored.has(sizes)
-        if not self._exact and self._why_each is None and not has_general_plan:
-            self._exact = frozenset([sizes])
-        return sizes in self._exact
+        if not self.exact and self._why_each is None and not has_general_plan:
+            self.exact = frozenset([sizes])
+        return sizes in self.exact
 
     def _is_empty(self, values: Sequence[Any], engines: EngineList) -> bool:
         """Whether a symbolic dim is 0, which programs for all sizes of some engines do not support."""
@@ -319,7 +293,7 @@ class SizePolicy:
 
     # ------------------------------------------------------------------ one program for all sizes
 
-    def find_reason(self, values: Any, planner: Planner) -> str:
+    def find_reason(self, values: Any, planner: Programs) -> str:
         """Explain why one program does not serve all sizes; empty if it does.
 
         If engines must be queried about the model, the first answer holds for all calls.
@@ -346,7 +320,7 @@ class SizePolicy:
                 self._why_each = reason
         return self._why_each
 
-    def _find_reason(self, values: Any, planner: Planner) -> str:
+    def _find_reason(self, values: Any, planner: Programs) -> str:
         """Explain why one program does not serve all sizes.
 
         It does if no engine has a reason against it for its region, and the reference engine, behind others, gets no node that
@@ -386,7 +360,7 @@ class SizePolicy:
 
     # ------------------------------------------------------------------ padding
 
-    def find_padding(self, planner: Planner) -> PaddedModel | None:
+    def find_padding(self, planner: Programs) -> PaddedModel | None:
         """The padded form of the model, tried once; None if calls are not padded."""
         if self._is_decided or self.shapes != "auto":
             return self.padding

@@ -16,7 +16,7 @@ from xrt.errors import CompileRefused, EngineError, InputError, PlanError, RunFa
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
-from xrt.progress import Tell, show_progress
+from xrt.progress import show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile
 
 if TYPE_CHECKING:
@@ -71,18 +71,14 @@ _log = logging.getLogger(__name__)
 WorkingPlan: TypeAlias = tuple[Program, tuple[Refusal, ...], list[Any]]
 
 
-def _tell_regions(tell: Tell, done: int, count: int) -> None:
-    tell(f"{done} of {count} regions")
-
-
 def drop_unused_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
     """Return the options without pins whose nodes were all folded or dropped; a pin of no node at all stays an error."""
-    idle = [pin for pin in options.pins if not _matches(pin, function) and _matches(pin, original)]
+
+    def matches(pin: Pin, function: Function) -> bool:
+        return any(pin.match({pin.subject(node) for node in function.nodes}))
+
+    idle = [pin for pin in options.pins if not matches(pin, function) and matches(pin, original)]
     return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
-
-
-def _matches(pin: Pin, function: Function) -> bool:
-    return any(pin.match({pin.subject(node) for node in function.nodes}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +239,9 @@ class Specialization:
                 engines.by_spec,
                 engines.context,
                 self._cache,
-                progress=settings.progress if callable(settings.progress) else partial(_tell_regions, tell),
+                progress=settings.progress
+                if callable(settings.progress)
+                else lambda done, count: tell(f"{done} of {count} regions"),
                 streams=engines.streams,
                 graph=settings.cuda_graph,
                 narrow=True,

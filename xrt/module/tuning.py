@@ -38,21 +38,9 @@ if TYPE_CHECKING:
     from xrt.placement.throughput.sweep import Tell
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = [
-    "OBJECTIVES",
-    "TERMS",
-    "ModuleBench",
-    "Objective",
-    "PlanSchedule",
-    "RequestPool",
-    "count_modules",
-    "find_serving_record",
-    "tune",
-    "tune_throughput",
-]
+__all__ = ["TERMS", "ModuleBench", "RequestPool", "count_modules", "find_serving_record", "tune", "tune_throughput"]
 
 Objective: TypeAlias = Literal["latency", "throughput"]
-OBJECTIVES = ("latency", "throughput")
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` for throughput alone."""
 SEARCHING = 0.5
@@ -77,7 +65,7 @@ def tune(
     ``lowered`` is the error budget and its examples, which replace the module's; ``terms`` are the keywords for throughput.
     """
     terms = {name: value for name, value in terms.items() if value is not None}
-    if objective not in OBJECTIVES:
+    if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     programs = module.programs
     lower = programs.lowering

@@ -136,7 +136,7 @@ class Extension:
 
 def extend_bundle(file: BundleFile, machine: str, threads: int, engines: Sequence[str]) -> Extension:
     """Return what of a bundle stays when a variant for that machine and budget is added: all but one for the same."""
-    listed = read_variants(file) or tuple(_guess(file))
+    listed = read_variants(file)
     replaced = next((one.suffix for one in listed if (one.machine, one.threads) == (machine, threads)), None)
     taken = {one.suffix for one in listed}
     free = next(suffix for suffix in ("", *(f"@{n}" for n in range(1, len(taken) + 1))) if suffix not in taken)
@@ -145,15 +145,6 @@ def extend_bundle(file: BundleFile, machine: str, threads: int, engines: Sequenc
     kept = [one for one in listed if one.suffix != suffix]
     copied = dict.fromkeys(name for one in kept for name in _list_kept(file.select(one.suffix)))
     return Extension(suffix, tuple(sorted((*kept, new), key=lambda one: one.suffix)), {n: file.read_compiled(n) for n in copied})
-
-
-def _guess(file: BundleFile) -> Iterator[Variant]:
-    """Yield the variant of a bundle without a list."""
-    regions = [region for program in file.manifest["programs"] for region in program["regions"]]
-    facts = {one["name"]: one["value"] for region in regions[:1] for one in region["ingredients"]}
-    threads = facts.get("threads", "")
-    specs = tuple(engine["spec"] for engine in file.manifest["engines"])
-    yield Variant("", facts.get("machine", ""), int(threads) if threads.isdecimal() else 1, specs)
 
 
 def _list_kept(file: BundleFile) -> Iterator[str]:

@@ -617,9 +617,6 @@ class TorchModule:
 
     calibration = calibrate
 
-    def run_self_test(self) -> None:
-        """None: no module of PyTorch comes from a bundle."""
-
     def bind(self, *args: Any, **named: Any) -> Any:
         """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
