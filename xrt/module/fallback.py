@@ -184,14 +184,15 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
 
 C = TypeVar("C", bound=type)
 _MORE = ("__init__", "_call")
-"""Methods that are wrapped in addition to the public ones: ``__call__`` is the fast path, and leaves what may fail to
-``_call``."""
+"""Private methods that are wrapped too: ``__call__`` is the fast path, and leaves what may fail to ``_call``."""
+_STEPS = ("check_inputs", "run_call", "specialize")
+"""Public methods that are steps of a wrapped one."""
 
 
 def shorten_tracebacks(cls: C) -> C:
     """Let an XRTError that a public method or property raises show at most two frames of XRT."""
     for name, member in list(vars(cls).items()):
-        if name.startswith("_") and name not in _MORE:
+        if (name.startswith("_") and name not in _MORE) or name in _STEPS:
             continue
         if isinstance(member, FunctionType):
             setattr(cls, name, _shorten(member))

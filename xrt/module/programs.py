@@ -182,7 +182,7 @@ class Programs:
         sizes, fetch = build.key
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
             return program
-        if self.sizes.padding is not None:
+        if self.sizes.padding is not None and not self.sizes.refusals:
             return program
         self._compiles += 1
         if self._compiles == MOST_COMPILES:
