@@ -118,13 +118,11 @@ def test_the_second_sizes_are_padded_and_the_first_are_not(model: Function, comp
 def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> None:
     with make_auto(REFUSED) as module:
         [module(np.ones(size, "float32")) for size in (3, 4)]
-        reason = "no buckets for 's': node 'places' (NonZero): there is no rule for its operator"
-        assert reason in str(module.explain()).splitlines()
         with pytest.warns(SignatureWarning) as caught:
             module(np.ones(5, "float32"))
     assert str(caught[0].message) == (
         "3 calls of this module have waited for a compile, each for other sizes: "
-        f"engine 'static' needs every extent fixed; {reason}. "
+        "engine 'static' needs every extent fixed; no buckets for 's': node 'places' (NonZero): there is no rule for its operator. "
         "Pass an engine that has one program for all sizes, such as 'ort'; shapes='each' accepts it"
     )
     assert [shape[0] for shape in compiled] == [3, 4, 5]

@@ -185,8 +185,7 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
 C = TypeVar("C", bound=type)
 _MORE = ("__init__", "_call")
 """Private methods that are wrapped too: ``__call__`` is the fast path, and leaves what may fail to ``_call``."""
-_STEPS = ("check_inputs", "run_call", "specialize")
-"""Public methods that are steps of a wrapped one."""
+_STEPS = ("check_inputs", "run_call", "specialize")  # of wrapped methods
 
 
 def shorten_tracebacks(cls: C) -> C:

@@ -133,63 +133,63 @@ class StatefulFunction:
 
     @cached_property
     def capacity(self) -> Capacity | None:
-        """How much the state holds, where the model declares it."""
+        """The capacity of the state, if the model declares one."""
         return find_capacity(self.function)
 
-    def check_capacity(self, held: Mapping[str, Array], given: Mapping[str, Any]) -> None:
+    def check_capacity(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> None:
         """Raise InputError where the call would exceed the capacity of the state."""
         capacity = self.capacity
-        if capacity is None or capacity.length not in held:
+        if capacity is None or capacity.length not in arrays:
             return
-        after, before = self._count(capacity, held, given), int(held[capacity.length].max(initial=0))
+        after, before = self._count(capacity, arrays, call_inputs), int(arrays[capacity.length].max(initial=0))
         if after > capacity.size:
             raise InputError(
                 f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {after - before:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
 
-    def enlarge(self, held: Mapping[str, Array], given: Mapping[str, Any]) -> dict[str, Array]:
-        """Return larger arrays for the states that cannot hold what the call adds: twice as large, or as large as it takes."""
+    def enlarge(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Larger arrays for the states that are too small for the call: twice as large, or more if needed."""
         capacity = self.capacity
-        if capacity is None or not capacity.dim or capacity.length not in held:
+        if capacity is None or not capacity.dim or capacity.length not in arrays:
             return {}
-        needed = self._count(capacity, held, given)
-        found = {}
-        for name, array in held.items():
+        needed = self._count(capacity, arrays, call_inputs)
+        enlarged = {}
+        for name, array in arrays.items():
             dims = _dims(Value(name, self._type(name)), every=True)
             have = array.shape[dims.index(capacity.dim)] if capacity.dim in dims else needed
             if have < needed:
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
                 shape = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
-                found[name] = self._fill(name, shape, array.dtype)
-                found[name][tuple(map(slice, array.shape))] = array
-        return found
+                enlarged[name] = self._fill(name, shape, array.dtype)
+                enlarged[name][tuple(map(slice, array.shape))] = array
+        return enlarged
 
     @staticmethod
-    def _count(capacity: Capacity, held: Mapping[str, Array], given: Mapping[str, Any]) -> int:
-        """Return how much the state would hold after a call."""
-        shape = getattr(given.get(capacity.input), "shape", ())
-        return int(held[capacity.length].max(initial=0)) + (shape[capacity.axis] if capacity.axis < len(shape) else 0)
+    def _count(capacity: Capacity, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> int:
+        """The number of entries in the state after a call."""
+        shape = getattr(call_inputs.get(capacity.input), "shape", ())
+        return int(arrays[capacity.length].max(initial=0)) + (shape[capacity.axis] if capacity.axis < len(shape) else 0)
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise InputError for the size of an extent that no input has, or that is no size."""
-        known = {dim for value in self.function.inputs for dim in _dims(value)}
+        dims = {dim for value in self.function.inputs for dim in _dims(value)}
         for name, size in sizes.items():
-            if name not in known:
-                raise InputError(f"no input of the model has an extent named {name!r}.{did_you_mean(name, known)}")
+            if name not in dims:
+                raise InputError(f"no input of the model has an extent named {name!r}.{did_you_mean(name, dims)}")
             if not isinstance(size, int) or size < 0:
                 raise InputError(f"sizes has {size!r} for {name!r}; a size is a number from 0 on")
 
-    def make(self, name: str, sizes: Mapping[str, int], given: Mapping[str, Any] | None) -> Array:
-        """Return the array of a new state; ``given`` has the other inputs of the call that makes it, None where there is none.
+    def make(self, name: str, sizes: Mapping[str, int], call_inputs: Mapping[str, Any] | None) -> Array:
+        """Create the array of a new state; ``call_inputs`` are the other inputs of the call that needs it, or None.
 
-        Raises InputError where an extent is not known.
+        Raises InputError if an extent is unknown.
         """
         type_ = self._type(name)
-        known = {**_read_sizes(self.others, given or {}), **sizes}
+        sizes = {**_read_sizes(self.others, call_inputs or {}), **sizes}
         if self.capacity is not None and self.capacity.dim:
-            known.setdefault(self.capacity.dim, FIRST_CAPACITY)
-        shape = tuple(self._extent(name, dim, known, given is None) for dim in type_.shape or ())
+            sizes.setdefault(self.capacity.dim, FIRST_CAPACITY)
+        shape = tuple(self._extent(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
         return self._fill(name, shape, type_.dtype.numpy)
 
     def _fill(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -207,8 +207,8 @@ class StatefulFunction:
         why = "is known only in a call" if early and is_read else "no input tells"
         raise InputError(f"state {name!r} is {self._type(name)}, whose extent {dim or '?'!r} {why}; {advice}")
 
-    def take(self, name: str, value: Any) -> Array:
-        """Return a copy of an array for a state; raises InputError for a name or an array that does not fit."""
+    def copy_value(self, name: str, value: Any) -> Array:
+        """Copy an array for a state; raises InputError for a name or an array that does not fit."""
         declared = Value(name, self._type(name))
         array = inputs.normalize(declared, value)
         inputs.check((declared,), (array,))
@@ -233,11 +233,11 @@ def _dims(value: Value, *, every: bool = False) -> tuple[Any, ...]:
     return tuple(dim for dim in shape or () if every or isinstance(dim, str))
 
 
-def _read_sizes(declared: Sequence[Value], given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the named extents that the inputs of a call settle; what does not fit is found when the module checks it."""
+def _read_sizes(declared: Sequence[Value], call_inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of named extents in the inputs of a call; the module checks later that they are consistent."""
     sizes: dict[str, int] = {}
     for value in declared:
-        shape = getattr(given.get(value.name), "shape", None)
+        shape = getattr(call_inputs.get(value.name), "shape", None)
         if isinstance(value.type, TensorType) and value.type.shape is not None and shape is not None:
             sizes.update((dim, size) for dim, size in zip(value.type.shape, shape, strict=False) if isinstance(dim, str))
     return sizes
@@ -269,7 +269,7 @@ class StatefulFunctions:
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
         module.programs.check_open()
         bound = zip(source.inputs, inputs.bind(source.inputs, args, named), strict=True)
-        types = tuple(inputs.infer_type(inputs.normalize(value, given)) for value, given in bound)
+        types = tuple(inputs.infer_type(inputs.normalize(value, argument)) for value, argument in bound)
         with self._lock:
             if types not in self._by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()
@@ -289,7 +289,7 @@ def _check_state(stateful: StatefulFunction) -> StatefulFunction:
     return stateful
 
 
-class _Held:
+class _SharedArray:
     """An array of state, which forks of a session share until one of them writes to it."""
 
     __slots__ = ("__weakref__", "array", "lock", "owners")
@@ -303,12 +303,12 @@ class _Held:
         with self.lock:
             self.owners.add(other)
 
-    def own(self, session: Session) -> _Held:
-        """Return what holds the same for that session alone: itself, or a copy where others read it."""
+    def make_exclusive(self, session: Session) -> _SharedArray:
+        """The array for that session alone: itself, or a copy if other sessions read it."""
         with self.lock:
             if len(self.owners) == 1:
                 return self
-        copied = _Held(self.array.copy(), session)
+        copied = _SharedArray(self.array.copy(), session)
         with self.lock:  # not before it is copied: the last owner may write to it
             self.owners.discard(session)
         return copied
@@ -356,14 +356,14 @@ class Session:
             raise DeviceError(
                 f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"
             )
-        self._of: StatefulFunction | None = module.stateful_functions.find_declared(module)
-        self._held: dict[str, _Held] = {}
+        self._stateful: StatefulFunction | None = module.stateful_functions.find_declared(module)
+        self._arrays: dict[str, _SharedArray] = {}
         self._lost: frozenset[str] = frozenset()
         """The states that a call may have written in part, since it failed or was interrupted."""
         self._compiled: StatefulFunction | None = None
         self._busy = renew_after_fork(threading.Lock())
-        if self._of is not None:
-            self._of.check_sizes(self._sizes)
+        if self._stateful is not None:
+            self._stateful.check_sizes(self._sizes)
 
     # ------------------------------------------------------------------ calls
 
@@ -378,18 +378,18 @@ class Session:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
         with self._turn("called"):
             self._check_kept("call session.reset(), session.restore(path), or set the state")
-            self._of = of = self._module.stateful_functions.find(self._module, args, named)
-            given = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
-            return self._step(of, given, options)
+            self._stateful = of = self._module.stateful_functions.find(self._module, args, named)
+            call_inputs = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
+            return self._step(of, call_inputs, options)
 
-    def _step(self, of: StatefulFunction, given: Mapping[str, Any], options: RunOptions | None) -> Any:
-        held = {name: self._make(of, name, given) for name in of.states}
+    def _step(self, of: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
+        arrays = {name: self._make(of, name, call_inputs) for name in of.states}
         if of.capacity is not None:
-            arrays = {name: one.array for name, one in held.items()}
-            of.check_capacity(arrays, given)
-            held |= {name: _Held(array, self) for name, array in of.enlarge(arrays, given).items()}
-        self._held = held = {name: one.own(self) if name in of.fixed else one for name, one in held.items()}
-        values = [held[v.name].array if v.name in held else given[v.name] for v in of.function.inputs]
+            current = {name: one.array for name, one in arrays.items()}
+            of.check_capacity(current, call_inputs)
+            arrays |= {name: _SharedArray(array, self) for name, array in of.enlarge(current, call_inputs).items()}
+        self._arrays = arrays = {name: one.make_exclusive(self) if name in of.fixed else one for name, one in arrays.items()}
+        values = [arrays[v.name].array if v.name in arrays else call_inputs[v.name] for v in of.function.inputs]
         if self._compiled is not of:  # an interrupted compile or search loses nothing
             of.module.compile(*values)
             self._compiled = of
@@ -405,10 +405,10 @@ class Session:
                 raise
             results = (results,) if len(of.function.outputs) == 1 else results
             following = {
-                name: held[name] if results[place] is held[name].array else _Held(results[place], self)
+                name: arrays[name] if results[place] is arrays[name].array else _SharedArray(results[place], self)
                 for name, place in of.next_values.items()
             }
-            self._held, self._lost = {**held, **following}, frozenset()
+            self._arrays, self._lost = {**arrays, **following}, frozenset()
         returned = tuple(results[place] for place in of.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
@@ -442,7 +442,7 @@ class Session:
     def borrow(self) -> Iterator[Mapping[str, Array]]:
         """Give the arrays of the state themselves, to be read: until the block ends no call can write to them."""
         with self._turn("read"):
-            of = self._known()
+            of = self._require_stateful()
             self._check_kept("there is nothing to read")
             yield {name: self._make(of, name).array for name in of.states}
 
@@ -454,15 +454,15 @@ class Session:
     def reset(self) -> None:
         """Forget the state; the next call begins with a new one."""
         with self._turn("reset"):
-            self._held, self._lost = {}, frozenset()
+            self._arrays, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
         """Return a session that goes on from this state on its own. An array is copied when one of the two writes to it."""
         with self._turn("forked"):
             other = object.__new__(type(self))
-            other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _held=dict(self._held))
-            for held in self._held.values():
-                held.share(other)
+            other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _arrays=dict(self._arrays))
+            for array in self._arrays.values():
+                array.share(other)
             return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -470,7 +470,7 @@ class Session:
         from xrt.formats.container import write_session
 
         with self._turn("saved"):
-            of = self._known()
+            of = self._require_stateful()
             self._check_kept("there is nothing to save")
             write_session(path, of.function.fingerprint, {name: self._make(of, name).array for name in of.states})
 
@@ -479,25 +479,25 @@ class Session:
         from xrt.formats.container import read_session
 
         with self._turn("restored"):
-            of, (model, arrays) = self._known(), read_session(path)
+            of, (model, arrays) = self._require_stateful(), read_session(path)
             if model != of.function.fingerprint:
                 raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
-            held = {name: _Held(of.take(name, value), self) for name, value in arrays.items()}
-            self._held, self._lost = held, frozenset()
+            copies = {name: _SharedArray(of.copy_value(name, value), self) for name, value in arrays.items()}
+            self._arrays, self._lost = copies, frozenset()
 
-    def _known(self) -> StatefulFunction:
-        if self._of is None:
+    def _require_stateful(self) -> StatefulFunction:
+        if self._stateful is None:
             raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
-        return self._of
+        return self._stateful
 
-    def _make(self, of: StatefulFunction, name: str, given: Mapping[str, Any] | None = None) -> _Held:
-        """Return what holds the state; a new one where there is none yet."""
-        if name not in self._held:
-            self._held[name] = _Held(of.make(name, self._sizes, given), self)
-        return self._held[name]
+    def _make(self, of: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> _SharedArray:
+        """The array of a state, created on first use."""
+        if name not in self._arrays:
+            self._arrays[name] = _SharedArray(of.make(name, self._sizes, call_inputs), self)
+        return self._arrays[name]
 
     def __repr__(self) -> str:
-        shown = "not traced yet" if self._of is None else ", ".join(map(str, self._of.states.values()))
+        shown = "not traced yet" if self._stateful is None else ", ".join(map(str, self._stateful.states.values()))
         return f"<Session of {self._module!r}: {shown}>"
 
 
@@ -510,7 +510,7 @@ class SessionState(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Array:
         session = self._session
         with session._turn("read"):
-            of = session._known()
+            of = session._require_stateful()
             if name in session._lost:
                 session._check_kept("there is nothing to read")
             return session._make(of, name).array.copy()
@@ -518,14 +518,14 @@ class SessionState(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         session = self._session
         with session._turn("written to"):
-            session._held[name] = _Held(session._known().take(name, value), session)
+            session._arrays[name] = _SharedArray(session._require_stateful().copy_value(name, value), session)
             session._lost -= {name}
 
     def __delitem__(self, name: str) -> None:
         raise InputError(f"state {name!r} cannot be removed; session.reset() forgets all state")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._session._known().states
+        return name in self._session._require_stateful().states
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a copy of the state of that name; ``default`` where the model has none."""
@@ -534,7 +534,7 @@ class SessionState(MutableMapping[str, Any]):
         return self[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._session._known().states)
+        return iter(self._session._require_stateful().states)
 
     def __len__(self) -> int:
-        return len(self._session._known().states)
+        return len(self._session._require_stateful().states)
