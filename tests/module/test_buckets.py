@@ -121,9 +121,9 @@ def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> N
         with pytest.warns(SignatureWarning) as caught:
             module(np.ones(5, "float32"))
     assert str(caught[0].message) == (
-        "3 calls of this module have waited for a compile, each for other sizes: "
-        "engine 'static' needs every extent fixed; no buckets for 's': node 'places' (NonZero): there is no rule for its operator. "
-        "Pass an engine that has one program for all sizes, such as 'ort'; shapes='each' accepts it"
+        "3 calls of this module have waited for a compile, each for other sizes: engine 'static' needs every extent fixed; "
+        "no buckets for 's': node 'places' (NonZero): there is no rule for its operator. Pass an engine that has "
+        "one program for all sizes, such as 'ort'; shapes='each' accepts it"
     )
     assert [shape[0] for shape in compiled] == [3, 4, 5]
 

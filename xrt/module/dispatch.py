@@ -1,4 +1,4 @@
-"""A call that was prepared: a check of type, element type and shape per input, and the launch."""
+"""Prepared calls: a check of type, dtype and shape per input, then the launch. Bound calls omit the check."""
 
 from __future__ import annotations
 
@@ -46,38 +46,37 @@ NO_MATCH: Final = object()
 """What a prepared call returns for inputs of another signature."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
-"""Takes the inputs of a call and what it has raised; returns what the call returns after all, or raises."""
+"""Repeats a call that raised on another plan, from its inputs and the exception."""
 
 
 def reject_inputs(_: object) -> object:
-    """Serve no inputs at all."""
+    """Match no inputs."""
     return NO_MATCH
 
 
 def reject_match(_: object) -> bool:
-    """Whether inputs are served where nothing is prepared."""
+    """Match no inputs."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """One signature's call; both ways return `NO_MATCH` for inputs that do not fit."""
+    """The prepared call of one signature; returns `NO_MATCH` for inputs of another one."""
 
     positional: FastCall = reject_inputs
     named: Callable[[Mapping[str, Any]], Any] = reject_inputs
     fits: Callable[[tuple[Any, ...]], bool] = reject_match
     build: Specialization | None = None
-    """What it is a call of; None where nothing is prepared."""
+    """The specialization that it runs; None if nothing is prepared."""
     program: Program | None = None
-    """What it runs."""
 
 
 NOTHING: Final = FastPath()
-"""Serves no inputs."""
+"""Matches no inputs."""
 
 
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
-    """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
+    """Prepare the call of a specialization for inputs like these arrays; ``rescue`` is called if the program raises."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
     texts = [place for place, value in enumerate(values) if value.dtype.hasobject]
@@ -90,7 +89,7 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
 
 
 def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
-    """Return what says whether inputs have those types, element types and shapes."""
+    """Make the check that inputs have these types, dtypes and shapes."""
     count = len(expected)
 
     def fits(args: tuple[Any, ...]) -> bool:
@@ -105,7 +104,7 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
 
 
 def _holding_texts(fits: Callable[[tuple[Any, ...]], bool], places: Sequence[int]) -> Callable[[tuple[Any, ...]], bool]:
-    """Check the elements of arrays of objects too: their type does not say that all are texts."""
+    """Check the elements of object arrays too: they may be other objects than texts."""
     return lambda args: fits(args) and all(type(text) is str for place in places for text in args[place].flat)
 
 
@@ -119,7 +118,7 @@ def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescu
             if type(value) is kind and value.dtype is dtype and value.shape == shape:
                 try:
                     return finish(run(value))
-                except Exception as error:  # noqa: BLE001  # the rescue says what to make of it
+                except Exception as error:  # noqa: BLE001  # the rescue decides
                     return rescue(args, error)
         return NO_MATCH
 
@@ -133,7 +132,7 @@ def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue
         if fits(args):
             try:
                 return finish(run(*args))
-            except Exception as error:  # noqa: BLE001  # the rescue says what to make of it
+            except Exception as error:  # noqa: BLE001  # the rescue decides
                 return rescue(args, error)
         return NO_MATCH
 
@@ -141,17 +140,17 @@ def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue
 
 
 def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
-    """Return the engine's own call where the program is one region; a program of several raises XRT's errors by itself."""
+    """The engine's own call if the program is one region; a program of several regions raises XRT's errors."""
     return program.fast_call or (lambda *args: program.run(args))
 
 
 def unpack_outputs(function: Function) -> Callable[[Sequence[Any]], Any]:
-    """Return what makes results into what a call returns: one output as it is, several as a tuple."""
+    """Make the function from results to the return value of a call: one output as it is, several as a tuple."""
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
 def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the call with inputs by their names."""
+    """Make the call with inputs by name."""
     pick = itemgetter(*names) if len(names) > 1 else lambda named: tuple(named[name] for name in names)
     count = len(names)
 
@@ -167,7 +166,7 @@ def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Map
 
 
 def make_signature_key(values: Sequence[Any]) -> object:
-    """Return what tells signatures apart; None where there is a value that is no array."""
+    """The types, dtypes and shapes of inputs, as a key; None if one is no array."""
     if any(type(value) is not np.ndarray for value in values):
         if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
             return None
@@ -269,25 +268,25 @@ def _retry_on_failure(
 class IOBinding:
     """A module's call over fixed arrays: write to the inputs, call, read the outputs; nothing is allocated or checked.
 
-    One thread at a time, for its arrays are shared by all its calls: bind once per thread. It stays what it is when its
-    module is closed or meets other signatures; `close`, or the end of a ``with``, lets go of the arrays.
+    One thread at a time, since all its calls share its arrays: bind once per thread. It works on when its module is closed or
+    called with other signatures; `close`, or the end of a ``with``, releases the arrays.
     """
 
     def __init__(self, call: Callable[[], None], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         self._call = call
         self.inputs = inputs
-        """What every call reads, in the model's order."""
+        """The arrays that every call reads, in the model's order."""
         self.outputs = outputs
-        """What every call writes, in the model's order; an output that updates an input is that input."""
+        """The arrays that every call writes, in the model's order; an output that updates an input is that input."""
         self._returned = outputs[0] if len(outputs) == 1 else outputs
 
     def __call__(self) -> Any:
-        """Run on what the inputs hold now; returns the same arrays each time, one output as it is, several as a tuple."""
+        """Run on the current values of the inputs; returns the same arrays each time, one output as it is, several as a tuple."""
         self._call()
         return self._returned
 
     def close(self) -> None:
-        """Let go of the arrays and of the compiled program; a call afterwards raises InputError."""
+        """Release the arrays and the compiled program; a call afterwards raises InputError."""
         self._call = _closed
         self.inputs = self.outputs = self._returned = ()
 
@@ -303,7 +302,7 @@ def _closed() -> None:
 
 
 def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:
-    """Check that the values are the given arrays themselves, as they lie; raises InputError naming the one that is not."""
+    """Check that the values are the arguments themselves, neither converted nor copied; raises InputError for one that is not."""
     for declared, raw, value in zip(inputs, given, values, strict=True):
         if not hasattr(value, "flags"):
             continue
@@ -322,9 +321,9 @@ def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequen
 
 
 def bind_io(program: Program, function: Function, values: Sequence[Any], out: Any) -> IOBinding:
-    """Return the call over those inputs, and over ``out`` or fresh buffers.
+    """Bind a program to these inputs, and to ``out`` or new buffers.
 
-    Raises InputError for a buffer that does not fit, or an output whose size only a run can tell and that has no buffer.
+    Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
     updates, home = _updates(function), program.plan.device
     for _, target in updates:
@@ -347,7 +346,7 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
 
 
 def _sized(function: Function, values: Sequence[Any]) -> Function:
-    """Return the function with the extents that these inputs give its values."""
+    """Specialize the function to the shapes of these inputs."""
     if all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
         return function
     shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
@@ -366,7 +365,7 @@ def _empty(value: Value, program: Program) -> Any:
 
 
 def _updates(function: Function) -> list[tuple[int, int]]:
-    """Return (output, input) places of the aliases."""
+    """The indices (output, input) of the aliases."""
     outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
     inputs = {value.name: i for i, value in enumerate(function.inputs)}
     return [(outputs[after], inputs[before]) for before, after in function.aliases]

@@ -1,4 +1,4 @@
-"""A call that may be made again: what became of a region that failed, and whether the inputs are still what they were."""
+"""Fallback: repeat a call after a region failed, restore its inputs, and check outputs with the reference."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Call:
     options: RunOptions = DEFAULT
     inspection: OutputInspector | None = None
     before: tuple[tuple[Any, Any], ...] = ()
-    """Inputs that the model updates, each with a copy of what it held; only where a call is checked."""
+    """Inputs that the model updates, each with a copy of its former values; only if a call is checked."""
 
     @classmethod
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
-        """Return the call with what the caller asks for; raises DeviceError for a stream, InputError for a buffer."""
+        """Create the call with the options of the caller; raises DeviceError for a stream, InputError for a buffer."""
         options = options or DEFAULT
         on_host = device == "cpu"
         if options.stream is not None and on_host:
@@ -66,13 +66,13 @@ class Call:
         return cls(inputs, options)
 
     def keep_inputs(self, function: Function) -> Call:
-        """Return the call with copies of the inputs that it will update, so that it can be made again in any case."""
+        """Copy the inputs that the call updates, so that it can be repeated in any case."""
         updated = {name for name, _ in function.aliases}
         named = zip(function.inputs, self.inputs, strict=True)
         return replace(self, before=tuple((given, _copied(given)) for value, given in named if value.name in updated))
 
     def on_copies(self, function: Function) -> Call:
-        """Return the call with copies of the inputs that it updates, and without the caller's buffers."""
+        """The call on copies of the inputs that it updates, without the caller's buffers."""
         updated = {name for name, _ in function.aliases}
         named = zip(function.inputs, self.inputs, strict=True)
         inputs = tuple(_copied(given) if value.name in updated else given for value, given in named)
@@ -104,7 +104,7 @@ class Call:
 
 
 def _find_check(device: str) -> Callable[..., Sequence[Any]]:
-    """Return what checks the buffers of a caller on a device."""
+    """The function that checks the caller's buffers on a device."""
     if device == "cpu":
         from xrt.runtime.inputs import check_buffers
 
@@ -129,7 +129,7 @@ class FailedCall:
 
     @property
     def refusal(self) -> Refusal:
-        """What is taken from the engine of the region: the nodes of all regions that share its executable."""
+        """The exclusion from the engine: the nodes of all regions that share the failed executable."""
         from xrt.runtime import Refusal
 
         launches, executables = self.program.plan.launches, self.program.executables
@@ -138,7 +138,7 @@ class FailedCall:
         return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
 
     def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
-        """Restore the inputs; if that cannot be, return the failure with a call on copies, and the error to raise."""
+        """Restore the inputs; if that is impossible, return the failure with a call on copies, and the error to raise."""
         try:
             self.call.restore(self.program.plan, self.error)
         except RunFailed as error:
@@ -189,7 +189,7 @@ _STEPS = ("check_inputs", "run_call", "specialize")  # of wrapped methods
 
 
 def shorten_tracebacks(cls: C) -> C:
-    """Let an XRTError that a public method or property raises show at most two frames of XRT."""
+    """Limit the traceback of an XRTError from a public method or property to two frames of XRT."""
     for name, member in list(vars(cls).items()):
         if (name.startswith("_") and name not in _MORE) or name in _STEPS:
             continue
@@ -235,11 +235,11 @@ class OutputChecks:
 
     @property
     def sees_every_call(self) -> bool:
-        """Whether each call must be asked about, so that none can be prepared."""
+        """Whether each call may be checked, so that none can be prepared."""
         return self.asked not in (None, "first")
 
     def instrument(self, call: Call, build: Specialization) -> Call:
-        """Return the call with what is to be looked at: types always, results where it is due."""
+        """Add the checks to a call: types always, results if a check is due."""
         is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
         if not self._is_due(first=not build.checked) and not is_unproved:
             return replace(call, inspection=OutputInspector(self._wrong_type))
@@ -301,7 +301,7 @@ class OutputChecks:
         return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}{f'; {cause}' if cause else ''}"
 
     def _expected(self, launch: Launch, given: Sequence[Any]) -> list[Any] | None:
-        """Return what the reference computes; None where it cannot be asked, or is the engine itself."""
+        """Compute the region on the reference; None if the reference cannot run it, or is the engine."""
         if launch.engine == REFERENCE:
             return None
         function = launch.function
@@ -315,7 +315,7 @@ class OutputChecks:
         return None
 
     def _evaluate(self, function: Function, given: Sequence[Any]) -> list[Any]:
-        """Run the reference, for `PATIENCE` where nobody asked for a check."""
+        """Run the reference, for at most `PATIENCE` if no check was requested."""
         if self.asked is not None:
             return self._run(function, given)
         from xrt.placement.runners import OutOfTime, within
@@ -340,7 +340,7 @@ class OutputChecks:
         return f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
-        """Return, by name, why those Functions are not checked."""
+        """Why Functions are not checked, by name."""
         found = {name: self.unchecked.get(function.fingerprint) for name, function in functions.items()}
         return {name: f"not checked: {reason}" for name, reason in found.items() if reason}
 
@@ -372,7 +372,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _has_nan_beyond(mine: Any, theirs: Any) -> bool:
-    """Whether there is a NaN where the other has none; in what differs otherwise too, whether the other has none at all."""
+    """Whether there is a NaN where the other has none; for other shapes or types, whether the other has none at all."""
     if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape:
         return bool((np.isnan(mine) & ~np.isnan(theirs)).any())
     return not _has_nan(theirs)

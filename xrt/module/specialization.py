@@ -33,7 +33,7 @@ __all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_n
 
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
-    """Return the names that a call fetches, each once; raises InputError for a string."""
+    """The names that a call fetches, each once; raises InputError for a string."""
     if fetch is None:
         return ()
     if isinstance(fetch, str):
@@ -42,7 +42,7 @@ def list_value_names(fetch: Any) -> tuple[str, ...]:
 
 
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
-    """Return the function with those values as further outputs; raises InputError for a name that it does not define."""
+    """Add values to the outputs of a function; raises InputError for a name that it does not define."""
     known = set(function.value_names())
     for name in fetch:
         if name not in known:
@@ -53,7 +53,7 @@ def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
 
 
 def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
-    """Return the function after the module's pipeline; its types must be inferred.
+    """Run the module's pipeline on a function with inferred types.
 
     ``fold`` says whether constants are folded: on the engines' threads, and without the quantized ones that they want so.
     """
@@ -83,14 +83,14 @@ def drop_unused_pins(options: ClusteringOptions, function: Function, original: F
 
 @dataclass(frozen=True, slots=True)
 class SavedSpecialization:
-    """What a bundle knows of a build."""
+    """The saved part of a specialization, from a bundle or the cache."""
 
     plan: Plan | None
     """The plan; None if one of its engines is unavailable, so that a new plan must be made."""
     whole: Callable[[], Function]
-    """Gives what was planned; the build's own Function may be the folded one, which has the same inputs and outputs."""
+    """Returns the planned Function; that of the specialization may be folded, with the same inputs and outputs."""
     remarks: Mapping[str, str]
-    """By region: what is to be said of its compiled form."""
+    """Remarks about compiled forms, by region."""
     complete: Callable[[], Specialization] | None = None
     """Returns the specialization made from the model that this one represents. If given, the plan's regions may lack nodes, and
     the plan is not shown."""
@@ -113,7 +113,7 @@ class Specialization:
 
         self.function = function
         self.key: Any = None
-        """What its module finds it by."""
+        """The key in its module's cache: sizes and fetched values."""
         self.sizes: Mapping[str, int] = {}
         """Sizes of the model's symbolic dims, where it is placed by measurement."""
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
@@ -128,9 +128,9 @@ class Specialization:
         self._program: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
-        """Whether a call has been checked, and nothing was found."""
+        """Whether a call was checked without a finding."""
         self.tuned = place(function) if place else None
-        """How the plan was chosen, where it was by measurement."""
+        """The result of placement by measurement, if there was one."""
         if self.tuned is not None and self.tuned.lowered:
             self.engines = replace(engines, lowered=self.tuned.lowered)
         self._plan = saved.plan if saved and saved.plan else self._partitioned(())
@@ -169,7 +169,7 @@ class Specialization:
         return program
 
     def _compile_first(self) -> WorkingPlan:
-        """Return what `_find_working_plan` does; a plan of the cache that is not the model's is replaced by one made from it."""
+        """Find a working plan; a cached plan that does not match the model is replaced by a new one."""
         try:
             return self._find_working_plan(self._plan, self.refused)
         except StaleFunction as error:
@@ -188,11 +188,11 @@ class Specialization:
         self._dump()
 
     def _find_working_plan(self, plan: Plan, refused: tuple[Refusal, ...], failed: FailedCall | None = None) -> WorkingPlan:
-        """Return the Program of the first plan that works, all that was refused by then, and the results of a call that failed.
+        """Find the first plan that works. Returns its Program, all refusals, and the results of the call that failed.
 
-        What an engine refuses at compile, or fails to run in that call, is left out of the next plan. A call that fails on every
-        plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an error in any
-        case. Copies of its inputs then decide whether the next plan works for later calls.
+        Regions that an engine refuses at compile, or fails to run in that call, are excluded from the next plan. A call that
+        fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an
+        error in any case; copies of its inputs then decide whether the next plan works for later calls.
         """
         new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
         first, lost = failed, None
@@ -248,7 +248,7 @@ class Specialization:
             )
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
-        """Return a plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
+        """Plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
         try:
@@ -259,10 +259,9 @@ class Specialization:
     # ------------------------------------------------------------------ faults of a run
 
     def run(self, call: Call, program: Program | None = None) -> list[Any]:
-        """Return what the call gives; a region that fails is placed elsewhere, with a warning, and the call made again.
+        """Run a call; a region that fails is placed elsewhere, with a warning, and the call is repeated.
 
-        Raises RunFailed where no engine is left for the region, where its inputs are no longer what they were, and
-        where the module is strict.
+        Raises RunFailed if no engine is left for the region, its inputs cannot be restored, or the module is strict.
         """
         program = program or self.program()
         try:
@@ -271,7 +270,7 @@ class Specialization:
             return self.rescue(program, error, call)
 
     def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
-        """Return what the call, of which a region of that program has failed, gives on a plan without the region."""
+        """Repeat a call after a region of the program failed, on a plan without the region."""
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
@@ -286,7 +285,7 @@ class Specialization:
         return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Return the plan without what was refused: the best that was measured, else that by priority."""
+        """Plan without refused regions: the best measured plan, else by priority."""
         if self.tuned is not None:
             from xrt.placement.auto import find_next_best_plan
 
@@ -331,12 +330,12 @@ class Specialization:
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
 
     def full_function(self) -> Function:
-        """Return what is planned; `function` has the same inputs and outputs, and may have been folded."""
+        """The planned Function; `function` has the same inputs and outputs, and may be folded."""
         return self._saved.whole() if self._saved else self.function
 
     @property
     def graph_remark(self) -> str:
-        """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
+        """Whether calls are recorded as a graph of the device; empty if not requested, or before the compile."""
         return self._program.graph_remark if self._program is not None else ""
 
     @property
@@ -364,20 +363,20 @@ class Specialization:
         return self._program is program
 
     def regions(self) -> list[RegionToCompile]:
-        """Return what is, or was, compiled for the plan, in its order."""
+        """The regions that are compiled for the plan, in its order."""
         from xrt.runtime import list_regions
 
         return list_regions(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
-        """Return what the plan takes of memory, and the engines too once it is compiled."""
+        """The memory of the plan, and of the engines once it is compiled."""
         from xrt.module.memory import memory
 
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
 
     def close_in_background(self) -> None:
-        """Have the program closed once no call uses it."""
+        """Close the program once no call uses it."""
         if self._program is not None:
             self._program.close_in_background()
 
@@ -389,7 +388,7 @@ def _has_index_error(error: BaseException | None) -> bool:
 
 
 MOST_NODES = 8
-"""Nodes that others are asked about; who takes these is likely to take the rest."""
+"""Nodes that other engines are queried about; an engine that supports these is likely to support the rest."""
 PATIENCE = 5.0
 """Seconds after which no further engine is queried: the libraries of engines outside the list may have to be imported."""
 
