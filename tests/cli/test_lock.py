@@ -113,7 +113,7 @@ def test_a_regression_is_one_that_two_processes_have_seen(
 
     class Second:
         def __init__(self, entry: str) -> None:
-            assert entry == "xrt.cli.lock:serve_confirmation"
+            assert entry == "xrt.cli.tune:serve_confirmation"
 
         def ask(self, message: dict[str, Any], seconds: float) -> tuple[dict[str, Any], memoryview]:
             asked.append(message)
@@ -125,7 +125,7 @@ def test_a_regression_is_one_that_two_processes_have_seen(
             pass
 
     path = altered(lock, lambda facts: facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6))
-    monkeypatch.setattr("xrt.cli.lock.WorkerProcess", Second)
+    monkeypatch.setattr("xrt.cli.tune.WorkerProcess", Second)
     found, out, _ = call(capsys, "check", path, "--budget", "1s")
     assert (found, out[: len(begins)]) == (code, begins)
     assert asked == [{"lock": path, "model": None, "named": None, "limit": 0.05, "budget": 1.0, "validate": None}]
@@ -173,8 +173,8 @@ def test_a_lock_that_was_tuned_for_throughput_is_put_under_load(
         def end(self) -> None:
             pass
 
-    monkeypatch.setattr("xrt.cli.lock.WorkerProcess", Second)
-    monkeypatch.setattr("xrt.cli.lock.check_module_load", repeat)
+    monkeypatch.setattr("xrt.cli.tune.WorkerProcess", Second)
+    monkeypatch.setattr("xrt.cli.tune.check_module_load", repeat)
     path = altered(lock, lambda facts: facts.update(serving=msgspec.to_builtins(SERVING.to_record())))
     more = ("--budget", "1s", "--max-regress", NEVER, *asked)
     found, out, _ = call(capsys, "check", path, *more)

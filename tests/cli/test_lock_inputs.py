@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.locks import BUDGET, NEVER, altered
 from tests.cli.test_cache_and_bundles import call
-from xrt.cli import lock
+from xrt.cli import tune
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
@@ -88,13 +88,13 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
     rows: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    checked = lock.check_module
+    checked = tune.check_module
 
     def noted(module: Any, lock: PlacementFile, values: Any, *more: Any) -> Any:
         seen.extend(values)
         return checked(module, lock, values, *more)
 
-    monkeypatch.setattr(lock, "check_module", noted)
+    monkeypatch.setattr(tune, "check_module", noted)
     code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
     assert (code, "not where it was locked" in out) == (0, False)
     np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))

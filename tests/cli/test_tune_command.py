@@ -162,7 +162,7 @@ def throughput(command: Command, tmp_path: Path) -> Command:
 def test_throughput_is_a_table_a_lock_and_a_page(
     throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xrt.cli.throughput.GATE", 0.3)
+    monkeypatch.setattr("xrt.cli.tune.GATE", 0.3)
     lock, page = tmp_path / "serve.lock", tmp_path / "page.html"
     code, out, _ = throughput("--batch", "1,2", "-o", str(lock), "--html", str(page))
     assert code == 0

@@ -144,7 +144,7 @@ def test_the_command_counts_and_exits_with_0(capsys):
 
 
 def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("xrt.cli.conformance.split_specs", lambda text: [RecordingEngine(takes="nothing")])
+    monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [RecordingEngine(takes="nothing")])
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "2", "--way", "alone", "--in-process"])
     assert left.value.code == 1
@@ -153,7 +153,7 @@ def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("xrt.cli.conformance.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
+    monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
     seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])

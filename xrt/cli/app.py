@@ -40,16 +40,15 @@ _WORKSHOP = {
 }
 _COMMANDS = (*_DAILY, *_WORKSHOP)
 _MODULES = {
-    "bisect": "verify",
-    "check": "lock",
-    "compile": "run",
-    "doctor": "engines",
-    "explain": "run",
-    "export-triton": "serve",
-    "fuzz": "conformance",
-    "inspect": "run",
+    "run": ("run", "compile", "explain", "inspect", "verify"),
+    "bench": ("bench",),
+    "tune": ("tune", "lock", "check"),
+    "serve": ("serve", "batch", "export-triton"),
+    "quantize": ("quantize",),
+    "engines": ("engines", "cache", "doctor"),
+    "workshop": ("conformance", "fuzz", "bisect"),
 }
-"""The module of each command that is not the first of its module."""
+"""The commands of each module; the function of the first one is ``command``."""
 
 
 class Commands(click.Group):
@@ -63,9 +62,9 @@ class Commands(click.Group):
             raise click.UsageError(
                 f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {', '.join(_COMMANDS)}"
             )
-        module = importlib.import_module(f"xrt.cli.{_MODULES.get(name, name)}")
-        attribute = f"{name.replace('-', '_')}_command" if name in _MODULES else "command"
-        command: click.Command = getattr(module, attribute)
+        home, names = next((home, names) for home, names in _MODULES.items() if name in names)
+        attribute = "command" if name == names[0] else f"{name.replace('-', '_')}_command"
+        command: click.Command = getattr(importlib.import_module(f"xrt.cli.{home}"), attribute)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,8 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave the process: 0 when it succeeded, 1 for a finding, 2 for an error, 130 when interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold half a character, which no encoding has
-    given = sys.argv[1:] if arguments is None else arguments
-    sys.exit(_run([a for a in given if a != "--debug"], debug="--debug" in given))
+    typed = sys.argv[1:] if arguments is None else arguments
+    sys.exit(_run([a for a in typed if a != "--debug"], debug="--debug" in typed))
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
@@ -128,12 +127,12 @@ def _describe_usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()
-    said = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        known = [name for option in context.command.get_params(context) for name in option.opts]
-        nearest = did_you_mean(error.option_name, known)
-        said = f"{context.command_path} has no option {error.option_name}.{nearest}".rstrip(".")
-    return f"{said}{'' if said.endswith('?') else '.'} `{context.command_path} --help` lists the options"
+        names = [name for option in context.command.get_params(context) for name in option.opts]
+        nearest = did_you_mean(error.option_name, names)
+        text = f"{context.command_path} has no option {error.option_name}.{nearest}".rstrip(".")
+    return f"{text}{'' if text.endswith('?') else '.'} `{context.command_path} --help` lists the options"
 
 
 def _describe_error(error: Exception) -> str:

@@ -11,12 +11,21 @@ from pathlib import Path
 import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.cli.options import ENGINE_NAMES, add_dims, check_sizes, check_writable, parse_dims, parse_seconds
+from xrt.cli.options import (
+    CORES,
+    ENGINE_NAMES,
+    add_dims,
+    add_json,
+    check_sizes,
+    check_writable,
+    parse_dims,
+    parse_numbers,
+    parse_seconds,
+)
 from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, show_table, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import probe_all
-from xrt.errors import OptionError
 from xrt.formats.output import replace_file
 from xrt.graph import FrozenDict
 from xrt.module import validate_budget
@@ -39,14 +48,8 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
     metavar="CANDIDATE",
     help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable [default: each ready engine]",
 )
-@click.option(
-    "--threads",
-    default=str(default_budget()),
-    show_default="the cores of this process",
-    metavar="N,...",
-    help="Thread counts: 1,2",
-)
-@click.option("--batch", default="", metavar="N,...", help="Batch sizes: 1,8 [default: the model's own]")
+@click.option("--threads", callback=parse_numbers, metavar="N,...", help=f"Thread counts: 1,2 [default: {CORES}]")
+@click.option("--batch", callback=parse_numbers, metavar="N,...", help="Batch sizes: 1,8 [default: the model's own]")
 @add_dims
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
 @click.option(
@@ -66,7 +69,7 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
     help="Time of the start of a candidate, without its search: 60s, 2m",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to this file")
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, compile times, memory, versions and the machine")
 @click.pass_obj
@@ -74,8 +77,8 @@ def command(
     typed: tuple[str, ...],
     models: tuple[str, ...],
     candidates: tuple[str, ...],
-    threads: str,
-    batch: str,
+    threads: tuple[int, ...] | None,
+    batch: tuple[int, ...] | None,
     rounds: int,
     dims: tuple[str, ...],
     budget: float,
@@ -92,9 +95,8 @@ def command(
     """
     if html is not None:
         check_writable(html)
-    batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
     extents = parse_dims(dims)
-    targets = [BenchTarget.parse(model, size) for model in models for size in batches]
+    targets = [BenchTarget.parse(model, size) for model in models for size in batch or (None,)]
     subjects = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
     for subject in subjects:
         if (function := subject.check()) is not None:
@@ -102,7 +104,7 @@ def command(
     report = _compared(
         subjects,
         _candidates(candidates),
-        _budgets(_counts(threads, "--threads") or [default_budget()]),
+        list(dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in threads or (default_budget(),))),
         BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget),
         silent=as_json,
         verbose=verbose,
@@ -114,30 +116,14 @@ def command(
         out.print_json(json.dumps(report.to_dict()))
     else:
         out.print("\n".join(_footer(report, verbose=verbose)), markup=False)
-    return _exit_code(report)
-
-
-def _exit_code(report: BenchReport) -> int:
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
 
 
-def _counts(text: str, option: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise OptionError(f"{option} takes positive numbers with commas, such as 1,2; got {text!r}")
-    return [int(part) for part in parts]
-
-
-def _budgets(asked: list[int]) -> list[int]:
-    """Return the budgets that were asked for, each once and none above the cores, with a warning for what is."""
-    return list(dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in asked))
-
-
-def _candidates(given: tuple[str, ...]) -> list[BenchCandidate]:
-    if given:
-        chosen = list(dict.fromkeys(BenchCandidate.parse(text) for text in given))
+def _candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
+    if texts:
+        chosen = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
         for name in dict.fromkeys(name for candidate in chosen for name in candidate.names if name != AUTO):
             registry.check_registered(name)
         return chosen
@@ -173,9 +159,9 @@ def show_group(group: Group, *, verbose: bool) -> None:
     rounds = max((len(row.rounds) for row in group.rows), default=0)
     rows = [TimedRow(str(row.candidate), row.median_seconds, _ratio(row), row.verdict) for row in group.rows]
     if not out.is_terminal:
-        known = [(one.name, _milliseconds(one.seconds), one.ratio, one.verdict) for one in rows]
+        times = [(one.name, _milliseconds(one.seconds), one.ratio, one.verdict) for one in rows]
         notes = ["; ".join(_notes(row, rounds)) for row in group.rows]
-        cells = [(*mine, *_details(row), note) for mine, row, note in zip(known, group.rows, notes, strict=True)]
+        cells = [(*mine, *_details(row), note) for mine, row, note in zip(times, group.rows, notes, strict=True)]
         show_table(("engine", "ms", "ratio", "verdict", *DETAILS, "note"), cells)
         return
     show_times("engine", rows)

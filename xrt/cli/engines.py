@@ -1,4 +1,4 @@
-"""``xrt engines``: what is installed, what is missing and what is broken; and the options of one engine."""
+"""``xrt engines``, ``doctor`` and ``cache``: engines and settings of this machine, and the compiled regions on disk."""
 
 from __future__ import annotations
 
@@ -9,29 +9,44 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
 from xrt import __version__
-from xrt.cache import open_disk_tier
-from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
+from xrt.cache import Store, open_disk_tier
+from xrt.cache.disk import StoredFailure, find_cache_directory
+from xrt.cache.disk.config import parse_size
+from xrt.cache.disk.plan_store import PlanStore
+from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
+from xrt.cache.disk.store import CacheEntry
+from xrt.cache.disk.tier import CheckedFileStore
+from xrt.cache.disk.weight_hashes import WeightHashStore
+from xrt.cli.options import add_json, load_with_sizes, module_keywords, module_options
+from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, show_table
+from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
+from xrt.errors import CacheError, OptionError
+from xrt.module import XRTModule
 from xrt.runtime import available_cores, default_budget
 
-__all__ = ["command", "doctor_command", "facts", "read_engine_environment"]
+if TYPE_CHECKING:
+    from xrt.partition import Launch
+
+__all__ = ["cache_command", "command", "doctor_command", "facts", "read_engine_environment"]
 
 _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 
 
 @click.command("engines")
 @click.argument("engine", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 @click.option("-v", "--verbose", is_flag=True, help="Show all versions, and what each engine is and lacks")
 def command(engine: str | None, as_json: bool, verbose: bool) -> None:
     """List the engines: ready, missing (with the pip line) or broken (with the cause).
@@ -58,8 +73,8 @@ def command(engine: str | None, as_json: bool, verbose: bool) -> None:
 
 def _number(version: str) -> str:
     """Return the first version number of a text such as ``onnxruntime 1.31.1 (...)``."""
-    found = re.search(r"\d+(?:\.\w+)+", version or "")
-    return found[0] if found else ""
+    number = re.search(r"\d+(?:\.\w+)+", version or "")
+    return number[0] if number else ""
 
 
 def _brief(status: EngineStatus) -> str:
@@ -94,27 +109,29 @@ _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 def doctor_command(as_json: bool) -> int:
     """Show versions, processor, memory, environment and engines, for a bug report. The exit code is 1 for a broken engine."""
     with WorkStatus("asking each engine in a process of its own"):
-        found = facts()
+        report = facts()
     if as_json:
-        out.print_json(json.dumps(found))
+        out.print_json(json.dumps(report))
     else:
-        _show(found)
-    return int(any(engine["state"] == "broken" for engine in found["engines"]))
+        _show(report)
+    return int(any(engine["state"] == "broken" for engine in report["engines"]))
 
 
 def facts() -> dict[str, Any]:
     """Return all that the command shows, as plain data."""
+    libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)
+    versions = {name: version for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]) if (version := _version(name))}
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "versions": {"xrt": __version__} | {name: version for name in _list_distributions() if (version := _version(name))},
+        "versions": {"xrt": __version__, **versions},
         "processor": _processor(),
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
-        "threads": {"budget": default_budget(), **_blas()},
+        "threads": {"budget": default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
         "memory": _memory(),
         "cache": _cache(),
         "environment": read_engine_environment(os.environ),
@@ -143,21 +160,11 @@ def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
-def _list_distributions() -> list[str]:
-    declared = (library for name in list_by_rank() for library in find_declaration(name).libraries)
-    return list(dict.fromkeys([*_DISTRIBUTIONS, *declared]))
-
-
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _blas() -> dict[str, int]:
-    """Return the threads that NumPy's BLAS takes by itself, under its name."""
-    return {library.name: library.get() for library in find_blas().libraries}
 
 
 def _processor() -> dict[str, Any]:
@@ -181,32 +188,208 @@ def _memory() -> dict[str, int]:
     if "SC_PHYS_PAGES" not in os.sysconf_names:
         return {}
     page = os.sysconf("SC_PAGE_SIZE")
-    asked = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
-    return {word: page * os.sysconf(name) for word, name in asked.items() if name in os.sysconf_names}
+    counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
+    return {word: page * os.sysconf(name) for word, name in counters.items() if name in os.sysconf_names}
 
 
 def _describe_cache(cache: Mapping[str, Any]) -> str:
     if not cache:
         return "off"
-    said = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
-    return f"{said}; not used: {cache['unused']}" if cache["unused"] else said
+    text = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
+    return f"{text}; not used: {cache['unused']}" if cache["unused"] else text
 
 
-def _show(found: Mapping[str, Any]) -> None:
-    processor = found["processor"]
+def _show(report: Mapping[str, Any]) -> None:
+    processor = report["processor"]
     rows = [
-        ("python", found["python"]),
-        ("platform", found["platform"]),
+        ("python", report["python"]),
+        ("platform", report["platform"]),
         ("processor", f"{processor['name']} ({processor['architecture']})"),
         ("features", " ".join(processor["features"])),
-        *((f"cores of {whose}", count) for whose, count in found["cores"].items()),
-        *((f"threads, {whose}", count) for whose, count in found["threads"].items()),
-        *((f"memory, {word}", human_bytes(count)) for word, count in found["memory"].items()),
-        ("cache", _describe_cache(found["cache"])),
-        *found["versions"].items(),
-        *found["environment"].items(),
+        *((f"cores of {whose}", count) for whose, count in report["cores"].items()),
+        *((f"threads, {whose}", count) for whose, count in report["threads"].items()),
+        *((f"memory, {word}", human_bytes(count)) for word, count in report["memory"].items()),
+        ("cache", _describe_cache(report["cache"])),
+        *report["versions"].items(),
+        *report["environment"].items(),
     ]
     show_table(("what", "value"), rows)
     names = ("name", "state", "distribution")
-    engines = [(*(e[name] for name in names), e["version"] or e["cause"], e["pip"], e["precisions"]) for e in found["engines"]]
+    engines = [(*(e[name] for name in names), e["version"] or e["cause"], e["pip"], e["precisions"]) for e in report["engines"]]
     show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
+
+
+# ---------------------------------------------------------------------- the cache
+
+_SHOWN = 60
+
+
+@click.group("cache")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory [default: XRT_CACHE_DIR, or the user's cache]",
+)
+@click.pass_context
+def cache_command(context: click.Context, directory: Path | None) -> None:
+    """List, verify and remove the compiled regions on disk."""
+    context.obj = Store(directory or find_cache_directory())
+
+
+@cache_command.command("list")
+@add_json
+@click.pass_obj
+def list_command(store: Store, as_json: bool) -> None:
+    """List the entries, the most recently used first."""
+    entries = list_entries(store)
+    if as_json:
+        out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
+        return
+    rows = [_make_row(entry) for entry in entries]
+    if out.is_terminal:  # one line for each: what is wrong with it, or else its inputs, as far as there is room
+        brief = [
+            (key[:8], engine.partition(" ")[2] or engine, size, used[5:], note or inputs)
+            for key, engine, size, used, inputs, note in rows
+        ]
+        widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in brief), strict=True)]
+        room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
+        cut = [(*row[:4], _shorten(row[4], room)) for row in brief]
+        show_table(("entry", "engine", "size", "last used", "inputs"), cut, numbers=("size",))
+    else:
+        show_table(("entry", "engine", "size", "last used", "inputs", "note"), rows, numbers=("size",))
+    total = sum(entry.size for entry in entries)
+    out.print(f"{len(entries)} entries, {human_bytes(total)}, in {store.directory}", markup=False)
+    _tell_unused(store)
+
+
+def _tell_unused(store: Store) -> bool:
+    """Print why the directory is not used, where it is not; tell whether it was printed."""
+    reason = store.why_not_trusted()
+    if reason is not None:
+        out.print(f"it is not used: {reason}", markup=False, soft_wrap=True)
+    return reason is not None
+
+
+def _make_row(entry: CacheListing) -> tuple[str, ...]:
+    used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+    note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
+    return entry.key[:12], entry.engine, human_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@cache_command.command("verify")
+@click.pass_obj
+def verify_command(store: Store) -> int:
+    """Verify the checksums and the owner of every entry; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
+    damaged = store.find_damaged()
+    for reason in damaged.values():
+        out.print(reason, markup=False)
+    out.print(f"{len(store.items())} entries, {len(damaged)} of them damaged, in {store.directory}", markup=False)
+    return int(_tell_unused(store) or bool(damaged))
+
+
+@cache_command.command("gc")
+@click.option("--size", help="Remove the least recently used beyond this size, such as 2GB [default: XRT_CACHE_SIZE, or 5GB]")
+@click.option("--failures", is_flag=True, help="Forget the compiles that are stored as failed")
+@click.pass_obj
+def gc_command(store: Store, size: str | None, failures: bool) -> None:
+    """Remove what is damaged, left behind, out of date, or too much."""
+    limit = _find_limit(store, size)
+    damaged = store.find_damaged()
+    forgotten = [item for item in store.items() if failures and item not in damaged and _is_failure(item.path)]
+    for item in (*damaged, *forgotten):
+        item.path.unlink(missing_ok=True)
+    evicted, left = store.shrink(limit), store.sweep()
+    stale, old = WeightHashStore(store).sweep() + CheckedFileStore(store).sweep(), PlanStore(store).sweep()
+    said = (
+        f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
+        f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
+    )
+    out.print(said, markup=False)
+
+
+def _find_limit(store: Store, size: str | None) -> int:
+    if size is None:
+        tier = open_disk_tier(directory=store.directory)
+        return tier.limit if tier else 0
+    limit = parse_size(size)
+    if limit is None:
+        raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
+    return limit
+
+
+def _is_failure(path: Path) -> bool:
+    try:
+        return isinstance(CacheEntry.read(path).failure, StoredFailure)
+    except (CacheError, OSError):
+        return False
+
+
+@cache_command.command("clear")
+@click.pass_obj
+def clear_command(store: Store) -> None:
+    """Remove everything."""
+    count, total = len(store.items()), sum(item.size for item in store.items())
+    store.clear()
+    out.print(f"removed {count} entries, {human_bytes(total)}, from {store.directory}", markup=False)
+
+
+@cache_command.command("explain-miss")
+@click.argument("model")
+@module_options
+@add_json
+@click.pass_obj
+def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: Any) -> int:
+    """Explain why regions of MODEL are not in the cache, by comparison with the nearest entry; exit code 1 when one is missing.
+
+    Regions that an engine cannot save are never stored, and never missing.
+    """
+    function = load_with_sizes(model, {**params, "lock": None})
+    with XRTModule(function, **module_keywords(params)) as module:
+        signatures = module.signatures()
+        unsaved = {launch.name: why for launch in module.plan.launches if (why := _why_unsaved(launch))}
+    missed = explain_misses(store, [one for name, one in signatures.items() if name not in unsaved])
+    if as_json:
+        facts = {name: {"saves": name not in unsaved, **_as_data(one, missed)} for name, one in signatures.items()}
+        out.print_json(json.dumps(facts))
+        return int(bool(missed))
+    by_key = {miss.signature.key: miss for miss in missed}
+    for name, signature in signatures.items():
+        if name in unsaved:
+            lines = [f"{name}: {unsaved[name]}, so it is compiled in each process"]
+        else:
+            state = "not in the cache" if signature.key in by_key else "in the cache"
+            lines = [f"{name}: {state}", *_describe_miss(by_key.get(signature.key))]
+        out.print("\n".join(lines), markup=False)
+    return int(bool(missed))
+
+
+def _why_unsaved(launch: Launch) -> str:
+    """Return why no executable of a launch is kept; empty where one is."""
+    engine = create(launch.engine)
+    if type(engine).save is GraphCompiler.save:
+        return f"engine {launch.engine!r} cannot save an executable"
+    small = f"engine {launch.engine!r} compiles so small a region in less time than it takes to load one"
+    return "" if engine.is_worth_saving(launch.function) else small
+
+
+def _describe_miss(miss: Miss | None) -> list[str]:
+    if miss is None:
+        return []
+    if miss.nearest is None:
+        return ["  the cache is empty"]
+    lines = [f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
+    return lines + [
+        f"    {name}: {_shorten(mine, _SHOWN)}; the entry has {_shorten(theirs, _SHOWN)}"
+        for name, mine, theirs in miss.differences
+    ]
+
+
+def _as_data(signature: Any, missed: list[Miss]) -> dict[str, Any]:
+    miss = next((miss for miss in missed if miss.signature.key == signature.key), None)
+    differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
+    return {"key": signature.key, "hit": miss is None, "differs": differences}

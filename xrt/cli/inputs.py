@@ -12,19 +12,19 @@ import numpy as np
 from click.core import ParameterSource
 
 from xrt import passes
-from xrt.cli.options import isolation_keywords, parse_dims, set_dims, settle_batch
+from xrt.cli.options import isolation_keywords, load_with_sizes, module_keywords, parse_dims, set_dims, settle_batch
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
-from xrt.formats.bundle import BundleFile, load_model
+from xrt.formats.bundle import BundleFile, is_bundle, load_model
 from xrt.graph import Function, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, load
 from xrt.module.bundle_index import read_serving
 from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
-from xrt.module.variants import Variant, read_variants
+from xrt.module.variants import read_variants
 from xrt.placement.throughput.result import ServingConfiguration
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "from_files",
     "list_input_files",
     "open_bundle",
+    "open_model",
     "read_batches",
     "read_bundle_facts",
     "set_shapes",
@@ -41,14 +42,14 @@ __all__ = [
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
     """Return a value for each input: from files, and else a random one, of the extents that those of the files say."""
-    given = from_files(files, function)
-    return sample_inputs(set_shapes(function, given), seed) | given
+    arrays = from_files(files, function)
+    return sample_inputs(set_shapes(function, arrays), seed) | arrays
 
 
-def set_shapes(function: Function, given: Mapping[str, Any]) -> Function:
+def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
     """Return the function for the shapes of those arrays; raises InputError for one that does not fit."""
     tensors = {value.name for value in function.inputs if isinstance(value.type, TensorType)}
-    shapes = {name: array.shape for name, array in given.items() if name in tensors and isinstance(array, np.ndarray)}
+    shapes = {name: array.shape for name, array in arrays.items() if name in tensors and isinstance(array, np.ndarray)}
     return passes.specialize(function, shapes) if shapes else function
 
 
@@ -65,10 +66,10 @@ def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
 
 def list_input_files(files: Sequence[str], function: Function) -> dict[str, Path]:
     """Return for each input that `from_files` finds the file that it is in; raises what that does."""
-    found: dict[str, Path] = {}
+    files_by_input: dict[str, Path] = {}
     for name, path in _named(files, function):
-        found |= dict.fromkeys([name] if name is not None else read_npz(path), path)
-    return found
+        files_by_input |= dict.fromkeys([name] if name is not None else read_npz(path), path)
+    return files_by_input
 
 
 def _named(files: Sequence[str], function: Function) -> list[tuple[str | None, Path]]:
@@ -116,26 +117,26 @@ def _read(path: Path, function: Function) -> Batch:
                 f"{path} has one array, and the model takes {', '.join(names)}; write an .npz with an array for each"
             )
         return {names[0]: read_npy(path)}
-    found = read_npz(path)
-    for name in found:
+    arrays = read_npz(path)
+    for name in arrays:
         if name not in names:
             raise InputError(
                 f"{path} has an array {name!r}, which is no input.{did_you_mean(name, names)} Inputs: {', '.join(names)}"
             )
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in arrays]:
         raise InputError(f"{path} has no array for input{'s' * (len(missing) != 1)} {', '.join(missing)}")
-    return found
+    return arrays
 
 
 def _cut(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
     """Yield the batches of one file."""
     cut = {value.name: _cut_array(arrays[value.name], value) for value in function.inputs}
-    counts = {name: len(found) for name, found in cut.items() if isinstance(found, list)}
+    counts = {name: len(batches) for name, batches in cut.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the arrays of {path} have different numbers of batches: {listed}")
     for place in range(next(iter(counts.values()), 1)):
-        yield {name: found[place] if isinstance(found, list) else found for name, found in cut.items()}
+        yield {name: batches[place] if isinstance(batches, list) else batches for name, batches in cut.items()}
 
 
 def _cut_array(array: np.ndarray[Any, Any], value: Value) -> Any:
@@ -162,6 +163,14 @@ _FREE = (
 """Options of commands that a bundle does not settle."""
 
 
+def open_model(model: str, params: dict[str, Any], **keywords: Any) -> tuple[Function, XRTModule]:
+    """Return the model and its module: from a bundle, or made with the options of the command."""
+    if is_bundle(model):
+        return open_bundle(model, click.get_current_context())
+    function = load_with_sizes(model, params)
+    return function, XRTModule(function, **module_keywords(params), **keywords)
+
+
 def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]:
     """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
 
@@ -169,25 +178,21 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
 
     Raises OptionError for an option on the command line that the bundle has settled.
     """
-    settled = [_name(option) for option in context.command.params if _is_given(option.name or "", context)]
+    options = [option for option in context.command.params if _is_given(option.name or "", context)]
+    settled = [next((name for name in option.opts if name.startswith("--")), option.opts[0]) for option in options]
     if settled:
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
-    asked = context.params
+    params = context.params
     function = load_model(path)
-    settle_batch(function, asked)
-    return set_dims(function, parse_dims(asked["dims"])), load(
+    settle_batch(function, params)
+    return set_dims(function, parse_dims(params["dims"])), load(
         path,
         engine=_list_named_bundles(context),
-        threads=asked.get("threads"),
-        strict=asked["strict"],
-        check=asked.get("check"),
-        **isolation_keywords(asked),
+        threads=params.get("threads"),
+        strict=params["strict"],
+        check=params.get("check"),
+        **isolation_keywords(params),
     )
-
-
-def _name(option: click.Parameter) -> str:
-    """Return the first long name of an option."""
-    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
 
 
 def _is_given(name: str, context: click.Context) -> bool:
@@ -214,16 +219,14 @@ def read_bundle_facts(path: str) -> dict[str, Any]:
         "device": manifest["device"],
         "inputs": {value.name: str(value.type or "?") for value in manifest["inputs"]},
         "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
-        "variants": [_facts_of_variant(one) for one in read_variants(file)],
+        "variants": [
+            {"processor": one.machine, "threads": one.threads, "engines": list(one.engines)} for one in read_variants(file)
+        ],
         "self_test": SELF_TEST in file.sections,
         "programs": [_facts_of_program(program) for program in manifest["programs"]],
         "bytes": file.sizes,
-        **({} if (found := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(found).to_dict()}),
+        **({} if (record := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(record).to_dict()}),
     }
-
-
-def _facts_of_variant(variant: Variant) -> dict[str, Any]:
-    return {"processor": variant.machine, "threads": variant.threads, "engines": list(variant.engines)}
 
 
 def _facts_of_program(program: Mapping[str, Any]) -> dict[str, Any]:

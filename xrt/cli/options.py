@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,15 +17,18 @@ from xrt.bench import BenchTarget
 from xrt.bench.targets import DIGITS, find_batch_dim, name_batch, set_dims
 from xrt.cache import default_cache
 from xrt.cache.disk.config import parse_size
-from xrt.engines import parse_spec, split_specs
+from xrt.cli.screen import human_bytes
+from xrt.engines import ExecutionOptions, parse_spec, split_specs
+from xrt.engines.contract.spec import list_options
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.module import Isolation
+from xrt.module import Isolation, ModuleOptions
 from xrt.module.model_source import make_source
 from xrt.module.programs import DEFAULT_ENGINES
+from xrt.partition import ClusteringOptions
 from xrt.placement.lockfile import read_lock, read_shapes
 
 if TYPE_CHECKING:
@@ -31,16 +36,22 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Type
 
 __all__ = [
+    "CORES",
     "DEFAULT_ENGINE",
     "ENGINE_NAMES",
+    "add_all",
     "add_batch",
+    "add_budget",
     "add_dims",
     "add_engines",
+    "add_json",
     "add_locked_dims",
+    "add_seed",
     "add_tuning_options",
     "check_folder",
     "check_sizes",
     "check_writable",
+    "derive",
     "input_options",
     "is_sized",
     "isolation_keywords",
@@ -54,6 +65,7 @@ __all__ = [
     "parse_choices",
     "parse_dims",
     "parse_memory",
+    "parse_numbers",
     "parse_seconds",
     "parse_wait",
     "read_locked_dims",
@@ -62,6 +74,7 @@ __all__ = [
 ]
 
 Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 
 def load_with_options(text: str) -> Function:
@@ -80,23 +93,23 @@ def load_with_options(text: str) -> Function:
     return function
 
 
-def settle_batch(function: Function, given: dict[str, Any]) -> None:
+def settle_batch(function: Function, params: dict[str, Any]) -> None:
     """Replace ``--batch`` by the ``--dim`` that it stands for."""
-    if (batch := given.get("batch")) is None:
+    if (batch := params.get("batch")) is None:
         return
-    given["batch"] = None
+    params["batch"] = None
     if (name := find_batch_dim(function, batch)) is not None:
-        given["dims"] = (*given["dims"], f"{name}={batch}")
+        params["dims"] = (*params["dims"], f"{name}={batch}")
 
 
-def load_with_sizes(model: str, given: dict[str, Any]) -> Function:
+def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
     """Return the model with the sizes of ``--dim`` and ``--batch``, and for the other dims those of the lockfile of ``--lock``.
 
     Raises OptionError where both give a size to a dim, and not the same.
     """
     function = load_with_options(model)
-    settle_batch(function, given)
-    return set_dims(function, add_locked_dims(model, function, parse_dims(given["dims"]), given.get("lock")))
+    settle_batch(function, params)
+    return set_dims(function, add_locked_dims(model, function, parse_dims(params["dims"]), params.get("lock")))
 
 
 def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str | None) -> dict[str, int]:
@@ -184,19 +197,19 @@ def parse_check(context: click.Context, option: click.Parameter, text: str | Non
         return text
 
 
-def parse_dims(given: tuple[str, ...]) -> dict[str, int]:
+def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
     """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form, and two sizes of one name."""
-    choices = parse_choices(given)
+    choices = parse_choices(texts)
     for name, sizes in choices.items():
         if len(sizes) > 1:
             raise OptionError(f"--dim gives {name} as {' and as '.join(map(str, sizes))}; only `xrt compile` takes several sizes")
     return {name: sizes[0] for name, sizes in choices.items()}
 
 
-def parse_choices(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Return all sizes of each name, each once, in the order in which they are given; raises OptionError for another form."""
     choices: dict[str, tuple[int, ...]] = {}
-    for text in given:
+    for text in texts:
         name, equals, size = text.partition("=")
         if not equals or not size.isdecimal():
             raise OptionError(f"--dim takes NAME=SIZE, such as batch=4; got {text!r}")
@@ -206,24 +219,38 @@ def parse_choices(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return choices
 
 
-def _checked_spec(text: str) -> str:
-    """Return the text; raises OptionError for one that is no spec."""
-    parse_spec(text)
-    return text
-
-
 def parse_devices(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
     """Return devices by engine from a text such as ``ort=cuda,tvm{opt_level=2}=cpu``; raises OptionError for another form."""
     if text is None:
         return None
     try:
         pairs = [one.rpartition("=") for one in split_specs(text)]
-        found = {_checked_spec(engine.strip()): device.strip() for engine, _, device in pairs}
+        devices = {engine.strip(): device.strip() for engine, _, device in pairs}
+        for engine in devices:
+            parse_spec(engine)
     except OptionError:
-        pairs, found = [("", "", "")], {"": ""}
-    if len(found) < len(pairs) or not all((*found, *found.values())):
+        pairs, devices = [("", "", "")], {"": ""}
+    if len(devices) < len(pairs) or not all((*devices, *devices.values())):
         raise OptionError(f"--devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}")
-    return found
+    return devices
+
+
+def parse_memory(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
+    count = None if text is None else parse_size(text)
+    if text is not None and count is None:
+        raise OptionError(f"{option.opts[0]} takes a size such as 500MB or 4GB; got {text!r}")
+    return count
+
+
+def parse_numbers(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """Return the integers of a text such as ``1,2,4``; raises OptionError for another form."""
+    if text is None:
+        return None
+    parts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() and len(one) <= DIGITS and int(one) for one in parts):
+        raise OptionError(f"{option.opts[0]} takes positive integers, such as 1,2,4; got {text!r}")
+    return tuple(map(int, parts))
 
 
 @overload
@@ -245,50 +272,109 @@ def parse_wait(context: click.Context, option: click.Parameter, text: str | None
     return 0.0 if text is not None and re.fullmatch(r"0+(\.0+)?(ms|s|m|)", text.strip()) else parse_seconds(context, option, text)
 
 
+# ---------------------------------------------------------------------- options from the schemas
+
+
+@cache
+def _describe(owner: type) -> dict[str, str]:
+    """The first sentence of the description of each option, as help of a command."""
+    texts = {}
+    for entry in list_options(owner):
+        sentence = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0].replace('``engine="auto"``', "-e auto")
+        sentence = sentence.replace("``max_error``", "--max-error")
+        texts[entry.name] = re.sub(r"``(.*?)``", r"\1", sentence).replace(", in seconds", "").replace(", in bytes", "")
+    return texts
+
+
+def derive(owner: type, name: str, *flags: str, kind: str = "", shown: str = "", **attributes: Any) -> Decorator:
+    """The option of a command for an option of a module or a server: its flag, type and help come from the declaration.
+
+    ``kind`` is ``time``, ``size``, ``file``, ``folder`` or ``examples`` where the command line has a spelling of its own;
+    ``shown`` is the text for a default that is not a value, and ``example`` is added to the help.
+    """
+    one = next(field for field in fields(owner) if field.name == name)
+    text = attributes.pop("help", _describe(owner)[name])
+    text += f": {attributes.pop('example')}" if "example" in attributes else ""
+    value: Any = one.default
+    text += "; repeatable" if attributes.get("multiple") else ""
+    if one.type == "bool":
+        attributes = {"is_flag": True, **attributes}
+    elif kind == "time":
+        attributes = {"callback": parse_seconds, "metavar": "TIME", **attributes}
+        text, shown = f"{text}: 60s, 2m", shown or (f"{value:g}s" if value else "")
+    elif kind == "size":
+        attributes = {"callback": parse_memory, "metavar": "SIZE", **attributes}
+        text, shown = f"{text}: 500MB, 4GB", shown or (human_bytes(value) if value else "")
+    elif kind in ("file", "folder", "examples"):
+        attributes = {"type": click.Path(dir_okay=kind != "file", file_okay=kind != "folder"), **attributes}
+        text = f"{text.partition(':')[0]}: FILE.npz, FILE.npy, or a folder of such files" if kind == "examples" else text
+    elif one.metadata.get("at_least") is not None and "float" not in one.type:
+        attributes = {"type": int, **attributes}
+        shown = shown or ("" if value is None or value == 1 else str(value))
+    names = flags or (f"--{name.replace('_', '-')}", name)
+    return click.option(*names, help=f"{text} [default: {shown}]" if shown else text, **attributes)
+
+
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
 """How each command that takes engines calls the option."""
 DEFAULT_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
-_DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
-_BATCH = click.option(
-    "--batch",
-    type=click.IntRange(0),
-    metavar="ROWS",
-    help="Size of the first axis of the inputs, also where it has no name",
+CORES = "the cores of this process"
+add_dims = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
+"""Adds the option that gives symbolic dims a size: ``dims``."""
+add_batch = click.option(
+    "--batch", type=click.IntRange(0), metavar="ROWS", help="Size of the first axis of the inputs, also where it has no name"
 )
+"""Adds the option that gives the first axes of the inputs a size: ``batch``."""
+add_budget = derive(ModuleOptions, "budget", kind="time")
+add_json = click.option("--json", "as_json", is_flag=True, help="Print JSON")
+add_seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the random inputs that replace missing ones"
+)
+
+
+def add_engines(text: str, shown: str = DEFAULT_ENGINE, **attributes: Any) -> Decorator:
+    """Add the option that names the engines: ``engine``."""
+    return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=shown, help=text, **attributes)
+
+
+def add_all(*options: Decorator) -> Decorator:
+    """Add several options, which a command's help shows in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 _SHARED = (
-    click.option(
-        *ENGINE_NAMES,
-        metavar="ENGINES",
-        show_default=DEFAULT_ENGINE,
-        help="Engines, first choice first: tvm,ort; auto places by measurement",
-    ),
     click.option(
         "--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"
     ),
-    click.option(
-        "--devices", callback=parse_devices, metavar="ENGINE=DEVICE,...", help="Devices of single engines: ort=cuda,tvm=cpu"
+    derive(
+        ModuleOptions,
+        "devices",
+        callback=parse_devices,
+        metavar="ENGINE=DEVICE,...",
+        help="Devices of single engines: ort=cuda,tvm=cpu",
     ),
-    click.option(
-        "--pin",
-        "pins",
-        multiple=True,
-        metavar="PIN",
-        help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'; repeatable",
-    ),
-    click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
-    click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
-    click.option(
-        "--precision",
-        metavar="NAME",
-        help="Precision of the arithmetic: fp32, fp16, bf16 or int8; with --max-error several: bf16,int8,int4,Softmax=fp32",
-    ),
-    click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
-    click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),
-    _DIM,
+    derive(ClusteringOptions, "pins", "--pin", "pins", multiple=True, metavar="PIN"),
+    derive(ClusteringOptions, "minimum_nodes"),
+    derive(ClusteringOptions, "maximum_nodes"),
+    derive(ExecutionOptions, "precision", metavar="NAME"),
+    derive(ExecutionOptions, "threads", shown=CORES),
+    derive(ModuleOptions, "strict"),
+    add_dims,
 )
-
-
-_INPUTS = (
+isolation_options = add_all(
+    derive(Isolation, "engines", "--isolate", "isolate", metavar="ENGINES"),
+    derive(Isolation, "run", "--isolate-run", "isolate_run"),
+    derive(Isolation, "time_limit", kind="time", shown="no limit"),
+    derive(Isolation, "memory_limit", kind="size", shown="no limit"),
+)
+"""Adds the options of `xrt.Isolation`."""
+input_options = add_all(
     click.option(
         "-i",
         "--input",
@@ -297,127 +383,51 @@ _INPUTS = (
         metavar="[NAME=]FILE",
         help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
     ),
-    click.option(
-        "--seed",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0),
-        help="Seed of the random inputs that replace missing ones",
-    ),
+    add_seed,
 )
-
-
-def parse_memory(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
-    found = None if text is None else parse_size(text)
-    if text is not None and found is None:
-        raise OptionError(f"{option.opts[0]} takes a size such as 500MB or 4GB; got {text!r}")
-    return found
-
-
-_ISOLATION = (
-    click.option("--isolate", metavar="ENGINES", help="Engines that compile in a worker process: tvm,ort, or all"),
-    click.option("--isolate-run", is_flag=True, help="These engines also run there"),
-    click.option(
-        "--time-limit",
-        callback=parse_seconds,
-        metavar="TIME",
-        help="Time of each compile and each run in a worker process: 60s, 2m [default: no limit]",
-    ),
-    click.option(
-        "--memory-limit",
-        callback=parse_memory,
-        metavar="SIZE",
-        help="Address space of a worker process: 500MB, 4GB [default: no limit]",
-    ),
+"""Adds the options that say what a model is run on: ``files`` and ``seed``."""
+module_options = add_all(
+    add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
+    *_SHARED,
+    add_batch,
+    derive(ModuleOptions, "lock", kind="file"),
+    add_budget,
 )
+"""Adds the options that become keywords of XRTModule."""
+add_tuning_options = add_all(
+    add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
+    *_SHARED,
+    isolation_options,
+    input_options,
+)
+"""Adds the options of a module whose nodes are placed by measurement."""
 
 
-def isolation_options(command: Command) -> Command:
-    """Add the options of `xrt.Isolation`: ``isolate``, ``isolate_run`` and the limits."""
-    for option in reversed(_ISOLATION):
-        command = option(command)
-    return command
-
-
-def isolation_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of XRTModule and `xrt.load` from what `isolation_options` collected; empty without the options."""
-    limits = {name: given.get(name) for name in ("time_limit", "memory_limit")}
-    if given.get("isolate") is not None:
-        return {"isolate": Isolation(tuple(split_specs(given["isolate"])), bool(given.get("isolate_run")), **limits)}
+def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword of XRTModule and `xrt.load` from `isolation_options`; empty without them."""
+    limits = {name: params.get(name) for name in ("time_limit", "memory_limit")}
+    if params.get("isolate") is not None:
+        return {"isolate": Isolation(tuple(split_specs(params["isolate"])), bool(params.get("isolate_run")), **limits)}
     for name in ("isolate_run", *limits):
-        if given.get(name):
+        if params.get(name):
             raise OptionError(f"--{name.replace('_', '-')} is for engines in worker processes; name them with --isolate")
     return {}
 
 
-def input_options(command: Command) -> Command:
-    """Add the options that say what a model is run on: ``files`` and ``seed``."""
-    for option in reversed(_INPUTS):
-        command = option(command)
-    return command
-
-
-def add_dims(command: Command) -> Command:
-    """Add the option that gives symbolic dims a size: ``dims``."""
-    return _DIM(command)
-
-
-def add_batch(command: Command) -> Command:
-    """Add the option that gives the first axes of the inputs a size: ``batch``."""
-    return _BATCH(command)
-
-
-def add_engines(command: Command) -> Command:
-    """Add the option that names the engines: ``engine``."""
-    return _SHARED[0](command)
-
-
-def module_options(command: Command) -> Command:
-    """Add the options that become keywords of XRTModule."""
-    for option in reversed((*_SHARED, _BATCH, *_AUTO)):
-        command = option(command)
-    return command
-
-
-_ENGINES = click.option(
-    *ENGINE_NAMES,
-    default="auto",
-    metavar="ENGINES",
-    show_default="all that are ready",
-    help="Engines to choose from: ort,xla",
-)
-
-
-_AUTO = (
-    click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: use the plan of this lockfile, do not measure"),
-    click.option(
-        "--budget", callback=parse_seconds, metavar="TIME", help="With -e auto: time of the search: 60s, 2m [default: 20s]"
-    ),
-)
-
-
-def add_tuning_options(command: Command) -> Command:
-    """Add the options of a module whose nodes are placed by measurement."""
-    for option in reversed((_ENGINES, *_SHARED[1:])):
-        command = option(command)
-    return command
-
-
-def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return XRTModule's keywords from what `module_options` collected; what was not given is left out.
+def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return XRTModule's keywords from what `module_options` collected; options that were not set are left out.
 
     Raises OptionError for a budget where no engine is chosen by measurement.
     """
-    engines = given["engine"] and split_specs(given["engine"])
-    if given.get("budget") is not None and "auto" not in (engines or ()):
+    engines = params["engine"] and split_specs(params["engine"])
+    if params.get("budget") is not None and "auto" not in (engines or ()):
         raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
-    kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}
-    chosen = {name: value for name, value in kept.items() if value is not None}
+    values = {name: params[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
+    values |= {name: params.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}
+    chosen = {name: value for name, value in values.items() if value is not None}
     if "," in chosen.get("precision", ""):
         chosen["precision"] = [one.strip() for one in chosen["precision"].split(",")]
-    if given["pins"]:
-        chosen["pins"] = given["pins"]
-    chosen |= isolation_keywords(given)
-    return {**chosen, "engine": engines, "device": given["device"], "strict": given["strict"]}
+    if params["pins"]:
+        chosen["pins"] = params["pins"]
+    chosen |= isolation_keywords(params)
+    return {**chosen, "engine": engines, "device": params["device"], "strict": params["strict"]}

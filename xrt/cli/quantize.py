@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -17,7 +17,7 @@ from xrt.cache import CompileCache
 from xrt.calibration import METHODS
 from xrt.calibration.error_search import QuantizationResult, measure_error, quantize_within
 from xrt.cli.inputs import read_batches
-from xrt.cli.options import add_dims, add_engines, check_writable, load_with_sizes
+from xrt.cli.options import add_all, add_dims, add_engines, check_writable, derive, load_with_sizes
 from xrt.cli.screen import WorkStatus, complain, human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -25,7 +25,7 @@ from xrt.errors import CalibrationError, InputError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.graph import Function, NodePattern
-from xrt.module import XRTModule
+from xrt.module import ModuleOptions, XRTModule
 from xrt.module.specialization import optimize
 from xrt.passes.quantize import (
     QuantizationOptions,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_precision_options", "command", "parse_error", "read_precision_keywords", "show_pareto"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 def parse_error(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
     """Return a share from a text such as ``1%`` or ``0.01``; raises OptionError for another form."""
@@ -59,10 +57,8 @@ def parse_error(context: click.Context, option: click.Parameter, text: str | Non
     return float(match[1]) / (100 if match[2] else 1)
 
 
-_OPTIONS = (
-    click.option(
-        "--max-error", callback=parse_error, metavar="SHARE", help="Allow lower precision up to this error of outputs: 1%, 0.01"
-    ),
+add_precision_options = add_all(
+    derive(ModuleOptions, "max_error", callback=parse_error, metavar="SHARE", example="1%, 0.01"),
     click.option(
         "--measure",
         type=click.Choice(["relative", "cosine", "top1"]),
@@ -70,43 +66,29 @@ _OPTIONS = (
         show_default=True,
         help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
     ),
-    click.option(
-        "--calibrate",
-        type=click.Path(),
-        help="Examples to measure ranges on, for int8: FILE.npz, FILE.npy, or a folder of such files",
-    ),
-    click.option(
-        "--validate",
-        type=click.Path(),
-        help="Other examples to measure the error on [default: a fifth of --calibrate]",
-    ),
+    derive(ModuleOptions, "calibrate", kind="examples"),
+    derive(ModuleOptions, "validate", kind="examples", shown="a fifth of --calibrate"),
 )
+"""Adds the options of an error budget: ``max_error``, ``measure``, ``calibrate`` and ``validate``."""
 
 
-def add_precision_options(command: Command) -> Command:
-    """Add the options of an error budget: ``max_error``, ``measure``, ``calibrate`` and ``validate``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def read_precision_keywords(given: Mapping[str, Any], function: Function) -> dict[str, Any]:
+def read_precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
     """Return XRTModule's keywords from what `add_precision_options` collected; empty without a budget.
 
     Raises OptionError for examples without a budget.
     """
-    if given.get("max_error") is None:
+    if params.get("max_error") is None:
         for name in ("calibrate", "validate"):
-            if given.get(name) is not None:
+            if params.get(name) is not None:
                 raise OptionError(f"--{name} has examples for an error budget; pass --max-error too, such as --max-error 1%")
         return {}
-    found: dict[str, Any] = {"max_error": ErrorBudget(given["max_error"], given["measure"])}
+    keywords: dict[str, Any] = {"max_error": ErrorBudget(params["max_error"], params["measure"])}
     for name in ("calibrate", "validate"):
-        if given[name] is not None:
-            found[name] = read_batches(Path(given[name]), function)
-    if len(found) == 1:
+        if params[name] is not None:
+            keywords[name] = read_batches(Path(params[name]), function)
+    if len(keywords) == 1:
         raise OptionError("--max-error is kept by measuring the outputs on examples; pass --validate, and --calibrate for int8")
-    return found
+    return keywords
 
 
 # ---------------------------------------------------------------------- error against time
@@ -149,7 +131,7 @@ _TARGETS = {
 @click.option("--data", type=click.Path(exists=True), help="Examples: FILE.npz, FILE.npy, or a folder of such files")
 @click.option("--method", default="minmax", show_default=True, type=click.Choice([*METHODS]), help="How ranges are chosen")
 @click.option("--weights-only", type=click.Choice(["int8", "int4"]), help="Store weights so, and compute in floating point")
-@click.option("--max-error", callback=parse_error, metavar="SHARE", help="Largest relative error of an output: 1%, 0.01")
+@derive(ModuleOptions, "max_error", callback=parse_error, metavar="SHARE", example="1%, 0.01")
 @click.option(
     "--include", multiple=True, metavar="PATTERN", help="Quantize these nodes: 'Conv|Gemm', 'name:/layer1/*'; repeatable"
 )
@@ -161,10 +143,10 @@ _TARGETS = {
 @click.option("--block-size", default=32, show_default=True, type=int, help="With int4: rows that share a scale")
 @click.option("--table", "table_file", type=click.Path(dir_okay=False), help="Ranges from this calibration table")
 @click.option("--save-table", type=click.Path(dir_okay=False), help="Write the calibration table")
-@add_engines
+@add_engines("Engines that calibrate and measure, first choice first: tvm,ort")
 @add_dims
 def command(
-    model: str, target: str, table_file: str | None, save_table: str | None, max_error: float | None, **given: Any
+    model: str, target: str, table_file: str | None, save_table: str | None, max_error: float | None, **params: Any
 ) -> int:
     """Quantize MODEL, an ONNX file or a shipped model, and write it as ONNX that any runtime reads.
 
@@ -174,21 +156,21 @@ def command(
     """
     for path in filter(None, (target, save_table)):
         check_writable(Path(path))
-    options = _make_options(given)
-    function = _prepare(load_with_sizes(model, given))
-    batches = read_batches(Path(given["data"]), function) if given["data"] else []
+    options = _make_options(params)
+    function = _prepare(load_with_sizes(model, params))
+    batches = read_batches(Path(params["data"]), function) if params["data"] else []
     job = _Job(
         function,
         options,
-        given["weights_only"] is not None,
-        given["engine"] and split_specs(given["engine"]),
+        params["weights_only"] is not None,
+        params["engine"] and split_specs(params["engine"]),
         WorkStatus("quantizing"),
     )
     held_out = _count_held_out(batches, max_error)
     with job.status:
-        if given["balance"]:
+        if params["balance"]:
             job = job.balance(batches[: len(batches) - held_out])
-        table = None if job.is_weight_only else job.make_table(batches[: len(batches) - held_out], given["method"], table_file)
+        table = None if job.is_weight_only else job.make_table(batches[: len(batches) - held_out], params["method"], table_file)
         if save_table and table is not None:
             table.save(save_table)
         try:
@@ -204,18 +186,18 @@ def command(
     return 0
 
 
-def _make_options(given: Mapping[str, Any]) -> QuantizationOptions:
-    narrow = given["weights_only"] == "int4"
-    chosen: dict[str, Any] = {"include": given["include"]} if given["include"] else {}
+def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:
+    narrow = params["weights_only"] == "int4"
+    chosen: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
     return QuantizationOptions(
         **chosen,
-        exclude=given["exclude"],
-        activations=given["activations"],
-        weights=given["weights_only"] or "int8",
+        exclude=params["exclude"],
+        activations=params["activations"],
+        weights=params["weights_only"] or "int8",
         symmetric_weights=not narrow,
-        per_channel=not given["per_tensor"],
-        reduce_range=not given["weights_only"] and (given["portable"] or not _sums_bytes_exactly()),
-        block_size=given["block_size"],
+        per_channel=not params["per_tensor"],
+        reduce_range=not params["weights_only"] and (params["portable"] or not _sums_bytes_exactly()),
+        block_size=params["block_size"],
     )
 
 
@@ -283,8 +265,8 @@ class _Job:
         with self.open(self.function) as module:
             for batch in batches:
                 for name, array in module(**batch, fetch=names).items():
-                    own = np.abs(array).reshape(-1, array.shape[-1]).max(axis=0)
-                    largest[name] = np.maximum(own, largest.get(name, own))
+                    magnitudes = np.abs(array).reshape(-1, array.shape[-1]).max(axis=0)
+                    largest[name] = np.maximum(magnitudes, largest.get(name, magnitudes))
         return replace(self, function=passes.infer_shapes(balance_channels(self.function, largest)))
 
     def open(self, function: Function) -> XRTModule:
@@ -315,10 +297,10 @@ class _Job:
         """Return the quantized model, within the budget if there is one, with its error on the held-out batches, or on all."""
         names = self.list_names()
         if budget is None:
-            made = self.quantize_nodes(table, frozenset(names))
+            quantized = self.quantize_nodes(table, frozenset(names))
             self.status.update("measuring the error")
-            error = measure_error(self.run(self.function, batches), self.run(made, batches)) if batches else math.nan
-            return QuantizationResult(made, error, names, (), 2)
+            error = measure_error(self.run(self.function, batches), self.run(quantized, batches)) if batches else math.nan
+            return QuantizationResult(quantized, error, names, (), 2)
         return quantize_within(
             self.function,
             names,

@@ -1,4 +1,4 @@
-"""``xrt run``: run a model once on files or seeded random inputs."""
+"""``xrt run``, ``verify``, ``inspect``, ``explain`` and ``compile``: one model on files or seeded random inputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import numpy as np
 from rich.status import Status
 
 from xrt.cache import CompileCache, default_cache
-from xrt.cli.inputs import all_inputs, from_files, open_bundle, read_bundle_facts, set_shapes, show_bundle
+from xrt.cli.inputs import all_inputs, from_files, open_model, read_bundle_facts, set_shapes, show_bundle
 from xrt.cli.options import (
+    add_json,
     add_locked_dims,
     check_sizes,
     check_writable,
+    derive,
     input_options,
     isolation_options,
     load_with_options,
-    load_with_sizes,
     module_keywords,
     module_options,
     parse_check,
@@ -37,6 +38,7 @@ from xrt.cli.options import (
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import EngineError, InputError, OptionError, PlanError
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.output import replace_file
@@ -44,21 +46,20 @@ from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify
 from xrt.measure.timing import seconds_per_call, time_call
 from xrt.models import sample_inputs
-from xrt.module import XRTModule
+from xrt.module import ModuleOptions, XRTModule
 from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
-from xrt.module.options import REFERENCE
 from xrt.module.programs import NO_LIMIT
 from xrt.placement.engine_list import is_auto
 from xrt.placement.lockfile import read_lock
 from xrt.placement.report import describe_prediction, format_seconds
-from xrt.placement.result import describe_plan
+from xrt.placement.result import describe_plan, format_count
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.placement import CostReport
 
-__all__ = ["command", "compile_command", "explain_command", "inspect_command"]
+__all__ = ["command", "compile_command", "explain_command", "inspect_command", "verify_command"]
 
 
 @click.command("run")
@@ -69,8 +70,8 @@ __all__ = ["command", "compile_command", "explain_command", "inspect_command"]
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Save a timeline of as many more runs, for Perfetto")
-@click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
-@click.option("--check", callback=parse_check, help="Compare calls with the reference: first, nan, or a share of them: 0.01")
+@derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", kind="folder")
+@derive(ModuleOptions, "check", callback=parse_check)
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def command(
     model: str,
@@ -80,7 +81,7 @@ def command(
     repeat: int,
     trace: str | None,
     verified: bool,
-    **given: Any,
+    **params: Any,
 ) -> int:
     """Run MODEL: an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
 
@@ -89,7 +90,8 @@ def command(
     for path in filter(None, (target, trace)):
         check_writable(Path(path))
     status = WorkStatus("compiling")
-    function, module = _opened(model, given, status)
+    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
+    function, module = open_model(model, params, progress=progress)
     values = all_inputs(files, function, seed)
     with module:
         with status:
@@ -100,27 +102,20 @@ def command(
             with status:
                 _trace(module, values, repeat, trace, status)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
-    is_default = given["engine"] is None and not is_bundle(model)
+    is_default = params["engine"] is None and not is_bundle(model)
     title = f"{describe_plan(plan)}{' (default engine)' * is_default}"
-    what = f"{title}: {_counted(len(plan.launches), 'region')} on {_counted(module.threads, 'thread')}"
-    _report(outputs, what, first, statistics.median(seconds))
+    what = f"{title}: {format_count(len(plan.launches), 'region')} on {format_count(module.threads, 'thread')}"
+    out.print(f"{what}; first call {first:.3f} s, then {1e3 * statistics.median(seconds):.3f} ms", markup=False)
+    show_table(("output", "type", "smallest", "mean", "largest"), [(name, *_summary(value)) for name, value in outputs.items()])
     if trace is not None:
         out.print(
-            f"{trace}: a timeline of {_counted(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing",
+            f"{trace}: a timeline of {format_count(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing",
             markup=False,
             soft_wrap=True,
         )
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0
-
-
-def _opened(model: str, given: dict[str, Any], status: Status) -> tuple[Function, XRTModule]:
-    if is_bundle(model):
-        return open_bundle(model, click.get_current_context())
-    function = load_with_sizes(model, given)
-    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
-    return function, XRTModule(function, **module_keywords(given), progress=progress)
 
 
 def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str, status: Status) -> None:
@@ -133,15 +128,6 @@ def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
     return tuple(to_host(result) for result in (results if isinstance(results, tuple) else (results,)))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _report(outputs: Mapping[str, Any], what: str, first: float, median: float) -> None:
-    out.print(f"{what}; first call {first:.3f} s, then {1e3 * median:.3f} ms", markup=False)
-    show_table(("output", "type", "smallest", "mean", "largest"), [(name, *_summary(value)) for name, value in outputs.items()])
 
 
 def _summary(value: Any) -> tuple[str, str, str, str]:
@@ -182,16 +168,41 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
     differs = 0
     for value, mine, reference in zip(function.outputs, results, expected, strict=True):
         tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
-        found = compare(mine, reference, tolerance, name=value.name)
-        agrees = f"{value.name} agrees with the reference; largest difference {found.absolute:.3g}"
-        out.print(found.message or agrees, markup=False)
-        differs |= not found
+        comparison = compare(mine, reference, tolerance, name=value.name)
+        agrees = f"{value.name} agrees with the reference; largest difference {comparison.absolute:.3g}"
+        out.print(comparison.message or agrees, markup=False)
+        differs |= not comparison
     return int(differs)
+
+
+@click.command("verify")
+@click.argument("model")
+@module_options
+@isolation_options
+@input_options
+@click.option("--outputs-only", is_flag=True, help="Do not compare values inside regions")
+@add_json
+def verify_command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **params: Any) -> int:
+    """Compare each region of MODEL, and each value inside, with the reference engine; exit code 1 where one differs.
+
+    MODEL is an ONNX file, a bundle or a shipped model.
+    """
+    function, made = open_model(model, params)
+    values = all_inputs(files, function, seed)
+    status = WorkStatus("verifying")
+    progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # called once per region
+    with made as module, status:
+        verification = module.verify(**values, inner=not outputs_only, progress=progress)
+    if as_json:
+        out.print_json(json.dumps(verification.to_dict()))
+    else:
+        out.print(str(verification), markup=False, soft_wrap=True)
+    return 0 if verification else 1
 
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 @click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
 def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
     """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
@@ -255,10 +266,17 @@ def _show(facts: dict[str, Any]) -> None:
 @input_options
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with the plan as pictures")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 @click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
 def explain_command(
-    model: str, files: tuple[str, ...], seed: int, with_memory: bool, html: str | None, as_json: bool, verbose: bool, **given: Any
+    model: str,
+    files: tuple[str, ...],
+    seed: int,
+    with_memory: bool,
+    html: str | None,
+    as_json: bool,
+    verbose: bool,
+    **params: Any,
 ) -> None:
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
@@ -268,15 +286,12 @@ def explain_command(
     """
     if html is not None:
         check_writable(Path(html))
-    if is_bundle(model):
-        module = open_bundle(model, click.get_current_context())[1]
-    else:
-        function, keywords = load_with_sizes(model, given), module_keywords(given)
-        if is_auto(keywords["engine"]):
-            check_sizes(set_shapes(function, from_files(files, function)))
-        module = XRTModule(function, **keywords)
-        if files or is_auto(keywords["engine"]):
-            module.plan_for(**all_inputs(files, function, seed))
+    function, module = open_model(model, params)
+    is_measured = not is_bundle(model) and is_auto(module_keywords(params)["engine"])
+    if is_measured:
+        check_sizes(set_shapes(function, from_files(files, function)))
+    if (files and not is_bundle(model)) or is_measured:
+        module.plan_for(**all_inputs(files, function, seed))
     if with_memory:
         module.compile()
     explanation = module.explain()
@@ -318,7 +333,7 @@ def show_explain(account: CostReport) -> None:
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 @click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
 @click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
-def compile_command(model: str, target: str | None, add: bool, verbose: bool, **given: Any) -> None:
+def compile_command(model: str, target: str | None, add: bool, verbose: bool, **params: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
@@ -333,11 +348,11 @@ def compile_command(model: str, target: str | None, add: bool, verbose: bool, **
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
     function = load_with_options(model)
-    settle_batch(function, given)
-    choices = parse_choices(given["dims"])
+    settle_batch(function, params)
+    choices = parse_choices(params["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
-    keywords = module_keywords(given)
-    if (lock := given["lock"]) is not None:
+    keywords = module_keywords(params)
+    if (lock := params["lock"]) is not None:
         if len(fixed) < len(choices):
             raise OptionError("a lock is for one size of each dim; give each --dim once, or leave --lock out")
         fixed = add_locked_dims(model, function, fixed, lock)

@@ -1,4 +1,4 @@
-"""``xrt serve``: models over HTTP and gRPC, by the Open Inference Protocol."""
+"""``xrt serve``, ``export-triton`` and ``batch``: models over HTTP and gRPC, in Triton, and over files of rows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from xrt.cli.options import (
-    DEFAULT_ENGINE,
-    ENGINE_NAMES,
+    CORES,
+    add_all,
+    add_engines,
+    check_folder,
+    derive,
     isolation_keywords,
     isolation_options,
-    parse_memory,
-    parse_seconds,
+    parse_numbers,
     parse_wait,
 )
-from xrt.cli.screen import complain, out
-from xrt.engines import split_specs
+from xrt.cli.screen import complain, out, progress
+from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
-from xrt.errors import OptionError
+from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.logging import VARIABLE, show
+from xrt.serve.served_model import ServingOptions
 
 if TYPE_CHECKING:
+    from xrt.integrations.batch import BatchJob, JobReport
     from xrt.serve.application import Application
 
-__all__ = ["command", "export_triton_command", "parse_models"]
+__all__ = ["batch_command", "command", "export_triton_command", "parse_models"]
 
 
 def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -38,54 +43,55 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     >>> parse_models(["bert.xrt", "text:2=new.xrt"])
     {'bert': {'1': 'bert.xrt'}, 'text': {'2': 'new.xrt'}}
     """
-    found: dict[str, dict[str, str]] = {}
+    paths: dict[str, dict[str, str]] = {}
     for text in texts:
         label, _, path = text.rpartition("=")
         name, _, version = label.partition(":")
         if "=" in text and (not name or not path or label.endswith(":")):
             raise OptionError(f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}")
         name = name or path.rstrip("/").rpartition("/")[2].rpartition(".")[0]
-        versions = found.setdefault(name, {})
+        versions = paths.setdefault(name, {})
         if (version or "1") in versions:
             raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: {name}:2={path}")
         versions[version or "1"] = path
-    return found
+    return paths
 
 
 def parse_batch(context: click.Context, option: click.Parameter, text: str | None) -> int | list[int] | None:
-    """Return the number that a text spells, or a list of them; raises OptionError for another text."""
-    if text is None:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise OptionError(f"--batch takes a number of rows, or sizes such as 1,2,4,8; got {text!r}")
-    sizes = [int(part) for part in parts]
-    return sizes if len(sizes) > 1 else sizes[0]
+    """Return one number, or a list of several; raises OptionError for another text."""
+    sizes = parse_numbers(context, option, text)
+    return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
+
+
+_add_batching = add_all(
+    derive(ServingOptions, "instances", shown="as tuned, or 1"),
+    derive(ServingOptions, "batch", callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
+    derive(ServingOptions, "max_wait", callback=parse_wait, metavar="TIME", example="2ms"),
+)
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
-@click.option(
-    *ENGINE_NAMES,
-    metavar="ENGINES",
-    show_default=DEFAULT_ENGINE,
-    help="Engines for ONNX files, first choice first; a bundle has its own",
-)
+@add_engines("Engines for ONNX files, first choice first; a bundle has its own")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
-@click.option("--threads", type=click.IntRange(1), help="Thread budget of each model  [default: the cores of this process]")
-@click.option("--instances", type=click.IntRange(1), help="Calls of a model that run at once  [default: as tuned, or 1]")
-@click.option("--batch", callback=parse_batch, help="Rows of a batch, at most: 8; or its sizes: 1,2,4,8  [default: as tuned]")
-@click.option("--max-wait", callback=parse_wait, metavar="TIME", help="How long a request waits for its batch to fill: 2ms")
-@click.option("--max-queue", type=click.IntRange(1), help="Requests that wait for a model; more are refused  [default: 128]")
-@click.option("--max-request", callback=parse_memory, metavar="SIZE", help="Size of a request: 16MB  [default: 67MB]")
-@click.option("--body-timeout", callback=parse_seconds, metavar="TIME", help="For a request's body to arrive  [default: 30s]")
-@click.option("--max-sessions", type=click.IntRange(0), help="Sessions of a model at once  [default: 256]")
-@click.option("--session-idle", callback=parse_seconds, metavar="TIME", help="When an unused session is forgotten  [default: 5m]")
-@click.option("--explicit-sessions", is_flag=True, default=None, help="A session begins with session_start alone")
-@click.option(
-    "--no-model-control", "model_control", flag_value=False, default=None, help="Refuse requests that load or unload models"
+@derive(ExecutionOptions, "threads", shown=CORES, help="Thread budget of each model")
+@_add_batching
+@derive(ServingOptions, "max_queue")
+@derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes", kind="size")
+@derive(ServingOptions, "body_timeout", kind="time")
+@derive(ServingOptions, "max_sessions")
+@derive(ServingOptions, "session_idle", kind="time")
+@derive(ServingOptions, "explicit_sessions", default=None)
+@derive(
+    ServingOptions,
+    "model_control",
+    "--no-model-control",
+    "model_control",
+    help="Refuse requests that load or unload models",
+    flag_value=False,
+    default=None,
 )
 @click.option(
     "--drain", default="30s", show_default=True, callback=parse_wait, metavar="TIME", help="Time of open requests at the end"
@@ -97,55 +103,46 @@ def parse_batch(context: click.Context, option: click.Parameter, text: str | Non
 )
 @click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
 @isolation_options
-def command(models: tuple[str, ...], **given: Any) -> int:
+def command(models: tuple[str, ...], **params: Any) -> int:
     """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM; SIGHUP loads them again.
 
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """
-    from xrt.serve.application import Application
-    from xrt.serve.served_model import ServingOptions
-    from xrt.serve.server import run_server
+    from xrt.serve.application import Application, run_server
 
-    _set_up_logs(given)
-    asked = parse_models(models)
-    application = Application(asked, ServingOptions.make(_list_options(given)), _list_opening(asked, given))
+    _set_up_logs(params)
+    paths = parse_models(models)
+    options = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
+    application = Application(paths, ServingOptions.make(options), _list_opening(paths, params))
     run_server(
         application,
-        host=given["host"],
-        port=given["port"],
-        grpc_port=given["grpc_port"],
-        drain=given["drain"],
+        host=params["host"],
+        port=params["port"],
+        grpc_port=params["grpc_port"],
+        drain=params["drain"],
         on_start=_show_addresses,
-        on_ready=partial(_show_readiness, application, {} if given["engine"] else asked),
+        on_ready=partial(_show_readiness, application, {} if params["engine"] else paths),
     )
     return 0
 
 
-def _set_up_logs(given: dict[str, Any]) -> None:
+def _set_up_logs(params: dict[str, Any]) -> None:
     from xrt.serve.metrics import ACCESS
 
-    if given["log_level"] is not None or not os.environ.get(VARIABLE):
-        show(given["log_level"] or "warning")
-    if given["access_log"]:
+    if params["log_level"] is not None or not os.environ.get(VARIABLE):
+        show(params["log_level"] or "warning")
+    if params["access_log"]:
         logging.getLogger(ACCESS).setLevel(logging.INFO)
 
 
-def _list_options(given: dict[str, Any]) -> dict[str, Any]:
-    from xrt.serve.served_model import ServingOptions
-
-    names = {"max_request": "max_request_bytes"}
-    own = {name for name in given if names.get(name, name) in ServingOptions.names()}
-    return {names.get(name, name): given[name] for name in own if given[name] is not None}
-
-
-def _list_opening(models: dict[str, dict[str, str]], given: dict[str, Any]) -> dict[str, Any]:
+def _list_opening(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
     """Return the keywords with which the models are opened; raises OptionError for engines where there are only bundles."""
-    opening = isolation_keywords(given)
-    if given["threads"] is not None:
-        opening["threads"] = given["threads"]
-    if given["engine"] is not None:
+    opening = isolation_keywords(params)
+    if params["threads"] is not None:
+        opening["threads"] = params["threads"]
+    if params["engine"] is not None:
         paths = [path for versions in models.values() for path in versions.values()]
-        opening["engine"] = specs = split_specs(given["engine"])
+        opening["engine"] = specs = split_specs(params["engine"])
         if all(map(is_bundle, paths)) and not any(why_not_chosen(spec, "bundle") for spec in specs):
             raise OptionError("a bundle settles its engines; leave --engine out, or compile the model again")
     return opening
@@ -159,14 +156,14 @@ def _show_addresses(addresses: Any) -> None:
     out.file.flush()
 
 
-def _show_readiness(application: Application, asked: dict[str, dict[str, str]], reason: str) -> None:
-    """Say whether the models are ready, and the default engine of each file in ``asked``."""
+def _show_readiness(application: Application, paths: dict[str, dict[str, str]], reason: str) -> None:
+    """Say whether the models are ready, and the default engine of each file in ``paths``."""
     if reason:
         complain("warning", f"not ready: {reason}")
     else:
         out.print("ready")
         for model in application.models:
-            path = asked.get(model.name, {}).get(model.version)
+            path = paths.get(model.name, {}).get(model.version)
             if path is not None and not is_bundle(path):
                 out.print(f"{model.name}: on {model.module.engines[0]} (default engine)", markup=False)
     out.file.flush()
@@ -177,13 +174,113 @@ def _show_readiness(application: Application, asked: dict[str, dict[str, str]], 
 @click.argument("repository", type=click.Path(file_okay=False))
 @click.option("--name", default="", help="Name of the model  [default: that of the file]")
 @click.option("--version", "version", default=1, show_default=True, type=click.IntRange(1), help="Version of the model")
-@click.option("--threads", type=click.IntRange(1), help="Thread budget of each instance  [default: as tuned, or saved]")
-@click.option("--instances", type=click.IntRange(1), help="Instances, each a process of Triton's  [default: as tuned, or 1]")
-@click.option("--batch", callback=parse_batch, help="Rows of a batch, at most: 8; or its sizes: 1,2,4,8  [default: as tuned]")
-@click.option("--max-wait", callback=parse_wait, metavar="TIME", help="How long a request waits for its batch to fill: 2ms")
-def export_triton_command(bundle: str, repository: str, **given: Any) -> None:
+@derive(ExecutionOptions, "threads", shown="as tuned, or saved", help="Thread budget of each instance")
+@_add_batching
+def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
     """Write BUNDLE as a model of Triton's Python backend into the folder REPOSITORY."""
     from xrt.serve.triton_repository import export_triton
 
-    model = export_triton(bundle, repository, **{name: value for name, value in given.items() if value is not None})
-    out.print(f"{model}: config.pbtxt, {given['version']}/model.py and {given['version']}/model.xrt", markup=False)
+    model = export_triton(bundle, repository, **{name: value for name, value in params.items() if value is not None})
+    out.print(f"{model}: config.pbtxt, {params['version']}/model.py and {params['version']}/model.xrt", markup=False)
+
+
+# ---------------------------------------------------------------------- files of rows
+
+
+def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return columns by input from texts such as ``ids=tokens``; raises OptionError for another form."""
+    pairs = [text.partition("=") for text in texts]
+    columns = {name: column for name, _, column in pairs}
+    if len(columns) < len(pairs) or not all((*columns, *columns.values())):
+        raise OptionError(f"--column takes INPUT=COLUMN, each input once, such as ids=tokens; got {' '.join(texts)!r}")
+    return columns
+
+
+@click.command("batch")
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
+@click.option("-o", "--output", "target", required=True, type=click.Path(file_okay=False), help="Folder of the results")
+@add_engines("Engines of an ONNX file, first choice first; a bundle has its own", default="")
+@click.option("--column", "columns", multiple=True, callback=_parse_columns, metavar="INPUT=COLUMN", help="Column of an input")
+@click.option("--output-name", "outputs", multiple=True, metavar="NAME", help="Output to keep [default: all]; repeatable")
+@click.option(
+    "--keep-column",
+    "keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column to pass on [default: all that are no input]; repeatable",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(("raise", "column")),
+    default="raise",
+    show_default=True,
+    help="A row that cannot be run: stop, or a reason in the column 'error'",
+)
+@click.option("--batch", type=click.IntRange(1), help="Rows of a call [default: what the model is tuned for, or 32]")
+@click.option(
+    "--part-rows", type=click.IntRange(1), help="Rows of a file of results [default: 1/64 of all, from 256 rows to 32 MB]"
+)
+@click.option("--workers", type=click.IntRange(1), help="Parts at a time [default: one for each processor]")
+@click.option("--address", metavar="ADDRESS", help="Run on this cluster of Ray: auto, or HOST:PORT")
+@click.option("--cpus", type=click.IntRange(1), help="With --address: processors, and threads, of each worker [default: 1]")
+def batch_command(model: str, rows: tuple[str, ...], target: str, **params: Any) -> int:
+    """Run MODEL, a bundle or an ONNX file, on ROWS: files of Parquet, CSV, JSON lines or Arrow, and folders of them.
+
+    The results have the rows in their order. The same command continues a job that was stopped. The exit code is 1 when rows
+    have errors.
+    """
+    check_folder(Path(target))
+    if not Path(model).is_file():
+        raise InputError(f"there is no model at {model}: no such file")
+    if params["cpus"] and not params["address"]:
+        raise OptionError("--cpus is for the workers of a cluster; pass it with --address, or choose --workers")
+    job, run = _make_job(model, params), _choose_runner(params)
+    with progress() as bar:
+        task = bar.add_task("rows", total=None)
+        report = run(job, rows, target, workers=params["workers"], progress=partial(_show, bar, task))
+    _print_report(report, target, has_default=not params["engine"] and not is_bundle(model))
+    return int(bool(report.errors))
+
+
+def _make_job(model: str, params: dict[str, Any]) -> BatchJob:
+    try:
+        from xrt.integrations.batch import BatchJob
+    except ImportError as error:
+        raise OptionError(
+            f"xrt batch reads rows with pyarrow, which cannot be imported ({error}): pip install 'xrt-engine[batch]'"
+        ) from error
+
+    return BatchJob(
+        str(Path(model).absolute()),
+        tuple(split_specs(params["engine"])) if params["engine"] else (),
+        params["columns"],
+        params["outputs"] or None,
+        params["keep"] or None,
+        params["on_error"],
+        params["part_rows"],
+        params["batch"],
+    )
+
+
+def _choose_runner(params: dict[str, Any]) -> Any:
+    if params["address"] is None:
+        from xrt.integrations.batch import run_job
+
+        return run_job
+    from xrt.integrations.ray.cluster_job import run_cluster_job
+
+    return partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
+
+
+def _show(bar: Any, task: Any, report: JobReport) -> None:
+    errors = f", {report.errors} with errors" if report.errors else ""
+    bar.update(task, completed=report.written + report.present, total=report.rows, description=f"rows{errors}")
+
+
+def _print_report(report: JobReport, target: str, *, has_default: bool) -> None:
+    there = f", {report.present} were there" if report.present else ""
+    errors = f"; {report.errors} rows have errors" if report.errors else ""
+    engine = f", on {report.engine} (default engine)" if has_default and report.engine else ""
+    parts = f"{report.parts} part{'s' * (report.parts != 1)}"
+    out.print(f"{target}: {report.written} of {report.rows} rows written in {parts}{there}{errors}{engine}", markup=False)

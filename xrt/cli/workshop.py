@@ -1,19 +1,31 @@
-"""``xrt conformance``: the tests of the installed onnx package on an engine, on a list, alternating, or placed by measurement."""
+"""For authors of engines: ``xrt conformance``, ``fuzz`` and ``bisect``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from xrt.cli.options import ENGINE_NAMES, check_folder
-from xrt.cli.screen import complain, err, out, progress, show_table
+from xrt.cli.inputs import all_inputs, open_model
+from xrt.cli.options import (
+    ENGINE_NAMES,
+    add_json,
+    check_folder,
+    check_writable,
+    input_options,
+    isolation_options,
+    module_options,
+)
+from xrt.cli.screen import WorkStatus, complain, err, out, progress, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import OptionError
-from xrt.module.options import REFERENCE
+from xrt.formats.onnx import save_case
+from xrt.placement.result import format_count
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 from xrt.testing.corpus import CorpusEntry
 from xrt.testing.corpus.entry import write_entry
@@ -22,7 +34,7 @@ from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
-__all__ = ["command", "fuzz_command"]
+__all__ = ["bisect_command", "command", "fuzz_command"]
 
 
 @click.command("conformance")
@@ -49,7 +61,7 @@ __all__ = ["command", "fuzz_command"]
     is_flag=True,
     help="Run the cases in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@add_json
 def command(
     engines: str,
     groups: tuple[str, ...],
@@ -112,7 +124,8 @@ class ConformanceProgress:
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
     if operators:
         placed = report.placements()
-        rows = [(name, *_row(counts), _shown(placed.get(name, {}))) for name, counts in report.by_operator().items()]
+        engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}
+        rows = [(name, *_row(counts), engines.get(name, "")) for name, counts in report.by_operator().items()]
         show_table(("operator", *ResultWord, "ran on"), rows, numbers=tuple(ResultWord))
     if reasons:
         show_table(("declined", "reason"), [(o.case, o.reason) for o in report.of(ResultWord.DECLINED)])
@@ -125,10 +138,6 @@ def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
 
 def _row(counts: Mapping[ResultWord, int]) -> list[int]:
     return [counts[word] for word in ResultWord]
-
-
-def _shown(engines: Mapping[str, int]) -> str:
-    return ", ".join(f"{engine} {count}" for engine, count in engines.items())
 
 
 _REPORT_EVERY = 500
@@ -194,53 +203,83 @@ def fuzz_command(
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
-    out.print(f"{count:,} graphs from seed {seed}: {_counted(len(fuzzer.findings))}", markup=False)
-    idle = _idle_ways(fuzzer)
+    out.print(f"{count:,} graphs from seed {seed}: {format_count(len(fuzzer.findings), 'disagreement')}", markup=False)
+    # Ways of one engine alone that declined every graph.
+    idle = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
     for word in idle:
         complain("nothing compared", f"{word}: it took none of the graphs, so nothing is known of it; try a larger --count")
     return 1 if fuzzer.findings or (idle and set(ways) == {"alone"}) else 0
 
 
-def _idle_ways(fuzzer: Fuzzer) -> list[str]:
-    """Return the ways of one engine alone in which every graph was declined."""
-    alone = [word for word in dict.fromkeys(word for word, _ in fuzzer.counts) if word.endswith(" alone")]
-    return [word for word in alone if not any(fuzzer.counts[word, verdict] for verdict in Verdict if verdict != "declined")]
-
-
 def _check(engines: list[str]) -> None:
-    """Raise OptionError unless the engines are some, each once, and none is the one against which they are held."""
+    """Raise OptionError for no engine, an engine that is named twice, and the reference engine."""
     if not engines:
         raise OptionError("no engine is named; name some to try with --engines, or with --rarely")
     for engine in engines:
         if engines.count(engine) > 1:
             raise OptionError(f"engine {engine!r} is named twice; name each once, in --engines or in --rarely")
         if registry.create(engine).spec == REFERENCE:
-            raise OptionError(f"every engine is held against {REFERENCE!r}, which cannot be held against itself; name others")
-
-
-def _counted(disagreements: int) -> str:
-    return f"{disagreements} disagreement{'s' * (disagreements != 1)}"
+            raise OptionError(f"every engine is compared with {REFERENCE!r}, which cannot be compared with itself; name others")
 
 
 def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
     with progress() as bar:
         task = bar.add_task("generated graphs", total=len(seeds))
 
-        def advance(done: int, found: Finding | None) -> None:
+        def advance(done: int, finding: Finding | None) -> None:
             bar.update(task, completed=done)
-            if found is not None:
-                _tell(fuzzer, found, keep)
+            if finding is not None:
+                _tell(fuzzer, finding, keep)
             elif not err.is_terminal and done % _REPORT_EVERY == 0:
-                err.print(f"{done:,} of {len(seeds):,} graphs, {_counted(len(fuzzer.findings))}", markup=False)
+                err.print(
+                    f"{done:,} of {len(seeds):,} graphs, {format_count(len(fuzzer.findings), 'disagreement')}", markup=False
+                )
 
         fuzzer.run(seeds, advance)
 
 
-def _tell(fuzzer: Fuzzer, found: Finding, keep: Path | None) -> None:
-    complain("disagreement", str(found))
-    err.print(str(found.sample.function), markup=False)
+def _tell(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
+    complain("disagreement", str(finding))
+    err.print(str(finding.sample.function), markup=False)
     if keep is not None:
-        why = f"{found.way}: {found.message}".replace("\n", " ")
-        expected = tuple(fuzzer.truth(found.sample.function, found.sample.inputs))
-        entry = CorpusEntry(f"fuzz_{found.seed}", why, found.sample.function, found.sample.inputs, expected)
+        why = f"{finding.way}: {finding.message}".replace("\n", " ")
+        expected = tuple(fuzzer.truth(finding.sample.function, finding.sample.inputs))
+        entry = CorpusEntry(f"fuzz_{finding.seed}", why, finding.sample.function, finding.sample.inputs, expected)
         err.print(f"kept as {write_entry(entry, keep)}", markup=False)
+
+
+@click.command("bisect")
+@click.argument("model")
+@module_options
+@isolation_options
+@input_options
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(file_okay=False),
+    help="Folder for the part as model.onnx, with inputs and expected outputs in test_data_set_0",
+)
+def bisect_command(model: str, files: tuple[str, ...], seed: int, target: str | None, **params: Any) -> int:
+    """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one.
+
+    MODEL is an ONNX file, a bundle or a shipped model.
+    """
+    if target is not None:
+        if not Path(target).parent.is_dir():
+            check_writable(Path(target))
+        check_folder(Path(target))
+    function, made = open_model(model, params)
+    values = all_inputs(files, function, seed)
+    status = WorkStatus("looking for a difference")
+    progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # called once per part
+    with made as module, status:
+        culprit = module.bisect(**values, progress=progress)
+    if culprit is None:
+        out.print("no region differs from the reference engine", markup=False)
+        return 0
+    out.print(f"{culprit} ({culprit.runs} parts tried)", markup=False, soft_wrap=True)
+    if target is not None:
+        save_case(culprit.function, culprit.inputs, culprit.expected, target)
+        out.print(f"written to {target}", markup=False, soft_wrap=True)
+    return 1
