@@ -432,15 +432,15 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batches": 3}, ("xrt.serve has no option 'batches'; it has: batch, max_wait, instances, max_queue, max_request_bytes, "
-         "body_timeout, max_sessions, session_idle, explicit_sessions, model_control")),
-        ({"explicit_sessions": 1}, "explicit_sessions is True or False; got 1"),
-        ({"batch": 0}, "batch is a number of rows from 1 on, or a list of such; got 0"),
-        ({"max_wait": -1}, "max_wait is a number of seconds from 0 on; got -1"),
-        ({"body_timeout": 0}, "body_timeout is a number of seconds above 0; got 0"),
-        ({"session_idle": 0.0}, "session_idle is a number of seconds above 0; got 0.0"),
-        ({"session_idle": None}, "session_idle is a number of seconds above 0; got None"),
-        ({"instances": 0}, "instances must be an integer of at least 1; got 0"),
+        ({"batches": 3}, ("xrt.serve has no option 'batches'. Did you mean 'batch'? It has: batch, max_wait, instances, "
+         "max_queue, max_request_bytes, body_timeout, max_sessions, session_idle, explicit_sessions, model_control")),
+        ({"explicit_sessions": 1}, "explicit_sessions must be True or False; got 1"),
+        ({"batch": 0}, "batch must be a positive number of rows or a list of such; got 0"),
+        ({"max_wait": -1}, "max_wait must be a number of at least 0 or None; got -1"),
+        ({"body_timeout": 0}, "body_timeout must be a positive number; got 0"),
+        ({"session_idle": 0.0}, "session_idle must be a positive number; got 0.0"),
+        ({"session_idle": None}, "session_idle must be a positive number; got None"),
+        ({"instances": 0}, "instances must be a positive integer or None; got 0"),
         ({"session_header": "a b"}, "session_header is the name of a header; got 'a b'"),
     ],
 )  # fmt: skip

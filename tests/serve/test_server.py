@@ -27,7 +27,7 @@ from xrt.logging import VARIABLE
 from xrt.module import saving
 from xrt.processes.tree import kill, list_descendants
 from xrt.serve import app
-from xrt.serve.server import Addresses, run_server
+from xrt.serve.application import Addresses, run_server
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Path) -> None:
     assert fail(tmp_path / "none.xrt")[0] == 2
-    assert fail(bundle, "--batch", "x") == (2, "error: --batch takes a number of rows, or sizes such as 1,2,4,8; got 'x'")
+    assert fail(bundle, "--batch", "x") == (2, "error: --batch takes positive integers, such as 1,2,4; got 'x'")
     assert fail(bundle, "-e", "ort") == (
         2,
         "error: a bundle settles its engines; leave --engine out, or compile the model again",

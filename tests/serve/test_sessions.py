@@ -16,7 +16,7 @@ from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
 from xrt.serve.protocol import InferRequest, RequestRefusal
-from xrt.serve.sessions import SessionRequest, SessionTable, read_session
+from xrt.serve.served_model import SessionRequest, SessionTable, read_session
 
 
 def step(application: Any, value: float, header: str = "", **parameters: Any) -> Any:

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.serve.application import Application as Application, app as app
+    from xrt.serve.application import Application as Application, app as app, run_server as run_server
     from xrt.serve.grpc_service import start_grpc as start_grpc
     from xrt.serve.served_model import ServingOptions as ServingOptions
-    from xrt.serve.server import run_server as run_server
     from xrt.serve.triton_repository import export_triton as export_triton
 
 _MODULES = {
-    "xrt.serve.application": ("Application", "app"),
+    "xrt.serve.application": ("Application", "app", "run_server"),
     "xrt.serve.grpc_service": ("start_grpc",),
     "xrt.serve.served_model": ("ServingOptions",),
-    "xrt.serve.server": ("run_server",),
     "xrt.serve.triton_repository": ("export_triton",),
 }
 

@@ -38,7 +38,7 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     engines = options.get("engine", ())
     named = [one for one in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(one), "bundle")]
     module = load(path, **{**options, "engine": named})
-    tuned = getattr(getattr(module, "serving", None), "threads", None)
+    tuned = module.serving.threads if module.serving is not None else None
     if "threads" in options or tuned in (None, module.threads):
         return module
     module.close()
@@ -112,7 +112,7 @@ class Repository:
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(source).__name__}")
         if type(module) is not XRTModule:
             raise OptionError(f"a {type(module).__name__} takes tensors of PyTorch; save it and serve its bundle")
-        options, is_wanted = self._options.complete(getattr(module, "serving", None)), self._options.batch is not None
+        options, is_wanted = self._options.complete(module.serving), self._options.batch is not None
         try:
             return ServedModel(name, version, [module], options, self._metrics, is_wanted=is_wanted, open_again=again)
         except XRTError:

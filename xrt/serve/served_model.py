@@ -1,29 +1,44 @@
-"""One served version of a model: its tensors, readiness, options, and the path from a request to a call."""
+"""One served version of a model: its tensors, readiness, options and sessions, and the path from a request to a call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from xrt.errors import InputError, OptionError, RunFailed, XRTError
+from xrt.engines.contract.options import check_options, option
+from xrt.errors import InputError, OptionError, RunFailed, XRTError, did_you_mean
 from xrt.graph import TensorType, Value
 from xrt.module.tuning import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
-from xrt.serve.protocol import BUSY, DATATYPES, FAILED, MALFORMED, NAMES, Array, InferRequest, InferResponse, RequestRefusal
+from xrt.serve.protocol import (
+    BUSY,
+    CONFLICT,
+    DATATYPES,
+    FAILED,
+    GONE,
+    MALFORMED,
+    NAMES,
+    UNKNOWN,
+    Array,
+    InferRequest,
+    InferResponse,
+    RequestRefusal,
+)
 from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
-from xrt.serve.sessions import SessionTable, read_session
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
-__all__ = ["STARTING", "ServedModel", "ServingOptions"]
+__all__ = ["STARTING", "ServedModel", "ServingOptions", "SessionRequest", "SessionTable", "read_session"]
 
 _log = logging.getLogger(__name__)
 _NO_MAPS = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""
@@ -124,10 +139,8 @@ class ServedModel:
         return ""
 
     def _test_module(self, module: XRTModule) -> str:
-        test = getattr(module, "run_self_test", None)
         try:
-            if test is not None:
-                test()
+            module.run_self_test()
         except XRTError as error:
             return f"its self-test failed: {error}"
         try:
@@ -190,11 +203,11 @@ class ServedModel:
 
         Call the yielded function with the number of bytes received; it raises RequestRefusal if too many are in memory.
         """
-        held = 0
+        received = 0
 
         def count(size: int) -> None:
-            nonlocal held
-            held += size
+            nonlocal received
+            received += size
             self._arriving += size
             # The same bound in bytes as for complete requests.
             if self._arriving > self.most_requests * self.options.max_request_bytes:
@@ -204,7 +217,7 @@ class ServedModel:
         try:
             yield count
         finally:
-            self._arriving -= held
+            self._arriving -= received
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Compute the response to a request; raises RequestRefusal."""
@@ -216,13 +229,13 @@ class ServedModel:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
         self._scheduler.check_room()  # before the session is entered, which a rejected request must not change
-        with self.sessions.enter(session) if session else nullcontext() as held:
+        with self.sessions.enter(session) if session else nullcontext() as state:
             try:
-                results = await self._submit(held, values)
+                results = await self._submit(state, values)
             except Exception as error:
                 refusal = self._explain(error)
                 if (
-                    session and held and refusal.status == MALFORMED and held.lost
+                    session and state and refusal.status == MALFORMED and state.lost
                 ):  # the failed step has overwritten a part of its state
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
@@ -344,60 +357,40 @@ def _list_extents(value: Value) -> tuple[int, ...]:
     return (-1,) if shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in shape)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_LEAST = {"instances": 1, "max_queue": 1, "max_request_bytes": 1, "max_sessions": 0}
-
-
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
     """Options of one served model; None means the module's serving configuration, if any, decides."""
 
     batch: int | Sequence[int] | None = None
-    """Maximum number of rows per batch. A list restricts batches to these sizes: requests are joined up to the largest size that
-    they fill, and a single request of another size is padded to the next one by repeating its last row."""
-    max_wait: float | None = None
-    """Seconds that a request waits for others to fill its batch. 0: join only requests that are queued already."""
-    instances: int | None = None
-    """Number of concurrent calls. If the model is a path and its thread budget exceeds one, each instance has its own module.
-    Default: 1."""
-    max_queue: int = 128
-    """Maximum number of queued requests; further ones get status 503."""
-    max_request_bytes: int = 64 << 20
-    """Maximum size of a request body in bytes, and maximum number of elements of a tensor."""
-    body_timeout: float = 30.0
-    """Seconds in which a request's body must arrive; otherwise status 408. `xrt.serve.run_server` applies it to headers and to
+    """Rows of a batch, at most, or a list of its sizes. With a list, requests are joined up to the largest size that they fill,
+    and a single request of another size is padded to the next one by repeating its last row."""
+    max_wait: float | None = option(None, at_least=0)
+    """Time that a request waits for its batch to fill, in seconds. 0: join only requests that are queued already."""
+    instances: int | None = option(None, at_least=1)
+    """Calls of a model that run at once. If the model is a path and its thread budget exceeds one, each instance has its own
+    module. Default: 1."""
+    max_queue: int = option(128, at_least=1)
+    """Requests that wait for a model; more get status 503."""
+    max_request_bytes: int = option(64 << 20, at_least=1)
+    """Size of a request's body, in bytes, and elements of a tensor, at most."""
+    body_timeout: float = option(30.0, above=0)
+    """Time for a request's body to arrive, in seconds; otherwise status 408. `xrt.serve.run_server` applies it to headers and to
     clients that are slow to read the response, too."""
-    max_sessions: int = 256
-    """Maximum number of sessions of a model."""
-    session_idle: float = 300.0
-    """Seconds after which an unused session expires."""
+    max_sessions: int = option(256, at_least=0)
+    """Sessions of a model at once."""
+    session_idle: float = option(300.0, above=0)
+    """Time after which an unused session expires, in seconds."""
     explicit_sessions: bool = False
-    """Whether only ``session_start`` creates a session; other requests with an unknown session get status 404. For several
-    replicas, where a request may reach one that does not have its session."""
-
+    """A session begins with ``session_start`` alone. Other requests with an unknown session get status 404. For several replicas,
+    where a request may reach one that does not have its session."""
     model_control: bool = True
-    """Whether requests may load and unload models, as Triton's clients do."""
+    """Requests may load and unload models, as Triton's clients do."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise OptionError(f"{name} must be an integer of at least {least}; got {value!r}")
-        for name in ("explicit_sessions", "model_control"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} is True or False; got {getattr(self, name)!r}")
-        if self.max_wait is not None and (not _is_number(self.max_wait) or not self.max_wait >= 0):
-            raise OptionError(f"max_wait is a number of seconds from 0 on; got {self.max_wait!r}")
-        for name in ("body_timeout", "session_idle"):
-            value = getattr(self, name)
-            if not _is_number(value) or not value > 0:
-                raise OptionError(f"{name} is a number of seconds above 0; got {value!r}")
+        check_options(self)
         sizes = self.batch if isinstance(self.batch, list | tuple) else [self.batch]
         if self.batch is not None and (not sizes or any(type(size) is not int or size < 1 for size in sizes)):
-            raise OptionError(f"batch is a number of rows from 1 on, or a list of such; got {self.batch!r}")
+            raise OptionError(f"batch must be a positive number of rows or a list of such; got {self.batch!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -414,22 +407,176 @@ class ServingOptions:
         """Fill in options that are None from a module's serving configuration."""
         if tuned is None:
             return self
-        sizes = tuple(getattr(tuned, "sizes", ()) or ())
-        batch = list(sizes) if sizes else getattr(tuned, "batch", None)
-        tuned_options: dict[str, Any] = {
-            "batch": batch,
-            "instances": getattr(tuned, "instances", None),
-        }
-        return replace(self, **{name: value for name, value in tuned_options.items() if getattr(self, name) is None})
+        batch = list(tuned.sizes) or tuned.batch
+        return replace(self, batch=batch if self.batch is None else self.batch, instances=self.instances or tuned.instances)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of the options."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(one.name for one in fields(cls))
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> ServingOptions:
         """Create the options from keywords; raises OptionError for an unknown name."""
-        if unknown := [name for name in options if name not in cls.names()]:
-            raise OptionError(f"xrt.serve has no option {unknown[0]!r}; it has: {', '.join(cls.names())}")
+        for name in options:
+            if name not in cls.names():
+                nearest = did_you_mean(name, cls.names())
+                raise OptionError(f"xrt.serve has no option {name!r}.{nearest} It has: {', '.join(cls.names())}")
         return cls(**options)
+
+
+# ---------------------------------------------------------------------- sessions
+
+_MAX_NAME = 256
+_REMEMBERED = 100_000
+"""Number of expired sessions that are remembered to answer 410, at about 100 bytes each. Older names start a new state."""
+_LONGEST_REASON = 200
+"""In characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """The session parameters of a request."""
+
+    name: str
+    start: bool | None = None
+    """True: start a new state. False: the session must exist. None: create it if missing, unless sessions are explicit."""
+    end: bool = False
+    """Drop the session after this call."""
+
+
+def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequest | None:
+    """Read the session of a request from its parameters or a header; None if it names none.
+
+    ``session_id``, ``session_start`` and ``session_end`` are XRT's names; ``sequence_id``, ``sequence_start`` and
+    ``sequence_end`` are Triton's. Raises RequestRefusal.
+    """
+    kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
+    name = parameters.get(f"{kind}_id", header or None)
+    if name is None and f"{kind}_id" in parameters:
+        raise RequestRefusal(f"parameter '{kind}_id' is null; give a text of at most {_MAX_NAME} characters, or leave it out")
+    if name is None and (alone := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
+        raise RequestRefusal(f"parameter {alone!r} is about a session, and the request names none; give 'session_id'")
+    if name is None or (kind == "sequence" and name in (0, "")):  # Triton's clients send 0 or "" for no sequence
+        return None
+    if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
+        raise RequestRefusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
+    if header and str(name) != header:
+        raise RequestRefusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
+    flags = {flag: parameters.get(f"{kind}_{flag}") for flag in ("start", "end")}
+    for flag, value in flags.items():
+        if value is not None and not isinstance(value, bool):
+            raise RequestRefusal(f"parameter '{kind}_{flag}' is true or false")
+    return SessionRequest(str(name), flags["start"], bool(flags["end"]))
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A session and its usage."""
+
+    session: Any
+    used: float
+    is_busy: bool = False
+
+
+@dataclass
+class SessionTable:
+    """The sessions of a model. Used from the event loop only."""
+
+    make: Callable[[], Any]
+    most: int
+    idle: float
+    explicit: bool = False
+    """Whether only ``session_start`` creates a session."""
+    clock: Callable[[], float] = time.monotonic
+    _entries: OrderedDict[str, _Session] = field(default_factory=OrderedDict)
+    """Least recently used first."""
+    _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
+    """Hash of the name to the reason why the session is gone."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self._expired = f"it was not used for {self.idle:g} s"  # one string shared by all entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @contextmanager
+    def enter(self, request: SessionRequest) -> Iterator[Any]:
+        """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many."""
+        entry = self._find(request)
+        entry.is_busy = True
+        try:
+            yield entry.session
+        except BaseException as error:
+            if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
+                self.forget(request.name, f"a call of it failed: {error}")  # its state may be partially updated
+            raise
+        finally:
+            entry.is_busy, entry.used = False, self.clock()
+            if request.end:
+                self._entries.pop(request.name, None)
+            self._watch()
+
+    def _find(self, request: SessionRequest) -> _Session:
+        self.sweep()
+        entry = self._entries.get(request.name)
+        if entry is not None and entry.is_busy:
+            raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
+        if entry is None or request.start:
+            self._check_new(request, is_known=entry is not None)
+            entry = self._entries[request.name] = _Session(self.make(), self.clock())
+            self._forgotten.pop(hash(request.name), None)
+        self._entries.move_to_end(request.name)
+        return entry
+
+    def _check_new(self, request: SessionRequest, *, is_known: bool) -> None:
+        if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
+            raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
+        if request.start is False or (self.explicit and not request.start):
+            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
+        if not is_known and len(self._entries) >= self.most:
+            raise RequestRefusal(
+                f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
+            )
+
+    def sweep(self) -> None:
+        """Expire sessions that have been idle for too long."""
+        limit = self.clock() - self.idle
+        for name, entry in list(self._entries.items()):
+            # Entries are ordered by use, so all later ones are fresh.
+            if entry.used > limit and not entry.is_busy:
+                break
+            if not entry.is_busy:
+                self.forget(name, self._expired)
+
+    def forget(self, name: str, why: str) -> None:
+        """Remove a session; later requests for it get the reason."""
+        self._entries.pop(name, None)
+        # The hash suffices for a message and bounds the memory per name.
+        self._forgotten[hash(name)] = why[:_LONGEST_REASON]
+        while len(self._forgotten) > _REMEMBERED:
+            self._forgotten.popitem(last=False)
+
+    def inherit(self, old: SessionTable, why: str) -> None:
+        """Mark the sessions of the replaced table as gone."""
+        self._forgotten = old._forgotten
+        for name in list(old._entries):
+            self.forget(name, why)
+
+    def _watch(self) -> None:
+        """Expire idle sessions on a timer, not only on the next request."""
+        if self._timer is None and self._entries:
+            self._timer = asyncio.get_running_loop().call_later(self.idle, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.sweep()
+        self._watch()
+
+    def close(self) -> None:
+        """Drop all sessions."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._entries.clear()

@@ -29,9 +29,7 @@ class TritonPythonModel:
         settings = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
         path = Path(args["model_repository"]) / args["model_version"] / "model.xrt"
         self._module = xrt.load(path, threads=int(settings["threads"]) if "threads" in settings else None)
-        test = getattr(self._module, "run_self_test", None)
-        if test is not None:
-            test()
+        self._module.run_self_test()
         self._inputs = [one["name"] for one in config["input"]]
         self._outputs = [one["name"] for one in config["output"]]
         self._joins = int(config.get("max_batch_size", 0)) > 0

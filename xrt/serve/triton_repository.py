@@ -55,11 +55,11 @@ def export_triton(
         raise OptionError(f"export_triton has no option {unknown[0]!r}; it has: {', '.join(_OPTIONS)}")
     serving_options = ServingOptions.make(options)
     with load(source) as module:
-        chosen, is_wanted = serving_options.complete(getattr(module, "serving", None)), serving_options.batch is not None
+        chosen, is_wanted = serving_options.complete(module.serving), serving_options.batch is not None
         served = ServedModel(name or source.stem, str(version), [module], chosen, Metrics(), is_wanted=is_wanted)
         served.close()
         _check_exportable(served)
-        config = make_config(served, "python", threads=threads or getattr(getattr(module, "serving", None), "threads", None))
+        config = make_config(served, "python", threads=threads or (module.serving.threads if module.serving else None))
     text = text_format.MessageToString(json_format.ParseDict(config, messages.ModelConfig()))
     model = Path(repository) / served.name
     target = model / str(version)
