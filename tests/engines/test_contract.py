@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, check_options, option
 from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
@@ -86,6 +86,38 @@ def test_the_engine_is_its_fields() -> None:
 def test_an_impossible_execution_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         ExecutionOptions(**options)
+    assert str(caught.value) == message
+
+
+@dataclass(frozen=True)
+class Ranged(Least):
+    name: ClassVar[str] = "ranged"
+    effort: int = option(1, at_least=0, at_most=3)
+    seconds: float | None = option(None, above=0)
+    order: Literal["fast", "exact"] = "fast"
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"effort": 4}, "effort of engine 'ranged' must be an integer from 0 to 3; got 4"),
+        ({"effort": True}, "effort of engine 'ranged' must be an integer from 0 to 3; got True"),
+        ({"seconds": 0}, "seconds of engine 'ranged' must be a positive number or None; got 0"),
+        ({"order": "exakt"}, "order of engine 'ranged' must be one of fast, exact; got 'exakt'. Did you mean 'exact'?"),
+        ({"fused": "no"}, "fused of engine 'ranged' must be True or False; got 'no'"),
+    ],
+)
+def test_an_engine_checks_what_its_fields_declare(options: dict[str, Any], message: str) -> None:
+    assert (
+        Ranged(effort=3, seconds=0.5, order="exact", fused=False).spec
+        == "ranged{effort=3, fused=false, order=exact, seconds=0.5}"
+    )
+    with pytest.raises(OptionError) as caught:
+        Ranged(**options)
     assert str(caught.value) == message
 
 

@@ -29,13 +29,13 @@ from xrt.graph import DType, Function, Node, read_attributes
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"opt_level": 4}, "iree: opt_level must be 0, 1, 2 or 3; got 4"),
-        ({"opt_level": True}, "iree: opt_level must be 0, 1, 2 or 3; got True"),
-        ({"compile_seconds": 0}, "iree: compile_seconds must be more than 0; got 0"),
-        ({"compile_seconds": "1"}, "iree: compile_seconds must be more than 0; got '1'"),
+        ({"opt_level": 4}, "opt_level of engine 'iree' must be an integer from 0 to 3; got 4"),
+        ({"opt_level": True}, "opt_level of engine 'iree' must be an integer from 0 to 3; got True"),
+        ({"compile_seconds": 0}, "compile_seconds of engine 'iree' must be a positive number; got 0"),
+        ({"compile_seconds": "1"}, "compile_seconds of engine 'iree' must be a positive number; got '1'"),
         (
             {"device": "local-tusk"},
-            "iree: device must be one of auto, local-sync, local-task; got 'local-tusk'. Did you mean 'local-task'?",
+            "device of engine 'iree' must be one of auto, local-sync, local-task; got 'local-tusk'. Did you mean 'local-task'?",
         ),
     ],
     ids=str,

@@ -117,7 +117,7 @@ def test_a_transform_along_an_axis_that_is_an_input_or_negative_is_declined() ->
     [
         ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
         ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
-        ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
+        ({"pinning": "no"}, "pinning of engine 'openvino' must be True or False; got 'no'"),
     ],
 )
 def test_fields_are_checked(fields: dict[str, Any], text: str) -> None:

@@ -67,7 +67,7 @@ REFUSED = [
         {"inter_op_threads": 0, "execution_mode": "parallel"},
         "inter_op_threads of engine 'ort' must be a positive integer or None; got 0",
     ),
-    ({"deterministic": "no"}, "deterministic of engine 'ort' must be true or false; got 'no'"),
+    ({"deterministic": "no"}, "deterministic of engine 'ort' must be True or False; got 'no'"),
     ({"config": "x"}, "config of engine 'ort' must map names to values; got 'x'"),
     (
         {"config": {"session.intra_op.alow_spinning": 0}},

@@ -38,7 +38,7 @@ def why(f: Function) -> str:
 def test_the_mode_is_an_option() -> None:
     assert registry.create("torch{mode=inductor}") == INDUCTOR and INDUCTOR.spec == "torch{mode=inductor}"
     with pytest.raises(
-        OptionError, match=r"torch: mode must be one of eager, inductor; got 'inducter'\. Did you mean 'inductor'\?"
+        OptionError, match=r"mode of engine 'torch' must be one of eager, inductor; got 'inducter'\. Did you mean 'inductor'\?"
     ):
         Torch("inducter")  # type: ignore[arg-type]
 

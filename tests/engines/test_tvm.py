@@ -28,7 +28,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 def test_an_impossible_level_is_reported(level: Any) -> None:
     with pytest.raises(OptionError) as error:
         Tvm(opt_level=level)
-    assert str(error.value) == f"tvm: opt_level must be 0, 1, 2 or 3; got {level!r}"
+    assert str(error.value) == f"opt_level of engine 'tvm' must be an integer from 0 to 3; got {level!r}"
 
 
 def test_an_unknown_processor_is_reported_with_its_neighbour() -> None:

@@ -119,7 +119,8 @@ def test_every_text_option_of_the_engines_is_declared() -> None:
     """Free text of XRT's own engines is declared, so that nobody has to guess."""
     import dataclasses
 
-    from xrt.engines.contract.spec import NAMES_FILES, field_types, is_bounded
+    from xrt.engines.contract.options import NAMES_FILES
+    from xrt.engines.contract.spec import field_types, is_bounded
 
     for name in registry.names():
         try:

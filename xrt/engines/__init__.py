@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ExecutionOptions as ExecutionOptions,
         Precision as Precision,
         RunOptions as RunOptions,
+        check_options as check_options,
+        option as option,
     )
     from xrt.engines.contract.registry import (
         EngineDeclaration as EngineDeclaration,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.spec import (
         build as build,
         format_spec as format_spec,
-        option as option,
         parse_spec as parse_spec,
         split_specs as split_specs,
     )
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "xrt.engines.contract.graph_compiler": ("Deviation", "Executable", "GraphCompiler", "MemoryUse", "peak_of_values"),
     "xrt.engines.contract.op_table": ("Kernel", "OpTable", "Predicate"),
-    "xrt.engines.contract.options": ("CompileContext", "ExecutionOptions", "Precision", "RunOptions"),
+    "xrt.engines.contract.options": ("CompileContext", "ExecutionOptions", "Precision", "RunOptions", "check_options", "option"),
     "xrt.engines.contract.registry": ("EngineDeclaration", "EngineStatus", "create", "engine_class", "names", "probe"),
-    "xrt.engines.contract.spec": ("build", "format_spec", "option", "parse_spec", "split_specs"),
+    "xrt.engines.contract.spec": ("build", "format_spec", "parse_spec", "split_specs"),
     "xrt.engines.toolkit.blas": ("blas_limit",),
 }
 

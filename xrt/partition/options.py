@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from xrt.engines.contract.options import check_options, keyword
+from xrt.engines.contract.options import check_options, option
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph.node import OPERATOR, compile_patterns
 
@@ -93,11 +93,11 @@ class Pin:
 class ClusteringOptions:
     """How nodes are grouped into regions; part of the Plan. Raises OptionError for an invalid value."""
 
-    minimum_nodes: int = keyword(1, at_least=1)
+    minimum_nodes: int = option(1, at_least=1)
     """Dissolve regions of fewer nodes: their nodes move to the next engine that supports them, if any."""
-    maximum_nodes: int | None = keyword(None, at_least=1)
+    maximum_nodes: int | None = option(None, at_least=1)
     """Split regions of more nodes; None for no limit."""
-    pins: tuple[Pin, ...] = keyword((), accepts="str | Pin | Sequence[str | Pin]")
+    pins: tuple[Pin, ...] = option((), accepts="str | Pin | Sequence[str | Pin]")
     """Force or forbid an engine: ``'Conv|Gemm=ort'``, ``'Softmax!=tvm'``, ``'name:/layer1/*=ort'``. Of the forcing pins that
     match a node, the last one applies; forbidding pins accumulate."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
 
 from xrt.errors import OptionError, did_you_mean
 
@@ -14,56 +14,93 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOWER_PRECISIONS",
+    "NAMES_FILES",
     "CompileContext",
     "ExecutionOptions",
     "Precision",
     "RunOptions",
     "check_options",
-    "keyword",
+    "option",
 ]
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
 LOWER_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")
 
 
-def keyword(default: Any, *, accepts: str = "", at_least: int | None = None, above: float | None = None) -> Any:
-    """Declare an option: its default, and the values that it accepts.
+NAMES_FILES = "names_files"
+"""Key in a field's metadata: whether a value may name a file, a folder or code."""
 
-    ``accepts`` is the type for editors where a caller may pass more than the field stores. A number with ``at_least`` is an
-    integer, one with ``above`` is any number. `check_options` checks the range, and the flags of a dataclass.
+
+def option(
+    default: Any,
+    *,
+    names_files: bool | None = None,
+    accepts: str = "",
+    at_least: int | None = None,
+    at_most: int | None = None,
+    above: int | None = None,
+) -> Any:
+    """Declare an option of an engine or a module: its default, the range of a number, and the values that it accepts.
+
+    A bundle or a lockfile may set an option only if it names no file, folder or code. Without ``names_files``, free text counts
+    as naming files; numbers, booleans and `Literal` do not. ``accepts`` is the type for editors where a caller may pass more than
+    the field stores. The docstring below the field is its description; its first sentence is the help of the command line.
     """
-    return field(default=default, metadata={"accepts": accepts, "at_least": at_least, "above": above})
+    metadata = {"accepts": accepts, "at_least": at_least, "at_most": at_most, "above": above}
+    return field(default=default, metadata=metadata if names_files is None else {**metadata, NAMES_FILES: names_files})
 
 
 def check_options(options: Any) -> None:
-    """Raise OptionError for a number outside its range or a flag that is neither True nor False."""
+    """Raise OptionError for a number out of range or a flag that is no bool; for an engine also for an unknown word."""
+    is_engine = hasattr(options, "why_not")
     for one in fields(options):
         value = getattr(options, one.name)
-        at_least, above = one.metadata.get("at_least"), one.metadata.get("above")
-        # bool is a subclass of int.
-        if one.type == "bool":
-            is_valid, expected = isinstance(value, bool), "True or False"
-        elif at_least is not None:
-            is_valid = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-            expected = "a positive integer" if at_least == 1 else f"an integer of at least {at_least}"
-        elif above is not None:
-            is_valid = isinstance(value, int | float) and not isinstance(value, bool) and value > above
-            expected = "a positive number" if above == 0 else f"a number above {above}"
-        else:
-            continue
-        if not is_valid and (value is not None or one.default is not None):
-            raise OptionError(f"{one.name} must be {expected}{' or None' * (one.default is None)}; got {value!r}")
+        if reason := _why_not_number(one, value) or (_why_not_word(options, one.name, value) if is_engine else ""):
+            owner = f" of engine {options.name!r}" if is_engine else ""
+            raise OptionError(f"{one.name}{owner} must be {reason}")
+
+
+def _why_not_number(one: Field[Any], value: Any) -> str:
+    at_least, at_most, above = (one.metadata.get(bound) for bound in ("at_least", "at_most", "above"))
+    kind = str(getattr(one.type, "__name__", one.type))  # a class where annotations are not postponed
+    if kind == "bool":
+        return "" if isinstance(value, bool) else f"True or False; got {value!r}"
+    if (at_least is None and above is None) or (value is None and one.default is None):
+        return ""
+    kinds, noun = ((int, float), "a number") if "float" in kind else ((int,), "an integer")
+    # bool is a subclass of int.
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    if is_number and (value > above if above is not None else value >= at_least) and (at_most is None or value <= at_most):
+        return ""
+    if at_most is not None:
+        expected = f"{noun} from {at_least} to {at_most}"
+    elif above == 0 or (at_least == 1 and noun == "an integer"):
+        expected = f"a positive {noun.split()[1]}"
+    else:
+        expected = f"{noun} of at least {at_least}"
+    return f"{expected}{' or None' * (one.default is None)}; got {value!r}"
+
+
+def _why_not_word(engine: Any, name: str, value: Any) -> str:
+    from xrt.engines.contract.spec import field_types
+
+    kind: Any = type(engine)
+    hint = field_types(kind).get(name)
+    words = get_args(hint) if get_origin(hint) is Literal else (value,)
+    if value in words:
+        return ""
+    return f"one of {', '.join(map(str, words))}; got {value!r}.{did_you_mean(str(value), words)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
     """Options of a compile; part of the signature. An engine declines those that it does not implement."""
 
-    precision: Precision = keyword("fp32", accepts="Precision | str | Sequence[str]")
-    """Precision of the arithmetic. ``fp32`` computes in the types of the model; ``bf16`` and ``fp16`` allow an engine to compute
-    float32 in that type; ``int8`` quantizes by the ranges of ``calibrate``. ``"Softmax=fp32"`` in a list keeps these nodes exact;
-    with ``max_error`` the list has the precisions to try, ``int4`` for weights among them."""
-    threads: int | None = keyword(None, at_least=1)
+    precision: Precision = option("fp32", accepts="Precision | str | Sequence[str]")
+    """Precision of the arithmetic: fp32, fp16, bf16 or int8; with ``max_error`` several: bf16,int8,int4,Softmax=fp32. ``fp32``
+    computes in the types of the model, ``bf16`` and ``fp16`` allow an engine to compute float32 in that type, ``int8`` quantizes
+    by the ranges of ``calibrate``. ``"Softmax=fp32"`` keeps these nodes in float32."""
+    threads: int | None = option(None, at_least=1)
     """Thread budget of all engines together. None is the number of cores that the process may use."""
 
     def __post_init__(self) -> None:

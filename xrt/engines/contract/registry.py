@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 from xrt.engines.contract.entry_points import EntryPoint, list_entry_points
 from xrt.engines.contract.graph_compiler import GraphCompiler
-from xrt.engines.contract.options import LOWER_PRECISIONS
-from xrt.engines.contract.spec import NAMES_FILES, build, field_types, format_spec, is_bounded, parse_spec
+from xrt.engines.contract.options import LOWER_PRECISIONS, NAMES_FILES
+from xrt.engines.contract.spec import build, field_types, format_spec, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.server import serve

@@ -26,7 +26,6 @@ from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 
 __all__ = [
-    "NAMES_FILES",
     "OptionEntry",
     "build",
     "field_types",
@@ -34,7 +33,6 @@ __all__ = [
     "is_bounded",
     "is_mapping",
     "list_options",
-    "option",
     "parse_spec",
     "read_pairs",
     "read_value",
@@ -45,8 +43,6 @@ __all__ = [
     "write_value",
 ]
 
-NAMES_FILES = "names_files"
-"""Key in a field's metadata: whether a value may name a file, a folder or code."""
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
 """Error messages shorten a text beyond this many characters."""
@@ -119,15 +115,6 @@ def is_bounded(hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType, tuple):
         return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
-
-
-def option(default: Any, *, names_files: bool) -> Any:
-    """A field of an engine that declares whether its values may name files, folders or code.
-
-    A bundle or a lockfile may set an option only if it names none. Without a declaration, free text counts as naming files;
-    numbers, booleans and `Literal` do not.
-    """
-    return dataclasses.field(default=default, metadata={NAMES_FILES: names_files})
 
 
 def spell_text(text: str) -> str:

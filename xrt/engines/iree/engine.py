@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
-from xrt.engines.contract.spec import option
+from xrt.engines.contract.options import check_options, option
 from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module, dump_phases, why_not_dumped
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
 from xrt.engines.iree.export import export_module
 from xrt.engines.iree.lowering import preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
-from xrt.errors import CompileRefused, OptionError, did_you_mean
+from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
@@ -37,23 +37,17 @@ class Iree(GraphCompiler):
     )
     supports_dynamic_shapes: ClassVar[bool] = True
 
-    opt_level: int = 2
+    opt_level: int = option(2, at_least=0, at_most=3)
     """0 to 3: IREE's optimisation level."""
     device: Place = "auto"
     """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
-    compile_seconds: float = 120.0
+    compile_seconds: float = option(120.0, above=0)
     """After which a compile is given up."""
     dump_dir: str | None = option(None, names_files=True)
     """Where the MLIR of every phase of a compile is written, each Function in a folder of its own."""
 
     def __post_init__(self) -> None:
-        if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
-            raise OptionError(f"iree: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
-        if self.device not in get_args(Place):
-            hint = did_you_mean(str(self.device), get_args(Place))
-            raise OptionError(f"iree: device must be one of {', '.join(get_args(Place))}; got {self.device!r}.{hint}")
-        if type(self.compile_seconds) not in (int, float) or not self.compile_seconds > 0:
-            raise OptionError(f"iree: compile_seconds must be more than 0; got {self.compile_seconds!r}")
+        check_options(self)
         if self.dump_dir is not None and (reason := why_not_dumped(self.dump_dir)):
             raise OptionError(f"iree: dump_dir is {self.dump_dir!r}, and {reason}")
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
+from xrt.engines.contract.options import check_options, option
 from xrt.engines.openvino.executable import (
     CompiledModel,
     OpenVinoExecutable,
@@ -29,7 +30,7 @@ from xrt.engines.openvino.library import (
 )
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.engines.toolkit.node_writer import has_quantized_readers
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CompileRefused
 from xrt.graph import TensorType
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class OpenVino(GraphCompiler):
     )
     supports_dynamic_shapes: ClassVar[bool] = True
 
-    streams: int = 1
+    streams: int = option(1, at_least=1)
     """Maximum number of concurrent runs per executable. The threads are divided among them; further calls wait."""
     pinning: bool = False
     """Whether to pin the threads to cores. This slows down the threads of other engines."""
@@ -66,13 +67,7 @@ class OpenVino(GraphCompiler):
     apply regardless of the module. A compile that would use another precision is declined."""
 
     def __post_init__(self) -> None:
-        if type(self.streams) is not int or self.streams < 1:
-            raise OptionError(f"streams of engine 'openvino' must be a positive integer; got {self.streams!r}")
-        if not isinstance(self.pinning, bool):
-            raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
-
-        if self.precision not in ("allowed", "fp32", "bf16", "fp16"):
-            raise OptionError(f"precision of engine 'openvino' must be allowed, fp32, bf16 or fp16; got {self.precision!r}")
+        check_options(self)
 
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.openvino.support import why_not

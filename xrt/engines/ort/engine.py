@@ -12,8 +12,7 @@ import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
-from xrt.engines.contract.options import check_options, keyword
-from xrt.engines.contract.spec import option
+from xrt.engines.contract.options import check_options, option
 from xrt.engines.ort.cuda import (
     CUDA,
     RECORDED,
@@ -34,9 +33,7 @@ from xrt.engines.ort.executable import (
 from xrt.engines.ort.options import (
     as_names,
     as_texts,
-    check_choice,
     check_config,
-    check_flag,
     check_inter_op_threads,
     check_providers,
 )
@@ -110,7 +107,7 @@ class Ort(GraphCompiler):
     """Level of graph optimization."""
     execution_mode: Literal["sequential", "parallel"] = "sequential"
     """``parallel`` runs independent nodes at once, on `inter_op_threads`."""
-    inter_op_threads: int | None = None
+    inter_op_threads: int | None = option(None, at_least=1)
     """Threads across nodes with ``execution_mode="parallel"``; None for the thread budget."""
     memory_arena: bool = True
     """Whether to keep freed CPU memory for the next call."""
@@ -126,11 +123,8 @@ class Ort(GraphCompiler):
         self._set("provider_options", as_texts("provider_options", self.provider_options))
         self._set("config", as_texts("config", self.config))
         check_providers(self.providers, self.provider_options)
-        check_choice("optimization", self.optimization, _LEVELS)
-        check_choice("execution_mode", self.execution_mode, _MODES)
+        check_options(self)
         check_inter_op_threads(self.inter_op_threads, self.execution_mode)
-        for flag in ("memory_arena", "memory_pattern", "deterministic"):
-            check_flag(flag, getattr(self, flag))
         check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
@@ -427,15 +421,14 @@ class TensorRT(Ort):
 
     engine_cache: str = option("", names_files=True)
     """Directory where TensorRT keeps built engines for later processes; empty for none."""
-    min_subgraph_size: int = keyword(1, at_least=1)
+    min_subgraph_size: int = option(1, at_least=1)
     """Smaller subgraphs run on the CUDA provider."""
-    max_workspace_size: int | None = keyword(None, at_least=1)
+    max_workspace_size: int | None = option(None, at_least=1)
     """Scratch memory in bytes; None for TensorRT's default."""
 
     def __post_init__(self) -> None:
         """Check the fields; raises EngineUnavailable if the library was built without TensorRT."""
         super().__post_init__()
-        check_options(self)
         if reason := why_not_present(PROVIDER):
             raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 

@@ -6,7 +6,7 @@ listed here because the library cannot list them: they are constants in ``onnxru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnxruntime
@@ -19,9 +19,7 @@ __all__ = [
     "KNOWN_KEYS",
     "as_names",
     "as_texts",
-    "check_choice",
     "check_config",
-    "check_flag",
     "check_inter_op_threads",
     "check_providers",
 ]
@@ -138,27 +136,9 @@ def check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> N
             )
 
 
-def check_choice(field: str, value: Any, choices: Collection[str]) -> None:
-    """Raise OptionError if the value is not one of the choices."""
-    if value not in choices:
-        raise OptionError(
-            f"{field} of engine 'ort' must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}"
-        )
-
-
-def check_flag(field: str, value: Any) -> None:
-    """Raise OptionError if the value is not a bool."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{field} of engine 'ort' must be true or false; got {value!r}")
-
-
-def check_inter_op_threads(value: Any, mode: str) -> None:
-    """Raise OptionError for an invalid number of threads, or one that would have no effect."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"inter_op_threads of engine 'ort' must be a positive integer or None; got {value!r}")
-    if mode != "parallel":
+def check_inter_op_threads(value: int | None, mode: str) -> None:
+    """Raise OptionError for a number of threads that would have no effect."""
+    if value is not None and mode != "parallel":
         raise OptionError(
             f"inter_op_threads={value} of engine 'ort' has a meaning only with execution_mode='parallel'; it is {mode!r}"
         )

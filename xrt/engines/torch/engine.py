@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.errors import CompileRefused, OptionError, did_you_mean
+from xrt.engines.contract.options import check_options
+from xrt.errors import CompileRefused
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
@@ -39,9 +40,7 @@ class Torch(GraphCompiler):
     seconds to a minute and needs ``g++``. Operators that depend on numbers that only a call shows are left to the next engine."""
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            hint = did_you_mean(str(self.mode), get_args(Mode))
-            raise OptionError(f"torch: mode must be one of {', '.join(get_args(Mode))}; got {self.mode!r}.{hint}")
+        check_options(self)
 
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.torch.executable import shield

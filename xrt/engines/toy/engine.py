@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xrt import __version__
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.engines.contract.spec import option
+from xrt.engines.contract.options import check_options, option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
 from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.toy.assembly import Assembly
@@ -59,6 +59,7 @@ class Toy(GraphCompiler):
 
     def __post_init__(self) -> None:
         """Open the libraries; raises OptionError or EngineUnavailable where they cannot serve."""
+        check_options(self)
         if self.libraries and self.native == "off":
             raise OptionError(f"engine {self.name!r} is given libraries of native kernels and native='off'; give one of them")
         if self.native == "on" or self.libraries:

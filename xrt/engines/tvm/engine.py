@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm.target import codegen as tvm_codegen
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
-from xrt.engines.contract.spec import option
+from xrt.engines.contract.options import check_options, option
 from xrt.engines.toolkit.node_query import has_symbolic_dims
 from xrt.engines.tvm.cuda import codegen
 from xrt.engines.tvm.cuda.codegen import load_runtime
@@ -21,7 +21,7 @@ from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
 from xrt.engines.tvm.support import LOOPS_APART, why_not
 from xrt.engines.tvm.target import check_mcpu, make_target
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CompileRefused
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
@@ -53,14 +53,13 @@ class Tvm(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
-    opt_level: int = 3
+    opt_level: int = option(3, at_least=0, at_most=3)
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
     mcpu: str | None = option(None, names_files=False)
     """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
 
     def __post_init__(self) -> None:
-        if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
-            raise OptionError(f"tvm: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
+        check_options(self)
         if self.mcpu is not None:
             check_mcpu(self.mcpu)
 
