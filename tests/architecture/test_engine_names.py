@@ -14,7 +14,7 @@ from tests.architecture.public import parse, walk
 from tests.architecture.test_layers import MODULES
 from xrt.engines.contract import registry
 from xrt.engines.contract.spec import parse_spec
-from xrt.module.options import REFERENCE
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 
 SHIPPED = [
     name for name in registry.names() if registry.find_entry_module(name).startswith("xrt.") and name != parse_spec(REFERENCE)[0]

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from xrt.module.options import REFERENCE
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.testing import ConformanceReport, ResultWord, conform, node_cases
 
 pytestmark = pytest.mark.full

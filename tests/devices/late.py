@@ -11,8 +11,8 @@ from tests.placement.uneven import Uneven
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import Accelerator
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.graph import Function
-from xrt.module.options import REFERENCE
 from xrt.testing.simulated.array import SimulatedArray, apply
 
 

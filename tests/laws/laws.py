@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings, strategies as st
 from xrt.comparison import BIT_EQUAL, Comparison, compare_all
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.graph import Function
-from xrt.module.options import REFERENCE
 from xrt.partition import Pin
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import as_planned

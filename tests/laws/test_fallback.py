@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.laws.laws import bounded, outputs_of, same_bits
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import FallbackWarning, RunFailed
-from xrt.module.options import REFERENCE
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.running import make_module

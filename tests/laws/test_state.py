@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings, strategies as st
 from tests.laws.laws import bounded, doubles, living, on_toy, pins
 from xrt.comparison import BIT_EQUAL, compare_all, tolerance_for
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.graph import Function, State, declare_states, list_states
-from xrt.module.options import REFERENCE
 from xrt.module.state import StatefulFunction
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs

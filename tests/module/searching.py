@@ -15,8 +15,8 @@ from tests.module.small_models import relu
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.graph import Function, Node
-from xrt.module.options import REFERENCE
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest

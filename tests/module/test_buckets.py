@@ -16,11 +16,11 @@ from xrt import partition
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BundleError, OptionError, SignatureWarning
 from xrt.formats.bundle import write_bundle
 from xrt.formats.onnx import save
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.options import REFERENCE
 from xrt.module.sizes import round_up
 from xrt.passes import infer_shapes
 

@@ -8,7 +8,7 @@ import pytest
 
 from xrt.engines.contract import registry
 from xrt.errors import DeviceError, OptionError
-from xrt.module.options import parse_devices
+from xrt.module.engines import parse_devices
 
 
 @pytest.mark.parametrize(

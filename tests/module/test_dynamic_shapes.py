@@ -13,10 +13,10 @@ import xrt
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.module.options import REFERENCE
 from xrt.partition.partitioner import map_nodes_to_engines
 
 OPEN = TensorType(DType.FLOAT32, ("N", 3))

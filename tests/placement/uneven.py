@@ -12,9 +12,9 @@ import pytest
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.graph import Function, Node
 from xrt.measure.timing import sample_call_times
-from xrt.module.options import REFERENCE
 
 sleep = time.sleep
 """Passes the time of a call; `simulate_time` replaces it."""

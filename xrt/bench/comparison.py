@@ -17,10 +17,10 @@ from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict, 
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines.contract.registry import find_declaration, names
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.engines.toolkit.shared_values import read_values
 from xrt.graph import FrozenDict
 from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotate
-from xrt.module.options import REFERENCE
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
 __all__ = ["BenchOptions", "BenchWorker", "Progress", "compare_engines"]

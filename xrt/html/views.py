@@ -201,9 +201,9 @@ def _render(template: str, **facts: Any) -> str:
     return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT, **facts))
 
 
-def _replace_unprintable(found: re.Match[str]) -> str:
+def _replace_unprintable(match: re.Match[str]) -> str:
     """Return a mark for what no page may hold: control characters, halves of characters, reversals of writing."""
-    char = found[0]
+    char = match[0]
     return char if char.isprintable() or category(char) == "Zs" else "�"
 
 
@@ -211,11 +211,11 @@ def _replace_unprintable(found: re.Match[str]) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("xrt.html"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"zip": zip} | {form.__name__: form for form in FORMATS}
-    return made
+    environment.filters |= {"zip": zip} | {form.__name__: form for form in FORMATS}
+    return environment
 
 
 @cache
@@ -228,7 +228,7 @@ def load_page_style() -> str:
 def load_cell_style() -> str:
     """Return the style sheet of a view within another page: each rule is about the view alone."""
     text = _read("view.css") + _read("cell.css")
-    return _REM.sub(lambda found: f"{float(found[1]) * PIXELS:g}px", text)
+    return _REM.sub(lambda match: f"{float(match[1]) * PIXELS:g}px", text)
 
 
 def _read(name: str) -> str:
@@ -372,7 +372,7 @@ def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, 
 
 def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str, Any]:
     taken = one.timeline.seconds
-    own = percent(one.timeline.rest / taken) if taken else "0 %"
+    outside = percent(one.timeline.rest / taken) if taken else "0 %"
     cut = " (the strip is cut)" if taken > most else ""
     spans = [
         {
@@ -384,7 +384,7 @@ def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str,
         for engine, name, start, length in _find_spans(one.plan, one.timeline, most)
         if start < most
     ]
-    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {own} outside of the regions{cut}"
+    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {outside} outside of the regions{cut}"
     return {"name": one.name, "spans": spans, "figure": figure}
 
 

@@ -13,15 +13,11 @@ from xrt.lazy_names import list_names, load_lazily
 if TYPE_CHECKING:
     from xrt.module.bundle import load as load
     from xrt.module.dispatch import IOBinding as IOBinding
+    from xrt.module.engines import configure as configure, validate_budget as validate_budget
     from xrt.module.explain import Explanation as Explanation, RegionReport as RegionReport
     from xrt.module.memory import Memory as Memory, RegionMemory as RegionMemory
     from xrt.module.module import XRTModule as XRTModule
-    from xrt.module.options import (
-        Isolation as Isolation,
-        ModuleOptions as ModuleOptions,
-        configure as configure,
-        validate_budget as validate_budget,
-    )
+    from xrt.module.options import Isolation as Isolation, ModuleOptions as ModuleOptions
     from xrt.module.sizes import Buckets as Buckets
     from xrt.module.state import Session as Session, stateful as stateful
     from xrt.module.verification import ModuleCalibration as ModuleCalibration, calibrate as calibrate
@@ -32,7 +28,8 @@ _MODULES = {
     "xrt.module.explain": ("Explanation", "RegionReport"),
     "xrt.module.memory": ("Memory", "RegionMemory"),
     "xrt.module.module": ("XRTModule",),
-    "xrt.module.options": ("Isolation", "ModuleOptions", "configure", "validate_budget"),
+    "xrt.module.engines": ("configure", "validate_budget"),
+    "xrt.module.options": ("Isolation", "ModuleOptions"),
     "xrt.module.sizes": ("Buckets",),
     "xrt.module.state": ("Session", "stateful"),
     "xrt.module.verification": ("ModuleCalibration", "calibrate"),

@@ -21,6 +21,7 @@ from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import (
     BundleError,
     CacheWarning,
@@ -37,9 +38,10 @@ from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
 from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import defer_plan, read_index, read_shapes
+from xrt.module.engines import check_isolated
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
-from xrt.module.options import REFERENCE, Check, Isolation, ModuleOptions, check_isolated, parse_options
+from xrt.module.options import Check, Isolation, ModuleOptions, parse_options
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.variants import choose_variant
 from xrt.partition.options import read_options

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.module.dispatch import NO_MATCH, Dispatcher, unpack_outputs
+from xrt.module.engines import make_engine_list
 from xrt.module.fallback import Call, OutputChecks, shorten_tracebacks
 from xrt.module.model_source import check_declared, find_front_end
-from xrt.module.options import add_keywords, make_engine_list, parse_options
-from xrt.module.precision_options import apply_constraints
+from xrt.module.options import add_keywords, apply_constraints, parse_options
 from xrt.module.programs import Programs, open_model
 from xrt.module.saving import Construction, copy_module, describe_construction, run_self_test, save
 from xrt.module.specialization import Specialization, list_value_names

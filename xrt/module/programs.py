@@ -23,10 +23,10 @@ from xrt.errors import (
 )
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict
+from xrt.module.engines import make_engine_list
 from xrt.module.fallback import format_implicit_fallback
 from xrt.module.model_source import Shaped, make_source
-from xrt.module.options import make_engine_list
-from xrt.module.precision_options import make_module_lowering
+from xrt.module.options import make_module_lowering
 from xrt.module.sizes import SizePolicy
 from xrt.module.specialization import Specialization, add_outputs, optimize
 from xrt.module.stored_plans import find_stored_plans

@@ -13,8 +13,8 @@ from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
+from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import StaticModel
-from xrt.module.options import IMPLICIT
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
 
 if TYPE_CHECKING:

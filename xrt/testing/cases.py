@@ -26,11 +26,11 @@ from onnx import GraphProto, ModelProto, OptionalProto, SequenceProto, TensorPro
 
 from xrt.comparison import BIT_EQUAL, Ambiguity, Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats import onnx
 from xrt.graph import Function, find_schema, is_training
 from xrt.models import fill_random_weights
-from xrt.module.options import REFERENCE
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
 

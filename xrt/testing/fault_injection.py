@@ -19,9 +19,9 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph.device_names import parse_device_kind
-from xrt.module.options import REFERENCE
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node

@@ -17,9 +17,9 @@ import numpy as np
 
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Constant, DType, Function, TensorType, Value
-from xrt.module.options import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.cases import is_unchanged

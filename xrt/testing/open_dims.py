@@ -16,10 +16,10 @@ from xrt.comparison import Comparison, Tolerance, compare_all
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.node_query import ELEMENTWISE, EVERY, why_not_at_every_size
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused, ModelError, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
-from xrt.module.options import REFERENCE
 from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import available_cores
 from xrt.testing.running import overlook_deviations

@@ -27,11 +27,11 @@ from xrt.cache import make_signature
 from xrt.comparison import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused
 from xrt.formats import onnx
 from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.options import REFERENCE
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.conformance import conform

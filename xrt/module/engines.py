@@ -1,0 +1,271 @@
+"""The engines of a module: the list with its devices and workers, the reference engine at its end, and the thread budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.graph import FrozenDict
+from xrt.graph.device_names import normalize_device
+from xrt.module.options import ALL
+from xrt.placement.engine_list import AUTO, EngineList, is_auto
+from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.module.options import ModuleOptions
+    from xrt.partition.device_map import DeviceMap
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
+
+__all__ = [
+    "IMPLICIT",
+    "REFERENCE",
+    "check_isolated",
+    "configure",
+    "make_engine_list",
+    "parse_devices",
+    "validate_budget",
+]
+
+IMPLICIT = "toy"
+"""The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
+
+
+def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
+    """Create the engines from a name, spec, instance or list of them, and append the reference engine.
+
+    The cache may know which engines are ready on this machine.
+
+    Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not implement an execution
+    option; DeviceError if no engine of the list runs on the device.
+    """
+    if settings.max_error is not None and not is_auto(engine):
+        raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
+    context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
+    engines, left_out = _create_engines(engine, context, settings, cache)
+    if settings.choice.is_quantized and settings.max_error is None:
+        from xrt.module.precision import lower_engines  # only needed for int8
+
+        engines = lower_engines(engines)
+    specs = [one.spec for one in engines]
+    if (twice := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
+        raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+    devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(engine) else ())
+    _check_devices(engines, context.device, devices, cuda_graph=settings.cuda_graph)
+    # With "auto", and in a bundle that was saved so, an engine may use the precision and need not.
+    is_permission = is_auto(engine) or _is_from_bundle(cache, context)
+    if note := _check_execution(engines, context, is_permission=is_permission):
+        left_out = (*left_out, note)
+    engines = _isolate(engines, settings, context.device, devices)
+    implicit = None if settings.strict else _make_reference(engines, context.in_full_precision() if is_permission else context)
+    if implicit is not None:
+        engines.append(implicit)
+    made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(engine), left_out, devices)
+    if settings.shapes == "one" and not made.can_be_dynamic:
+        fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
+        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
+    return made
+
+
+def _create_engines(
+    engine: Any, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
+) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    """Create the listed engines; for "auto" those of the lock, or all that are available, with a line for each that is not."""
+    listed = list(engine) if isinstance(engine, list | tuple) else [engine]
+    if not listed:
+        raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
+    for one in listed:
+        if not isinstance(one, str | GraphCompiler):
+            raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(one).__name__} {one!r}")
+    if not is_auto(engine):
+        if settings.lock is not None:
+            raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
+        return [registry.create(one) for one in listed], ()
+
+    from xrt.placement import CostStore
+    from xrt.placement.engine_list import list_available_engines
+
+    if settings.lock and (engines := settings.lock.engines([one for one in listed if one != AUTO])):
+        return engines, ()
+    store = None if cache is None else CostStore.for_cache(cache)
+    return list_available_engines(listed, context, store, strict=settings.strict, devices=settings.devices)
+
+
+def _make_reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
+    """Create the reference engine; None if it is listed, or does not support the device or the options."""
+    if any(engine.name == IMPLICIT for engine in engines):
+        return None
+
+    from xrt.engines.contract.proxy import ImplicitEngine
+
+    reference = ImplicitEngine(IMPLICIT)
+    serves = parse_device_kind(context.device) in reference.devices and reference.unsupported_options(context) is None
+    return reference if serves else None
+
+
+# ---------------------------------------------------------------------- options of a compile
+
+
+def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
+    """Raise OptionError for an engine that does not implement an option.
+
+    With ``is_permission`` a lower precision is allowed and not required: an engine in full precision is measured like the others.
+    Returns a remark if no engine computes in the lower one.
+    """
+    reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
+    full = context.in_full_precision()
+    is_lowered = None in reasons.values() or (is_permission and any(_is_lowered_by_spec(one, context) for one in engines))
+    if is_permission:
+        reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
+    if is_permission and not is_lowered and (full is context or None not in reasons.values()):
+        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
+        raise OptionError(f"no engine is left for engine='auto': {left_out}")
+    if reason := next(filter(None, reasons.values()), None):
+        raise OptionError(reason)
+    if is_lowered:
+        return ""
+    return f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
+
+
+def _is_lowered_by_spec(engine: GraphCompiler, context: CompileContext) -> bool:
+    """Whether the engine's own spec selects the precision of the options."""
+    if context.options.precision == "fp32":
+        return False
+
+    from xrt.verify.comparison import find_precision  # only needed for lower precisions
+
+    return find_precision(engine, context.in_full_precision()) == context.options.precision
+
+
+def _is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
+    """Whether a bundle in lower precision is being loaded; the saved engines are those that implement it."""
+    if context.options.precision == "fp32" or cache is None:
+        return False
+
+    from xrt.module.bundle import BundleTier  # only needed for lower precisions
+
+    return isinstance(cache.disk, BundleTier)
+
+
+# ---------------------------------------------------------------------- devices and workers
+
+
+def parse_devices(
+    engines: Sequence[GraphCompiler], devices: Mapping[str, str], home: str, others: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Map specs to devices from a mapping of names and specs; a spec overrides its name.
+
+    Leaves out engines that run on ``home``, and ``others``, which "auto" might have added to the list. Raises OptionError for an
+    engine that is not in the list, DeviceError for one that does not support the device.
+    """
+    names = sorted({word for engine in engines for word in (engine.name, engine.spec)})
+    for name in devices:
+        if name not in names and name.partition("{")[0] not in others:
+            raise OptionError(
+                f"devices names {name!r}, which is not in the list of engines: {', '.join(names)}.{did_you_mean(name, names)}"
+            )
+    elsewhere = {}
+    for engine in engines:
+        device = devices.get(engine.spec, devices.get(engine.name))
+        if device is None:
+            continue
+        if parse_device_kind(device) not in engine.devices:
+            raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
+        if normalize_device(device) != normalize_device(home):
+            elsewhere[engine.spec] = device
+    return FrozenDict(elsewhere)
+
+
+def _check_devices(engines: Sequence[GraphCompiler], device: str, devices: Mapping[str, str], *, cuda_graph: bool) -> None:
+    """Raise DeviceError if no engine supports its device, OptionError for graph capture on the CPU."""
+    if not any(parse_device_kind(device) in engine.devices or engine.spec in devices for engine in engines):
+        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+    if cuda_graph and device == "cpu":
+        raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
+
+
+def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
+    """Raise OptionError for a name or spec to isolate that is not in the list of engines."""
+    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    for name in names:
+        if name not in (*known, ALL):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+
+
+def _isolate(
+    engines: Sequence[GraphCompiler], settings: ModuleOptions, device: str, devices: Mapping[str, str]
+) -> list[GraphCompiler]:
+    """Put the engines that `isolate` names behind workers."""
+    isolation = settings.isolate
+    check_isolated(isolation.engines, [engine.spec for engine in engines])
+    if not isolation.engines:
+        return list(engines)
+
+    from xrt.engines.contract.proxy import load_engine
+    from xrt.partition.device_map import DeviceMap
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
+
+    limits, names = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
+    isolated = [
+        IsolatedEngine(load_engine(engine), limits, runs=isolation.run) if names & {engine.name, engine.spec, ALL} else engine
+        for engine in engines
+    ]
+    for engine in isolated:
+        if isinstance(engine, IsolatedEngine):
+            _check_isolated_on_device(engine, DeviceMap(device, devices), limits)
+    return isolated
+
+
+def _check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: WorkerLimits) -> None:
+    """Raise OptionError for an isolated engine that cannot work on its device.
+
+    It may compile in a worker but not run there: arrays in a device's memory belong to one process.
+    """
+    device = homes.of(engine.spec)
+    if device == "cpu":
+        return
+    if engine.runs:
+        raise OptionError(
+            f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} would "
+            f"run, since run=True asks for it or it cannot save what it compiles; take it out of isolate="
+        )
+    if limits.memory is not None:
+        raise OptionError(
+            f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is memory"
+            f"; take {engine.spec} out of isolate=, or leave memory_limit= out"
+        )
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def validate_budget(options: ExecutionOptions) -> int:
+    """The thread budget, limited to the cores with a warning: threads beyond the cores only wait for each other."""
+    threads, budget = options.threads, resolve_thread_budget(options.threads)
+    if threads is not None and threads > budget:
+        warn(
+            f"threads={threads} is more than the {budget} cores that this process may use; {budget} threads are used",
+            BudgetWarning,
+        )
+    return budget
+
+
+def configure(*, threads: int | None = None, shared_pool: str | None = None) -> None:
+    """Set the thread budget of modules that name none, and the engine whose executables share one pool, for this process.
+
+    ``threads=None`` is the number of cores that the process may use. With ``shared_pool="ort"`` all sessions of that engine run
+    on one pool of that size. ONNX Runtime then refuses, in the whole process and for good, all sessions with a pool of their
+    own, also those of other libraries, and a module with another budget is refused.
+
+    Existing modules are unchanged. Raises OptionError for an invalid number of threads, an engine without such a pool, or if a
+    session exists already; UnknownEngine and EngineUnavailable for an engine that cannot be created.
+    """
+    budget = validate_budget(ExecutionOptions(threads=threads))
+    if shared_pool is not None:
+        registry.engine_class(shared_pool).share_pool(budget)
+    set_default_budget(threads)
