@@ -13,7 +13,7 @@ import pytest
 
 import xrt
 from tests.module.test_faults import X, chain
-from xrt.cache import CompileCache, open_disk_tier
+from xrt.cache import CompileCache, Store, open_disk_tier
 from xrt.errors import CacheWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.testing.fault_injection import RecordingEngine
@@ -130,44 +130,30 @@ def test_what_is_quick_to_ask_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert answers(tmp_path) == []
 
 
-def test_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.disk.support_store.MOST", 2)
-    for op in ("Abs", "Exp", "Neg", "Cos"):
-        started(tmp_path, chain(op))
-    assert len(answers(tmp_path)) == 2
-    assert started(tmp_path, chain("Cos"))[0] == 0
-
-
-def test_what_another_process_removes_meanwhile_is_nobodys_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the list of files and the question how old each is, `xrt cache clear` or another process may remove some."""
-    monkeypatch.setattr("xrt.cache.disk.support_store.MOST", 1)
+def test_the_oldest_goes_with_the_limit_of_the_directory(tmp_path: Path) -> None:
     started(tmp_path, chain("Abs"))
-    (older,) = answers(tmp_path)
-    listed = Path.iterdir
-
-    def quicker(folder: Path) -> Any:
-        found = list(listed(folder))
-        if folder == older.parent:
-            older.unlink(missing_ok=True)
-        return iter(found)
-
-    monkeypatch.setattr(Path, "iterdir", quicker)
-    started(tmp_path, chain("Exp"))
-    assert len(answers(tmp_path)) == 1 and answers(tmp_path) != [older]
+    limit = Store(tmp_path).items()
+    size = sum(item.size for item in limit)
+    for op in ("Exp", "Neg", "Cos"):
+        started(tmp_path, chain(op))
+    store = Store(tmp_path)
+    assert len(answers(tmp_path)) == 4
+    store.shrink(size * 2)
+    assert len(answers(tmp_path)) < 4
+    assert started(tmp_path, chain("Cos"))[0] == 0
 
 
 def test_what_is_removed_before_it_is_read_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, plan = started(tmp_path)
     (path,) = answers(tmp_path)
-    is_file = Path.is_file
+    opened = Path.open
 
-    def seen(self: Path) -> bool:
-        found = is_file(self)
+    def open_late(self: Path, *mode: Any, **more: Any) -> Any:
         if self == path:
             path.unlink(missing_ok=True)
-        return found
+        return opened(self, *mode, **more)
 
-    monkeypatch.setattr(Path, "is_file", seen)
+    monkeypatch.setattr(Path, "open", open_late)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         assert started(tmp_path) == (asked, plan)

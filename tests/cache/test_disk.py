@@ -14,8 +14,7 @@ import pytest
 
 from tests.cache.saving import BULK, Saving, chain, module
 from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_disk_tier
-from xrt.cache.disk.report import explain_misses, list_entries
-from xrt.cache.disk.store import CacheEntry
+from xrt.cache.entries import ENTRIES, explain_misses, list_entries
 from xrt.engines import CompileContext
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, PlanError
 from xrt.formats import onnx
@@ -83,7 +82,7 @@ def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
     run(typed, tmp_path / "cache")
     run(typed, tmp_path / "cache")
     assert typed.count("compile") == 12
-    assert Store(tmp_path / "cache").items() == []
+    assert Store(tmp_path / "cache").entries.items() == []
 
 
 def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -132,12 +131,12 @@ def test_what_may_pass_is_not_remembered(engine: Saving, tmp_path: Path) -> None
         with pytest.raises(CompileFailed, match="MemoryError: no memory"):
             module(starved, tmp_path / "cache")(X)
     assert starved.count("compile") == 12
-    assert Store(tmp_path / "cache").items() == []
+    assert Store(tmp_path / "cache").entries.items() == []
 
 
 def test_an_executable_that_cannot_be_saved_still_runs(engine: Saving, tmp_path: Path) -> None:
     run(replace(engine, broken="save"), tmp_path / "cache")
-    assert Store(tmp_path / "cache").items() == []
+    assert Store(tmp_path / "cache").entries.items() == []
 
 
 def test_what_cannot_be_loaded_is_compiled_and_said_once(engine: Saving, tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ def damages(data: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("damage", damages(b"x" * (BULK + 2)))
 def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
-    item = Store(tmp_path).items()[0]
+    item = Store(tmp_path).entries.items()[0]
     item.path.write_bytes(damages(item.path.read_bytes())[damage])
     assert len(Store(tmp_path).find_damaged()) == 1
     with pytest.warns(CacheWarning, match="could not serve: cache entry .* cannot be used"):
@@ -184,17 +183,17 @@ def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_p
 
 def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
-    one, other = Store(tmp_path).items()[:2]
+    one, other = Store(tmp_path).entries.items()[:2]
     one.path.write_bytes(other.path.read_bytes())
     with pytest.raises(CacheError, match="it is the entry of another signature"):
-        CacheEntry.read(one.path)
+        ENTRIES.read(one.path)
 
 
 @pytest.mark.slow
 def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
-    path = Store(tmp_path).items()[0].path
-    whole, sound = path.read_bytes(), CacheEntry.read(path)
+    path = Store(tmp_path).entries.items()[0].path
+    whole, sound = path.read_bytes(), ENTRIES.read(path)
     rng = random.Random(0)
     interesting = [*range(64), *range(64, 600), *range(len(whole) - 300, len(whole))]
     for _ in range(500):
@@ -205,7 +204,7 @@ def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_pat
             del data[rng.randrange(len(data)) :]
         path.write_bytes(data)
         try:
-            entry = CacheEntry.read(path)
+            entry = ENTRIES.read(path)
         except CacheError:
             continue
         assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
@@ -222,7 +221,7 @@ def test_the_weights_of_a_file_are_hashed_once(tmp_path: Path, monkeypatch: pyte
     )
     onnx.save(large, path)
     os.utime(path, (1e9, 1e9))
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
+    monkeypatch.setattr("xrt.formats.output.SETTLED", 0)
     hashed: list[str] = []
     digest = Constant.digest.fget  # type: ignore[attr-defined]  # a property
 
@@ -251,7 +250,7 @@ def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Pa
     run(engine, tmp_path)
     with pytest.raises(PlanError):
         module(replace(engine, refuses=True), tmp_path, chain(1))(X)
-    Store(tmp_path).items()[0].path.write_bytes(b"damaged")
+    Store(tmp_path).entries.items()[0].path.write_bytes(b"damaged")
     found = list_entries(Store(tmp_path))
     assert len(found) == 7
     assert [one.failure for one in found if one.failure] == ["it never does"]

@@ -1,4 +1,4 @@
-"""Locks of files: threads and processes exclude each other, with those of `filelock` too."""
+"""Locks of records: threads and processes exclude each other."""
 
 from __future__ import annotations
 
@@ -8,75 +8,73 @@ import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from xrt.cache.disk import store
-from xrt.cache.disk.store import acquire_lock
+from xrt.cache import Store
 
 HOLDER = """
 import sys
 from pathlib import Path
-from xrt.cache.disk.store import acquire_lock
-release = acquire_lock(Path(sys.argv[1]), 0)
-print("held", flush=True)
-sys.stdin.read()
+from xrt.cache import Store
+with Store(Path(sys.argv[1])).lock("abcd") as locked:
+    print(locked, flush=True)
+    sys.stdin.read()
 """
 
 
-@pytest.fixture(params=["system", "library"])
-def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where a lock may be, of the system or, as on Windows, of the library."""
-    if request.param == "library":
-        monkeypatch.setattr(store, "fcntl", None)
-    return tmp_path / "lock"
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.cache.records.PATIENCE", 0.0)
 
 
-def test_a_lock_excludes_other_holders_until_it_is_released(path: Path) -> None:
-    release = acquire_lock(path, 0)
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(OSError, match=r"lock"):
-        acquire_lock(path, 0)
-    with pytest.raises(Timeout):
-        FileLock(path).acquire(timeout=0)
-    release()
-    with FileLock(path), pytest.raises(OSError, match=r"lock"):
-        acquire_lock(path, 0.03)
-    acquire_lock(path, 0)()
+def test_a_lock_excludes_other_holders_until_it_is_released(tmp_path: Path) -> None:
+    with Store(tmp_path).lock("abcd") as first:
+        (path,) = (tmp_path / "xrt-cache-1" / "locks").iterdir()
+        assert first and path.stat().st_mode & 0o777 == 0o600
+        with Store(tmp_path).lock("abce") as second, Store(tmp_path).lock("bcde") as other:
+            assert not second and other, "keys with the same beginning share a lock"
+    with FileLock(path), Store(tmp_path).lock("abcd") as again:
+        assert not again
+    with Store(tmp_path).lock("abcd") as again:
+        assert again
 
 
 @pytest.mark.slow
-def test_who_waits_gets_the_lock_when_it_is_released(path: Path) -> None:
-    release, got = acquire_lock(path, 0), threading.Event()
+def test_who_waits_gets_the_lock_when_it_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.cache.records.PATIENCE", 60.0)
+    results: list[bool] = []
 
     def wait() -> None:
-        acquire_lock(path, 60)()
-        got.set()
+        with Store(tmp_path).lock("abcd") as locked:
+            results.append(locked)
 
     waiting = threading.Thread(target=wait)
-    waiting.start()
-    assert not got.wait(0.05)
-    release()
-    assert got.wait(60)
-    waiting.join()
+    with Store(tmp_path).lock("abcd"):
+        waiting.start()
+        waiting.join(0.05)
+        assert not results
+    waiting.join(60)
+    assert results == [True]
 
 
 def test_a_process_that_ends_releases_its_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(TimeoutError, match=r"another process has held '.*lock' for 0 seconds"):
-            acquire_lock(path, 0)
+        assert holder.stdout.readline() == "True\n"
+        with Store(tmp_path).lock("abcd") as locked:
+            assert not locked
         holder.kill()
         holder.wait()
-    acquire_lock(path, 0)()
+    with Store(tmp_path).lock("abcd") as locked:
+        assert locked
 
 
-def test_what_is_no_file_to_lock_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"missing"):
-        acquire_lock(tmp_path / "missing" / "lock", 0)
-    (tmp_path / "link").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match=r"link"):
-        acquire_lock(tmp_path / "link", 0)
+def test_what_cannot_be_locked_is_used_without(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (store.root / "locks").mkdir(parents=True)
+    (store.root / "locks" / "abc").symlink_to(tmp_path / "other")
+    with store.lock("abcd") as locked:
+        assert not locked
+    assert not (tmp_path / "other").exists()

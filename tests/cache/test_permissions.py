@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from tests.cache.saving import Saving, chain, module
-from xrt.cache import CompileCache, Store, open_disk_tier
-from xrt.cache.disk import find_cache_directory
-from xrt.cache.disk.cost_store import CostStore
-from xrt.cache.disk.store import make_private, why_not_trusted
+from xrt.cache import CompileCache, Store, find_cache_directory, open_disk_tier
+from xrt.cache.cost_store import CostStore
+from xrt.cache.records import make_private, why_not_trusted
 from xrt.cli.app import main
 from xrt.errors import CacheError, CacheWarning
 from xrt.module import XRTModule
@@ -147,7 +146,7 @@ def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Calla
         return cache.statistics.disk.hits
 
     assert (loaded(), loaded()) == (0, 1)
-    (entry,) = (item.path for item in Store(tmp_path).items())
+    (entry,) = (item.path for item in Store(tmp_path).entries.items())
     path = entry if what == "file" else entry.parent
     way(path)
     reason = reason_for(path, way)

@@ -49,14 +49,14 @@ def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, ca
     (entry,) = json.loads(out)["entries"]
     assert code == 0 and entry["engine"] == "Ort ort" and entry["entry"] == "float32[N,3]"
     assert call(capsys, "cache", "verify")[:2] == (0, f"1 entries, 0 of them damaged, in {directory}\n")
-    path = Store(directory).items()[0].path
+    path = Store(directory).entries.items()[0].path
     path.write_bytes(path.read_bytes()[:-1])
     code, out, _ = call(capsys, "cache", "verify")
     assert code == 1 and "cannot be used: it should have" in out
     assert call(capsys, "cache", "gc")[1].startswith("removed 1 damaged entries, 0 remembered failures, 0 entries over the limit")
     call(capsys, "run", model, "-e", "ort{memory_arena=false}")
     assert call(capsys, "cache", "clear")[1].startswith("removed 1 entries")
-    assert Store(directory).items() == []
+    assert Store(directory).entries.items() == []
 
 
 @pytest.mark.usefixtures("small_is_kept")

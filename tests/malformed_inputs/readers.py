@@ -12,18 +12,20 @@ from tests.malformed_inputs.messages import alter_field
 from tests.malformed_inputs.mutators import BLIND, TEXTUAL, Damage
 from tests.malformed_inputs.resealed import alter_section, alter_table
 from xrt.cache import CompileCache
-from xrt.cache.disk import CacheEntry, Store, WeightHashStore, plan_store, support_store
-from xrt.cache.disk.cost_store import loads_statuses
+from xrt.cache.cost_store import STATUSES
+from xrt.cache.entries import ENTRIES
+from xrt.cache.weight_hashes import WEIGHT_HASHES
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.native import library
+from xrt.formats import program_record
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.onnx import load
 from xrt.formats.placement_file import dumps, loads
 from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
-from xrt.module import bundle
+from xrt.module import bundle, support_cache
 from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
 from xrt.partition.serialization import from_bytes
@@ -77,12 +79,8 @@ def _bundle(path: Path) -> None:
         module.explain() if module.inputs else None
 
 
-def _memo(path: Path) -> None:
-    WeightHashStore(Store(path.parents[2])).sweep()
-
-
 def _model_plans(path: Path) -> None:
-    plan_store.parse(path.read_bytes(), None)
+    program_record.parse(path.read_bytes())
 
 
 def _spec(path: Path) -> None:
@@ -108,7 +106,7 @@ def _library(path: Path) -> None:
 
 
 def _answers(path: Path) -> None:
-    support_store.loads(path.read_bytes(), nodes=3, engines=2)
+    support_cache.make_schema(nodes=3, engines=2).read(path)
 
 
 def _costs(path: Path) -> None:
@@ -119,10 +117,6 @@ def _decision(path: Path) -> None:
     found = decision_store.read_decision(loads(path.read_bytes()), samples.placement_request())
     str(found)
     found.to_dict()
-
-
-def _statuses(path: Path) -> None:
-    loads_statuses(path.read_bytes())
 
 
 def _lock(path: Path) -> None:
@@ -145,12 +139,12 @@ _ALL: Sequence[Reader] = (
     Reader("plan", _plan, samples.plans, _FIELDS),
     Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
     Reader("lock", _lock, samples.locks, TEXTUAL, malicious.locks),
-    Reader("cache entry", CacheEntry.read, samples.cache_entries, _SEALED),
+    Reader("cache entry", ENTRIES.read, samples.cache_entries, _SEALED),
     Reader("answers", _answers, samples.answers, TEXTUAL),
     Reader("costs", _costs, samples.costs, TEXTUAL),
     Reader("decision", _decision, samples.decisions, TEXTUAL),
-    Reader("statuses", _statuses, samples.statuses, TEXTUAL),
-    Reader("weights memo", _memo, samples.memos, _SEALED),
+    Reader("statuses", STATUSES.read, samples.statuses, TEXTUAL),
+    Reader("weight hashes", WEIGHT_HASHES.read, samples.weight_hashes, TEXTUAL),
     Reader("model plans", _model_plans, samples.model_plans, TEXTUAL),
     Reader("spec", _spec, samples.specs, TEXTUAL, malicious.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, malicious.pins),

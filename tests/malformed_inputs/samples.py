@@ -14,16 +14,14 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from tests.malformed_inputs.files import Files
-from tests.malformed_inputs.resealed import reseal
-from xrt.cache import CompileCache
-from xrt.cache.disk import Store, StoredFailure
+from xrt.cache import CompileCache, Store
+from xrt.cache.entries import CacheEntry, StoredFailure
 from xrt.cache.signature import Signature
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
 from xrt.formats.onnx import save, to_model
 from xrt.formats.placement_file import Baseline, dumps
-from xrt.formats.protobuf import write
 from xrt.formats.text import to_text
 from xrt.graph import Function
 from xrt.module import XRTModule
@@ -46,7 +44,6 @@ __all__ = [
     "decisions",
     "external",
     "locks",
-    "memos",
     "model_plans",
     "models",
     "pins",
@@ -55,6 +52,7 @@ __all__ = [
     "specs",
     "statuses",
     "texts",
+    "weight_hashes",
 ]
 
 _LARGE = 1 << 16
@@ -209,10 +207,10 @@ def cache_entries() -> tuple[Files, ...]:
     """Return entries of the compile cache: one that holds something, one that remembers a failure."""
     found = []
     with TemporaryDirectory(prefix="xrt-") as folder:
-        for content in (b"compiled" * 40, StoredFailure("CompileRefused", "too large", (0, 3))):
-            store, signature = Store(Path(folder)), _signature()
-            store.write(signature, content)
-            found.append({store.path(signature.key).name: store.path(signature.key).read_bytes()})
+        for content in ((b"compiled" * 40, None), (None, StoredFailure("CompileRefused", "too large", (0, 3)))):
+            entries, signature = Store(Path(folder)).entries, _signature()
+            entries.keep(signature.key, CacheEntry(signature, *content))
+            found.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
     return tuple(found)
 
 
@@ -222,15 +220,11 @@ def answers() -> tuple[Files, ...]:
     return ({"answers.json": json.dumps(facts).encode()},)
 
 
-def memos() -> tuple[Files, ...]:
-    """Return what the cache remembers of a model file's weights."""
-    weights = [
-        {"name": "w", "digest": bytes(range(32)), "place": ()},
-        {"name": "v", "digest": bytes(32), "place": (1, 2, 3, 4, 5)},
-    ]
-    values = {"format": 1, "path": "/nowhere/model.onnx", "stamp": (1, 2, 3, 4, 5), "weights": weights}
-    name = "0" * 40
-    return ({f"xrt-cache-1/weights/{name}.xrt": reseal("weights memo", {"memo": write("WeightsMemo", values)})},)
+def weight_hashes() -> tuple[Files, ...]:
+    """Return the stored hashes of a model file's weights."""
+    weights = {"w": ["01" * 32, []], "v": ["00" * 32, [1, 2, 3, 4, 5]]}
+    facts = {"format": 2, "path": "/nowhere/model.onnx", "stamp": [1, 2, 3, 4, 5], "weights": weights}
+    return ({"weights.json": json.dumps(facts).encode()},)
 
 
 def model_plans() -> tuple[Files, ...]:
@@ -244,7 +238,7 @@ def model_plans() -> tuple[Files, ...]:
     plan = {"key": [[2, 3]], "inputs": values[0], "outputs": values[2], "launches": launches}
     files = [["/nowhere/model.onnx", [1, 2, 3, 4, 5]]]
     ends = {"inputs": values[0], "outputs": values[2]}
-    facts = {"format": 1, "ingredients": [["model", "a"]], "files": files, **ends, "plans": [plan]}
+    facts = {"format": 2, "files": files, **ends, "plans": [plan]}
     return ({"plans.json": json.dumps(facts).encode()},)
 
 

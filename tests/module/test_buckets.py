@@ -252,7 +252,6 @@ def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
     monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
     weight = np.random.default_rng(0).standard_normal((600, 600)).astype("float32")
     nodes = (Node("MatMul", ("x", "w"), ("h",)), Node("Softmax", ("h",), ("y",)).with_attributes(axis=0))

@@ -12,14 +12,14 @@ import pytest
 
 import xrt
 from tests.module.test_bundle import X, perceptron
-from xrt.cache import CompileCache, Store
-from xrt.cache.disk.tier import CheckedFileStore
+from xrt.cache import CompileCache, Records, Store
 from xrt.errors import BundleError, OptionError, SelfTestFailed
 from xrt.formats.arrays import Example, decode_example, encode_example
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import saving
+from xrt.module.bundle import CHECKED
 from xrt.module.module import XRTModule
 
 
@@ -246,6 +246,7 @@ def test_a_file_that_passed_is_not_read_through_again(path: Path, tmp_path: Path
     assert sum(summed) > size / 2, "another directory knows nothing"
 
 
+@pytest.mark.filterwarnings("ignore::xrt.errors.CacheWarning")
 @pytest.mark.parametrize("change", ["damaged", "replaced", "memo"])
 def test_a_file_that_has_changed_is_read_again(change: str, path: Path, tmp_path: Path, summed: list[int]) -> None:
     module().save(path, X)
@@ -263,5 +264,5 @@ def test_a_file_that_has_changed_is_read_again(change: str, path: Path, tmp_path
     with pytest.raises(SelfTestFailed, match="the checksum of its section"):
         xrt.load(path, cache=cache).run_self_test()
     path.unlink()
-    assert CheckedFileStore(Store(cache)).sweep() == 1
+    assert Records(Store(cache), CHECKED).sweep() == 1
     assert not memo.exists()

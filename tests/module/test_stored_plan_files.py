@@ -15,13 +15,13 @@ import pytest
 from tests.module.test_stored_plans import ENGINES, files, free_batch, inputs, module, network, scaled, uses_plan
 from xrt import XRTModule
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.cache.disk.plan_store import (
-    KIND,
-    parse,
-)
 from xrt.errors import BundleError, CacheWarning, ModelError
 from xrt.formats.container import Container
 from xrt.formats.onnx import save
+from xrt.formats.program_record import (
+    KIND,
+    parse,
+)
 from xrt.graph import Constant, Function
 from xrt.graph.deferred_function import DeferredFunction
 from xrt.module import stored_plans
@@ -30,7 +30,6 @@ from xrt.module import stored_plans
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files count as settled that were written just now."""
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
     monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
 
 
@@ -139,14 +138,14 @@ def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
 def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
     module(path)(*inputs())
     text = bytes(Container.open(files(path)[0], KIND).section("plans"))
-    assert parse(text, None) is not None
+    assert parse(text) is not None
     facts = json.loads(text)
     facts["plans"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
     with pytest.raises(BundleError, match="it holds no plans: ValueError: launch 'xrt_ort_0' does not fit the others"):
-        parse(json.dumps(facts).encode(), None)
-    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":1', b'"format":2')):
+        parse(json.dumps(facts).encode())
+    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":2', b'"format":3')):
         with pytest.raises(BundleError, match="it holds no plans"):
-            parse(damaged, None)
+            parse(damaged)
 
 
 MISFITS: dict[str, Callable[[Any], Any]] = {
@@ -173,7 +172,7 @@ def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None
     facts = json.loads(text)
     MISFITS[what](facts)
     with pytest.raises(BundleError, match="it holds no plans"):
-        parse(json.dumps(facts).encode(), None)
+        parse(json.dumps(facts).encode())
 
 
 def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from onnx import helper
 
 from xrt import XRTModule, models, partition
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.cache.disk.plan_store import (
+from xrt.errors import InputError, ModelError
+from xrt.formats.onnx import save
+from xrt.formats.program_record import (
     MOST_PLANS,
     MOST_SECTIONS,
     OWN,
@@ -28,8 +30,6 @@ from xrt.cache.disk.plan_store import (
     StoredWeight,
     merge,
 )
-from xrt.errors import InputError, ModelError
-from xrt.formats.onnx import save
 from xrt.graph import Constant, Function, TensorType
 
 ENGINES = ("ort", "openvino")
@@ -39,7 +39,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files count as settled that were written just now."""
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
     monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))
 
 
@@ -113,7 +112,7 @@ def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
 @pytest.mark.slow
 def test_a_call_of_a_new_process_does_not_load_onnx(path: Path) -> None:
     code = (
-        "import sys; import xrt.cache.disk.weight_hashes as w\n"
+        "import sys; import xrt.formats.output as w\n"
         "w.SETTLED = -10**12\n"
         "import numpy as np; from xrt import XRTModule\n"
         "m = XRTModule(sys.argv[1], engine='ort', cache=sys.argv[2]); m(np.load(sys.argv[3]))\n"

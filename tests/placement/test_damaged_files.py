@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.damaging import WHOLE, mutants
 from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, mixed, single
-from xrt.cache.disk.tier import DiskTier
+from xrt.cache import Records, Store
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, NativeWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.module import XRTModule
-from xrt.module.support_cache import try_or_warn
+from xrt.module.support_cache import make_schema
 from xrt.partition import SupportMatrix
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, decision_store
@@ -73,14 +73,8 @@ class Kind:
     """Whether what was recalled is of the types that it should be of."""
 
 
-def keep_answers(folder: Path) -> None:
-    tier = DiskTier(folder, 10**9)
-    try_or_warn(tier, lambda: tier.answers.keep(ANSWERS, NET, ENGINES, ["cpu", "cpu"], CONTEXT))
-
-
-def recall_answers(folder: Path) -> SupportMatrix | None:
-    tier = DiskTier(folder, 10**9)
-    return try_or_warn(tier, lambda: tier.answers.recall(NET, ENGINES, ["cpu", "cpu"], CONTEXT))
+def answer_records(folder: Path) -> Records[SupportMatrix]:
+    return Records(Store(folder), make_schema(len(NET.nodes), len(ENGINES)))
 
 
 def are_answers(found: SupportMatrix) -> bool:
@@ -123,7 +117,12 @@ def are_statuses(found: dict[str, Any]) -> bool:
 
 
 KINDS = {
-    "answers": Kind("answers/*.json", keep_answers, recall_answers, are_answers),
+    "answers": Kind(
+        "answers/*.json",
+        lambda folder: answer_records(folder).keep("0" * 64, ANSWERS),
+        lambda folder: answer_records(folder).find("0" * 64),
+        are_answers,
+    ),
     "costs": Kind(
         "costs/*.json",
         lambda folder: CostStore(folder).keep(TABLE, ENGINES[:1], CONTEXT),
@@ -176,7 +175,7 @@ def content(kind: str, folder: Path) -> bytes:
 def as_installed() -> Iterator[None]:
     """To look through all distributions at each read is what would take the time here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrt.cache.disk.cost_store.hash_installed", lambda: "0" * 64)
+        patch.setattr("xrt.cache.cost_store.hash_installed", lambda: "0" * 64)
         yield
 
 

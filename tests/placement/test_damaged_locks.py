@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def as_installed() -> Iterator[None]:
     """To look through all distributions at each read is what would take the time here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrt.cache.disk.cost_store.hash_installed", lambda: "0" * 64)
+        patch.setattr("xrt.cache.cost_store.hash_installed", lambda: "0" * 64)
         yield
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
         CompileRequest as CompileRequest,
         DiskStatistics as DiskStatistics,
         DiskTier as DiskTier,
-        Store as Store,
+        find_cache_directory as find_cache_directory,
         open_disk_tier as open_disk_tier,
+        parse_size as parse_size,
     )
     from xrt.cache.memory import (
         CacheStatistics as CacheStatistics,
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
         default_cache as default_cache,
         open_cache as open_cache,
     )
+    from xrt.cache.records import Records as Records, Store as Store
     from xrt.cache.signature import FORMAT_VERSION as FORMAT_VERSION, Signature as Signature, make_signature as make_signature
 
 _MODULES = {
-    "xrt.cache.disk": ("CompileRequest", "DiskStatistics", "DiskTier", "Store", "open_disk_tier"),
+    "xrt.cache.disk": ("CompileRequest", "DiskStatistics", "DiskTier", "find_cache_directory", "open_disk_tier", "parse_size"),
     "xrt.cache.memory": ("CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"),
+    "xrt.cache.records": ("Records", "Store"),
     "xrt.cache.signature": ("FORMAT_VERSION", "Signature", "make_signature"),
 }
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from xrt.cache.disk import CompileRequest, DiskStatistics, WeightHashStore, open_disk_tier
-from xrt.cache.disk.config import expand_user
+from xrt.cache.disk import CompileRequest, DiskStatistics, expand_user, open_disk_tier
 from xrt.errors import OptionError
 from xrt.forking import get_generation, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     from xrt.cache.signature import Signature
+    from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
 
 __all__ = [
@@ -153,9 +153,6 @@ class Tier(Protocol):
 
     def find_learning_directory(self, engine: str) -> Path | None:
         """The directory for persistent data of an engine, such as tuning results; None if there is none."""
-
-    def keep_weights(self) -> None:
-        """Store newly computed weight hashes for the next process."""
 
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False

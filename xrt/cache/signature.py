@@ -118,11 +118,31 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
     """The CPU and its instruction sets, on which compiled code depends."""
-    from xrt.cache.disk.cpu_info import describe_cpu  # imported here: xrt.cache.disk imports this module
+    extensions = np.show_config(mode="dicts")["SIMD Extensions"]
+    sets = " ".join([*extensions.get("baseline", ()), *extensions.get("found", ())])
+    return f"{platform.system()} {platform.machine()} {sets}; {_describe_cpu()}"
 
-    found = np.show_config(mode="dicts")["SIMD Extensions"]
-    sets = " ".join([*found.get("baseline", ()), *found.get("found", ())])
-    return f"{platform.system()} {platform.machine()} {sets}; {describe_cpu()}"
+
+_INFO = Path("/proc/cpuinfo")
+_NAMES = ("model name", "CPU implementer", "CPU part")
+_FLAGS = ("flags", "Features")
+
+
+def _describe_cpu() -> str:
+    """Model name of the first CPU and a hash of its features; empty if unavailable."""
+    facts: dict[str, str] = {}
+    try:
+        with _INFO.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if not value.strip() and facts:
+                    break  # the next processor
+                facts[key.strip()] = value.strip()
+    except OSError:
+        return ""
+    name = " ".join(facts[key] for key in _NAMES if key in facts)
+    flags = sorted(flag for key in _FLAGS for flag in facts.get(key, "").split())
+    return f"{name} {hashlib.sha256(' '.join(flags).encode()).hexdigest()[:12]}".strip()
 
 
 @lru_cache(maxsize=64)

@@ -18,14 +18,9 @@ import click
 from rich.text import Text
 
 from xrt import __version__
-from xrt.cache import Store, open_disk_tier
-from xrt.cache.disk import StoredFailure, find_cache_directory
-from xrt.cache.disk.config import parse_size
-from xrt.cache.disk.plan_store import PlanStore
-from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
-from xrt.cache.disk.store import CacheEntry
-from xrt.cache.disk.tier import CheckedFileStore
-from xrt.cache.disk.weight_hashes import WeightHashStore
+from xrt.cache import Records, Store, find_cache_directory, open_disk_tier, parse_size
+from xrt.cache.entries import ENTRIES, CacheListing, Miss, explain_misses, list_entries
+from xrt.cache.weight_hashes import WEIGHT_HASHES
 from xrt.cli.options import add_json, load_with_sizes, module_keywords, module_options
 from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, show_table
 from xrt.engines import GraphCompiler, create
@@ -34,6 +29,8 @@ from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
+from xrt.module.bundle import CHECKED
+from xrt.module.stored_plans import PLANS
 from xrt.runtime import available_cores, default_budget
 
 if TYPE_CHECKING:
@@ -144,7 +141,7 @@ def _cache() -> dict[str, Any]:
     tier = open_disk_tier()
     if tier is None:
         return {}
-    items = tier.store.items()
+    items = tier.store.entries.items()
     return {
         "directory": str(tier.store.directory),
         "entries": len(items),
@@ -288,7 +285,7 @@ def verify_command(store: Store) -> int:
     damaged = store.find_damaged()
     for reason in damaged.values():
         out.print(reason, markup=False)
-    out.print(f"{len(store.items())} entries, {len(damaged)} of them damaged, in {store.directory}", markup=False)
+    out.print(f"{len(store.entries.items())} entries, {len(damaged)} of them damaged, in {store.directory}", markup=False)
     return int(_tell_unused(store) or bool(damaged))
 
 
@@ -300,11 +297,11 @@ def gc_command(store: Store, size: str | None, failures: bool) -> None:
     """Remove what is damaged, left behind, out of date, or too much."""
     limit = _find_limit(store, size)
     damaged = store.find_damaged()
-    forgotten = [item for item in store.items() if failures and item not in damaged and _is_failure(item.path)]
+    forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
-    stale, old = WeightHashStore(store).sweep() + CheckedFileStore(store).sweep(), PlanStore(store).sweep()
+    stale, old = Records(store, WEIGHT_HASHES).sweep() + Records(store, CHECKED).sweep(), Records(store, PLANS).sweep()
     said = (
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
         f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
@@ -324,7 +321,7 @@ def _find_limit(store: Store, size: str | None) -> int:
 
 def _is_failure(path: Path) -> bool:
     try:
-        return isinstance(CacheEntry.read(path).failure, StoredFailure)
+        return ENTRIES.read(path).failure is not None
     except (CacheError, OSError):
         return False
 
@@ -333,7 +330,7 @@ def _is_failure(path: Path) -> bool:
 @click.pass_obj
 def clear_command(store: Store) -> None:
     """Remove everything."""
-    count, total = len(store.items()), sum(item.size for item in store.items())
+    count, total = len(store.entries.items()), sum(item.size for item in store.entries.items())
     store.clear()
     out.print(f"removed {count} entries, {human_bytes(total)}, from {store.directory}", markup=False)
 

@@ -15,8 +15,7 @@ import click
 
 from xrt.bench import BenchTarget
 from xrt.bench.targets import DIGITS, find_batch_dim, name_batch, set_dims
-from xrt.cache import default_cache
-from xrt.cache.disk.config import parse_size
+from xrt.cache import default_cache, parse_size
 from xrt.cli.screen import human_bytes
 from xrt.engines import ExecutionOptions, parse_spec, split_specs
 from xrt.engines.contract.spec import list_options

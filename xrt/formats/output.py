@@ -14,9 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from xrt.graph.constants import FileIdentity, Mapping
+from xrt.graph.constants import FileIdentity, Mapping, Stamp, make_stamp
 
-__all__ = ["SETTLED", "map_file", "remove_dead_temporaries", "replace_file", "why_not_folder", "why_not_writable"]
+__all__ = [
+    "SETTLED",
+    "identify_file",
+    "map_file",
+    "remove_dead_temporaries",
+    "replace_file",
+    "why_not_folder",
+    "why_not_writable",
+]
 
 try:
     import fcntl
@@ -144,14 +152,27 @@ def _name_temporary(path: Path) -> Path:
 SETTLED = 2_000_000_000
 
 
+def identify_file(path: Path) -> Stamp | None:
+    """The stamp of a file; None if it does not exist or changed just now."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in a stored path
+        return None
+    return make_stamp(status) if _is_settled(status) else None
+
+
+def _is_settled(status: os.stat_result) -> bool:
+    return max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED < time.time_ns()
+
+
 def map_file(file: int, path: Path | None = None) -> memoryview:
     """Map an open file; the mapping stores ``path`` if passed."""
     status = os.fstat(file)
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped
     mapping = Mapping(file, 0, access=mmap.ACCESS_READ)
-    changed = max(status.st_mtime_ns, status.st_ctime_ns)
-    if changed + SETTLED < time.time_ns():
+    if _is_settled(status):
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
         mapping.stamp = FileIdentity(status.st_dev, status.st_ino, status.st_size, changed)
     mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)

@@ -7,6 +7,7 @@ nodes of a missing engine are planned again for the other engines, also with a n
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, DiskTier, Signature, Tier, make_signature, open_cache
-from xrt.cache.disk.plan_store import StoredPlan
-from xrt.cache.disk.weight_hashes import identify_file
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
+from xrt.cache.records import Records, text_schema
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -35,6 +35,8 @@ from xrt.errors import (
     warn,
 )
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
+from xrt.formats.output import identify_file
+from xrt.formats.program_record import StoredPlan
 from xrt.graph import Function
 from xrt.graph.deferred_function import DeferredFunction
 from xrt.module.bundle_index import defer_plan, read_index, read_shapes
@@ -48,12 +50,16 @@ from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
-    from xrt.cache.disk import WeightHashStore
+    from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
 __all__ = ["BundleTier", "load"]
+
+
+CHECKED = text_schema("checked", "record of a bundle", list, list, lambda record: not Path(record[0]).exists())
+"""Which bundles, and which variants in them, this user has verified: path, variant and stamp of the file."""
 
 
 @dataclass(eq=False)
@@ -82,18 +88,27 @@ class BundleTier:
         return replace(behind, hits=behind.hits + self._loaded)
 
     def recall_check(self) -> None:
-        """Do not read through a file again that this host has checked, and that has not changed since."""
-        if isinstance(self.behind, DiskTier) and self.file.stamp is not None:
-            if self.behind.checked.knows(self.file.path.absolute(), self.file.suffix, self.file.stamp):
+        """Skip the checksums of a file that this host has verified, and that has not changed since."""
+        if self.file.stamp is not None and (checked := self._checked) is not None:
+            if checked.find(self._check_key) == self._check_record:
                 self.file.trust()
 
     def keep_check(self) -> None:
-        """Remember that all of the file that is used was read, and is right."""
-        if isinstance(self.behind, DiskTier):
-            try:
-                self.behind.checked.keep(self.file.path.absolute(), self.file.suffix, self.file.stamp)
-            except OSError as error:
-                self.behind.trouble(str(error))
+        """Record that all used sections of the file were verified."""
+        if self.file.stamp is not None and (checked := self._checked) is not None:
+            checked.keep(self._check_key, self._check_record)
+
+    @property
+    def _checked(self) -> Records[list[Any]] | None:
+        return Records(self.behind.store, CHECKED) if isinstance(self.behind, DiskTier) else None
+
+    @property
+    def _check_key(self) -> str:
+        return hashlib.sha256(os.fsencode(self.file.path.absolute()) + b"\0" + self.file.suffix.encode()).hexdigest()[:40]
+
+    @property
+    def _check_record(self) -> list[Any]:
+        return [os.fspath(self.file.path.absolute()), self.file.suffix, *(self.file.stamp or ())]
 
     def watch(self, plan: Plan) -> None:
         """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""
@@ -104,11 +119,6 @@ class BundleTier:
         function = Function((), (), constants=held)
         self._watched.append(function)
         self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
-
-    def keep_weights(self) -> None:
-        """Write down the hashes of the bundle's weights, for the next process that loads it."""
-        if self.behind is not None:
-            self.behind.keep_weights()
 
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
         """Serve a signature of these ingredients from that section."""
@@ -122,7 +132,8 @@ class BundleTier:
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
-        self.keep_weights()
+        if self.weights is not None:
+            self.weights.keep()
         section = self._sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache.disk.plan_store import OWN, StoredPlan, StoredWeight, dump_plan, dump_values, parse_plan, parse_values
 from xrt.errors import BundleError, XRTError
 from xrt.formats import bundle
+from xrt.formats.program_record import OWN, StoredPlan, StoredWeight, dump_plan, dump_values, parse_plan, parse_values
 from xrt.graph.function import Function
 from xrt.module.stored_plans import defer_launch, is_deferrable, list_large_constants, store_launch
 from xrt.partition.options import read_options
@@ -23,7 +23,7 @@ from xrt.partition.plan import Plan
 
 if TYPE_CHECKING:
     from xrt.cache import Signature
-    from xrt.cache.disk.cost_store import CostStore
+    from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
     from xrt.formats.serving_record import ServingRecord
     from xrt.module.module import XRTModule
@@ -187,7 +187,7 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     An error budget has names of its own, unless it is in a metric whose code is unknown: then nothing can.
     """
     from xrt.cache import DiskTier, Signature
-    from xrt.cache.disk.cost_store import CostStore
+    from xrt.cache.cost_store import CostStore
     from xrt.placement.decision_store import make_decision_key
 
     programs = module.programs

@@ -129,8 +129,8 @@ def is_of_torch(model: object) -> bool:
 
 
 def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:
-    from xrt.cache.disk.weight_hashes import identify_file
     from xrt.formats.onnx.files import load_file
+    from xrt.formats.output import identify_file
 
     check_not_torch(path)
     stamp = identify_file(path)

@@ -18,12 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache.disk.plan_store import MOST_PLANS, OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
-from xrt.cache.disk.tier import DiskTier
-from xrt.cache.disk.weight_hashes import MOST_FILES, OpenFiles, check_unchanged, identify_file
+from xrt.cache.disk import DiskTier
+from xrt.cache.records import Records, Schema
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
+from xrt.formats.onnx.weight_places import MOST_FILES, OpenFiles, check_unchanged, find_places
+from xrt.formats.output import identify_file
+from xrt.formats.program_record import (
+    MOST_PLANS,
+    OWN,
+    StoredLaunch,
+    StoredModel,
+    StoredPlan,
+    StoredWeight,
+    is_stale,
+    merge,
+    read_plans,
+    read_section,
+    write_plans,
+)
 from xrt.graph.constants import Stamp, find_file_offset
 from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
@@ -85,6 +99,7 @@ def defer_launch(launch: StoredLaunch, weights: Mapping[bytes, Callable[[], Any]
     return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
 
 
+PLANS: Schema[StoredModel] = Schema("plans", "plans", write_plans, read_plans, suffix=".xrt", is_stale=is_stale)
 FOLDING = "toy"
 """The engine that constants are folded with; its code decides what a region's weights are."""
 _log = logging.getLogger(__name__)
@@ -153,19 +168,15 @@ class StoredPlans:
         """``stamp`` is the file's from before the model is read."""
         self._path, self._stamp, self._signature, self._cache = path, stamp, signature, cache
         self._settings, self._engines = settings, engines
-        self._tier: Any = cache.disk
-        self._stored = self._read()
+        assert isinstance(cache.disk, DiskTier)
+        self._store = cache.disk.store
+        self._records = Records(self._store, PLANS)
+        stored = self._records.find(signature.key)
+        self._stored = None if stored is None or is_stale(stored) else stored
         self._open = self._opened()
         self._known: set[Any] = {plan.key for plan in self._stored.plans} if self._stored else set()
         self.padded: ModelSource | None = None
         """The padded form of the model, where plans are of that: it is made from the model, which is read then."""
-
-    def _read(self) -> StoredModel | None:
-        try:
-            return self._tier.plans.read(self._signature)  # type: ignore[no-any-return]  # a DiskTier's
-        except (OSError, CacheError) as error:
-            self._tier.trouble(str(error))
-            return None
 
     def _opened(self) -> OpenFiles | None:
         """Open the files of the plans; where they are others by now, there are no plans."""
@@ -209,7 +220,7 @@ class StoredPlans:
         try:
             return self._build(model, stored)
         except (XRTError, ValueError, IndexError) as error:
-            self._tier.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
+            self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
 
     def _build(self, source: ModelSource, stored: StoredPlan) -> Specialization:
@@ -255,7 +266,7 @@ class StoredPlans:
         except (FileNotFoundError, ModelError) as error:  # the model's file is gone, or another one by now
             _log.info("the plans of %s are not kept: %s", self._path, error)
         except (OSError, ValueError, CacheError, BundleError) as error:
-            self._tier.trouble(str(error))
+            self._store.trouble(str(error))
 
     def _is_complete(self, build: Specialization, source: ModelSource) -> bool:
         """Whether a later process can do with the plan and the cache: nothing was refused, and all is tensors on the host."""
@@ -266,11 +277,9 @@ class StoredPlans:
             return False
         if any(launch.engine == self._engines.implicit for launch in plan.launches):
             return False
-        return all(self._tier.store.path(region.signature.key).is_file() for region in build.regions())
+        return all(self._store.entries.path(region.signature.key).is_file() for region in build.regions())
 
     def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
-        from xrt.formats.onnx.weight_places import find_places
-
         files = self._identify(source)
         if not files or len(files) > MOST_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
@@ -288,11 +297,11 @@ class StoredPlans:
             return  # one has changed meanwhile
         model = StoredModel(files, source.inputs, source.outputs, tuple(plans), sections)
         before = None
-        with suppress(CacheError):  # what is damaged is replaced
-            before = self._tier.plans.read(self._signature)  # other processes may have kept some meanwhile
+        with suppress(CacheError):  # a damaged record is replaced
+            before = self._records.read(self._signature.key)  # other processes may have stored some meanwhile
         merged = merge(before, model)
         if merged is not None:
-            self._tier.keep_plans(self._signature, merged)
+            self._records.keep(self._signature.key, merged)
 
     def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
         """Return the model's files as they are now, empty unless they are those that the model was read from.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.cache.disk.cost_store import CostStore as CostStore
+    from xrt.cache.cost_store import CostStore as CostStore
     from xrt.placement.autotune import tune as tune
     from xrt.placement.budget import TuningBudget as TuningBudget
     from xrt.placement.prediction import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "xrt.cache.disk.cost_store": ("CostStore",),
+    "xrt.cache.cost_store": ("CostStore",),
     "xrt.placement.autotune": ("tune",),
     "xrt.placement.budget": ("TuningBudget",),
     "xrt.placement.prediction": ("BoundaryCost", "Prediction", "RegionPrediction", "predict_cost"),

@@ -22,7 +22,7 @@ from xrt.runtime import on_device, to_host
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.cache.disk.cost_store import CostStore
+    from xrt.cache.cost_store import CostStore
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference

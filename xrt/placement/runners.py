@@ -48,7 +48,7 @@ from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerL
 
 if TYPE_CHECKING:
     from xrt.cache import Signature
-    from xrt.cache.disk.cost_store import CostStore
+    from xrt.cache.cost_store import CostStore
     from xrt.engines import CompileContext, Executable, GraphCompiler
     from xrt.partition.cost_table import CostTable
 

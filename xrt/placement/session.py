@@ -75,7 +75,7 @@ from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.cache.disk.cost_store import CostStore
+    from xrt.cache.cost_store import CostStore
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
     from xrt.partition import Plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xrt.cache import Signature
-from xrt.cache.disk.cost_store import CostStore
+from xrt.cache.cost_store import CostStore
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, LockError, OptionError, PlacementFileError, XRTError
 from xrt.formats.placement_file import PlacementFile

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.formats.output import map_file
+from xrt.forking import renew_after_fork
+from xrt.formats.output import identify_file, map_file
 from xrt.graph.constants import Stamp, find_file_offset, make_stamp
+from xrt.graph.deferred_function import StaleFunction
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
 
-__all__ = ["FilePart", "Place", "find_places", "read_file_part", "read_weight"]
+__all__ = ["MOST_FILES", "FilePart", "OpenFiles", "Place", "check_unchanged", "find_places", "read_file_part", "read_weight"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -102,3 +107,55 @@ def read_weight(file: int, path: Path, offset: int, size: int, *, is_own: bool) 
         return part
     except OSError as error:
         raise ModelError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
+
+
+MOST_FILES = 16
+"""Limit on files that a module keeps open; a start from the cache does not support models with more."""
+Files = tuple[tuple[str, Stamp], ...]
+
+
+def check_unchanged(files: Files) -> None:
+    """Raise ModelError unless all files still match their stamps."""
+    for path, stamp in files:
+        if identify_file(Path(path)) != stamp:
+            raise ModelError(f"{path} has changed since the module was made; make a new XRTModule")
+
+
+class OpenFiles:
+    """Open files that match their stamps; closed by `close` or on garbage collection."""
+
+    def __init__(self, files: Files) -> None:
+        """Raises OSError if a file cannot be opened, StaleFunction if it does not match its stamp."""
+        self._files = files
+        self._lock = renew_after_fork(threading.Lock())
+        with ExitStack() as stack:
+            self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
+            for number in range(len(files)):
+                self._check(number)
+            self._close = weakref.finalize(self, stack.pop_all().close)
+
+    def _check(self, number: int) -> None:
+        path, stamp = self._files[number]
+        if make_stamp(os.fstat(self._open[number].fileno())) != stamp:
+            raise StaleFunction(f"{path} has changed since the module was made")
+
+    def read(self, number: int, offset: int, size: int) -> Any:
+        """Read bytes of a file: copied from the first file, mapped from the others.
+
+        Raises StaleFunction if the file has changed, is unreadable, or after `close`.
+        """
+        with self._lock:
+            if not self._close.alive:
+                raise StaleFunction("the module is closed")
+            path = Path(self._files[number][0])
+            try:
+                part = read_weight(self._open[number].fileno(), path, offset, size, is_own=number == 0)
+            except ModelError as error:
+                raise StaleFunction(str(error)) from error
+            self._check(number)
+            return part
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            self._close()

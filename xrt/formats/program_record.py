@@ -8,42 +8,36 @@ not stored; a process that needs them reads the model. A file that is damaged, o
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from xrt.cache.disk.weight_hashes import identify_file
-from xrt.errors import BundleError, CacheError
-from xrt.formats.container import Buffer, Container
+from xrt.errors import BundleError
+from xrt.formats.container import Buffer, Container, ContainerWriter
+from xrt.formats.output import identify_file
 from xrt.graph.constants import Stamp
 from xrt.graph.types import DType, TensorType, Value
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from xrt.cache.disk.store import Store
-    from xrt.cache.signature import Signature
-
 __all__ = [
     "OWN",
-    "PlanStore",
     "StoredLaunch",
     "StoredModel",
     "StoredPlan",
     "StoredWeight",
     "dump_plan",
     "dump_values",
+    "is_stale",
     "merge",
     "parse",
     "parse_plan",
     "parse_values",
+    "read_plans",
+    "read_section",
+    "write_plans",
 ]
 
 KIND = "model plans"
-FORMAT = 1
-MOST = 256
-"""Limit on plan files; the oldest are removed."""
+FORMAT = 2
 MOST_PLANS = 16
 MOST_BYTES = 1 << 24
 """Limit in bytes for the text of a plan file."""
@@ -127,79 +121,25 @@ def merge(before: StoredModel | None, model: StoredModel) -> StoredModel | None:
     return None
 
 
-class PlanStore:
-    """The plans in a cache directory."""
+def write_plans(file: BinaryIO, model: StoredModel) -> None:
+    """Write a model's plans with their weights."""
+    writer = ContainerWriter(file, KIND)
+    writer.add(_TEXT, json.dumps({"format": FORMAT, **_dump(model)}, separators=(",", ":")).encode())
+    for digest, data in model.sections.items():
+        writer.add(digest, read_section(data, digest))
+    writer.finish()
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    def read(self, signature: Signature) -> StoredModel | None:
-        """The stored model of a signature; None if there is none or a model file has changed.
+def read_plans(path: Path) -> StoredModel:
+    """Read a model's plans; raises BundleError if the file is damaged, OSError if it is unreadable."""
+    container = Container.open(path, KIND)
+    model = parse(bytes(container.section(_TEXT)))
+    return model._replace(sections={name: container for name in container.sections if name != _TEXT})
 
-        Raises CacheError for a damaged file, OSError for an unreadable one.
-        """
-        file = self._file(signature)
-        if not self._store.is_trusted() or not file.exists():
-            return None
-        self._store.check(file)
-        try:
-            container = Container.open(file, KIND)
-            found = parse(bytes(container.section(_TEXT)), [list(pair) for pair in signature.ingredients])
-        except BundleError as error:
-            raise CacheError(f"plans {file.name} cannot be used: {error}") from error
-        if found is None or any(identify_file(Path(path)) != stamp for path, stamp in found.files):
-            return None
-        with suppress(OSError):  # a read-only directory
-            os.utime(file)
-        return found._replace(sections={name: container for name in container.sections if name != _TEXT})
 
-    def write(self, signature: Signature, model: StoredModel) -> int:
-        """Store or replace a model's plans; return their size in bytes. Raises OSError."""
-        from xrt.formats.container import ContainerWriter
-
-        if not self._store.is_trusted():
-            return 0
-        text = json.dumps({"format": FORMAT, "ingredients": signature.ingredients, **_dump(model)}, separators=(",", ":"))
-
-        def fill(file: BinaryIO) -> None:
-            writer = ContainerWriter(file, KIND)
-            writer.add(_TEXT, text.encode())
-            for digest, data in model.sections.items():
-                writer.add(digest, read_section(data, digest))
-            writer.finish()
-
-        path = self._file(signature)
-        self._store.place(path, fill)
-        self._make_room(path.parent)
-        return path.stat().st_size
-
-    def _file(self, signature: Signature) -> Path:
-        return self._store.root / "plans" / f"{signature.key[:40]}.xrt"
-
-    @staticmethod
-    def _make_room(folder: Path) -> None:
-        if folder.is_symlink():
-            return  # never remove files outside the cache directory
-        kept: list[tuple[float, Path]] = []
-        for path in folder.iterdir():
-            with suppress(FileNotFoundError):
-                kept.append((path.lstat().st_mtime, path))
-        for _, path in sorted(kept)[: max(len(kept) - MOST, 0)]:
-            path.unlink(missing_ok=True)
-
-    def sweep(self) -> int:
-        """Remove plans whose model files are gone or changed; return their number."""
-        return sum(map(self._sweep, self._store.list_folder("plans")))
-
-    def _sweep(self, file: Path) -> int:
-        try:
-            found = parse(bytes(Container.open(file, KIND).section(_TEXT)), None)
-            stale = found is None or any(identify_file(Path(path)) != stamp for path, stamp in found.files)
-        except (BundleError, OSError):
-            stale = True
-        if stale:
-            file.unlink(missing_ok=True)
-        return int(stale)
+def is_stale(model: StoredModel) -> bool:
+    """Whether a file of the model has changed."""
+    return any(identify_file(Path(path)) != stamp for path, stamp in model.files)
 
 
 def read_section(data: Any, digest: str) -> Buffer:
@@ -241,19 +181,14 @@ def _dump_value(value: Value) -> list[Any]:
     return [value.name, type_.dtype.text, type_.shape]
 
 
-def parse(data: bytes, ingredients: list[list[str]] | None) -> StoredModel | None:
-    """Parse stored plans; None if `ingredients` is given and differs.
-
-    Raises BundleError if the text is invalid.
-    """
+def parse(data: bytes) -> StoredModel:
+    """Parse stored plans; raises BundleError if the text is invalid."""
     try:
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has {len(data)} bytes")
         facts: Any = json.loads(data)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']!r}, and this version of XRT reads {FORMAT}")
-        if ingredients is not None and facts["ingredients"] != ingredients:
-            return None
         return _model(facts)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BundleError(f"it holds no plans: {type(error).__name__}: {error}") from error

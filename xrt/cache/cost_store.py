@@ -1,0 +1,170 @@
+"""Measurements on disk: region costs, placement decisions, support answers, engine statuses and trials of byte sums."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from xrt.cache.disk import DiskTier
+from xrt.cache.records import Records, Schema, Store, text_schema
+from xrt.cache.signature import CODE_UNKNOWN, Signature, make_engine_key
+from xrt.engines.contract.registry import EngineStatus, State
+from xrt.formats.placement_file import PlacementFile, dumps, loads
+from xrt.partition.cost_table import CostTable
+
+if TYPE_CHECKING:
+    from xrt.cache.memory import CompileCache
+    from xrt.engines import CompileContext, GraphCompiler
+
+__all__ = ["ANSWERS", "STATUSES", "CostStore"]
+
+MOST_ANSWERS = 20_000
+"""Limit on stored answers per engine."""
+
+
+def _parse_answers(answers: Any) -> dict[str, str | None]:
+    if not isinstance(answers, dict) or not all(one is None or (isinstance(one, str) and one) for one in answers.values()):
+        raise ValueError("an answer is a reason or null")
+    return answers
+
+
+def _parse_statuses(rows: Any) -> dict[str, EngineStatus]:
+    return {row["name"]: _parse_status(row) for row in rows}
+
+
+def _parse_status(row: Any) -> EngineStatus:
+    texts = [row[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
+    devices = row["devices"]
+    texts.append(row.get("precisions", ""))
+    are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
+    if not are_texts or row["state"] not in get_args(State):
+        raise ValueError(f"{row!r:.80} is no status of an engine")
+    return EngineStatus(**{**row, "devices": tuple(devices)})
+
+
+def _parse_truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r:.80} is neither true nor false")
+    return value
+
+
+COSTS: Schema[CostTable] = text_schema(
+    "costs",
+    "costs",
+    lambda table: dumps(table.to_document()),
+    lambda data: CostTable.from_document(loads(data)),
+    is_json=False,
+)
+DECISIONS: Schema[PlacementFile] = text_schema("decisions", "decision", dumps, loads, is_json=False)
+ANSWERS = text_schema("questions", "answers of an engine", dict, _parse_answers)
+"""Answers of one engine in one version, by the keys of `QuestionKeys`."""
+STATUSES = text_schema(
+    "engines",
+    "statuses of engines",
+    lambda statuses: [dataclasses.asdict(status) for status in statuses.values()],
+    _parse_statuses,
+)
+"""The states of all engines, valid for the installed packages."""
+TRIALS: Schema[bool] = text_schema("trials", "result of a trial", bool, _parse_truth)
+
+
+class CostStore:
+    """Measurements in a shared cache directory. Problems with files are warnings, never errors."""
+
+    def __init__(self, directory: Path | Store) -> None:
+        """No file is touched before the first use."""
+        self._store = store = directory if isinstance(directory, Store) else Store(directory)
+        self._costs, self._decisions, self._answers = Records(store, COSTS), Records(store, DECISIONS), Records(store, ANSWERS)
+        self._statuses, self._trials = Records(store, STATUSES), Records(store, TRIALS)
+
+    @classmethod
+    def for_cache(cls, cache: CompileCache) -> CostStore | None:
+        """The store in a cache's directory; None if it has none."""
+        return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
+
+    def trouble(self, reason: str) -> None:
+        """Report a record that cannot be used."""
+        self._store.trouble(reason)
+
+    # ------------------------------------------------------------------ costs and decisions
+
+    def table(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
+        """All stored costs of these engines in their current version and configuration."""
+        table = CostTable()
+        for _, key in _list_keys(engines, context):
+            table = table.merge(self._costs.find(key) or CostTable())
+        return table
+
+    def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
+        """Merge the costs of these engines into the stored ones."""
+        for spec, key in _list_keys(engines, context):
+            part = _select(table, spec)
+            if part != CostTable():
+                self._costs.update(key, partial(_merge, part))
+
+    def decision(self, asked: Signature) -> PlacementFile | None:
+        """The document stored for the request; the caller checks whether it still applies."""
+        return self._decisions.find(asked.key)
+
+    def store_decision(self, asked: Signature, document: PlacementFile) -> None:
+        """Store or replace a decision."""
+        self._decisions.keep(asked.key, document)
+
+    # ------------------------------------------------------------------ answers and trials
+
+    def answers(self, asked: Signature) -> dict[str, str | None]:
+        """Stored answers of an engine, by the keys of `QuestionKeys`."""
+        return self._answers.find(asked.key) or {}
+
+    def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
+        """Add answers; beyond `MOST_ANSWERS` the oldest are removed."""
+        self._answers.update(asked.key, lambda stored: dict(list({**(stored or {}), **found}.items())[-MOST_ANSWERS:]))
+
+    def trial(self, asked: Signature) -> bool | None:
+        """The result of a trial on this machine; None if it is unknown."""
+        return self._trials.find(asked.key)
+
+    def keep_trial(self, asked: Signature, result: bool) -> None:
+        """Store the result of a trial."""
+        self._trials.keep(asked.key, result)
+
+    # ------------------------------------------------------------------ engines
+
+    def statuses(self) -> dict[str, EngineStatus]:
+        """Engine statuses found by an earlier process; empty if packages were installed or removed since."""
+        return self._statuses.find(hash_installed()) or {}
+
+    def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
+        """Store engine statuses for the currently installed packages."""
+        self._statuses.keep(hash_installed(), {status.name: status for status in statuses})
+
+
+def hash_installed() -> str:
+    """Hash of the installed distributions and their versions."""
+    found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+    return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
+    """Spec and key of each engine whose code changes can be detected; for others nothing may be stored."""
+    signatures = {engine.spec: make_engine_key(engine, context) for engine in engines}
+    return [(spec, one.key) for spec, one in signatures.items() if dict(one.ingredients)["code"] != CODE_UNKNOWN]
+
+
+def _merge(table: CostTable, stored: CostTable | None) -> CostTable:
+    return table if stored is None else stored.merge(table)
+
+
+def _select(table: CostTable, spec: str) -> CostTable:
+    """The part of a table about one engine; a boundary belongs to the engine that produces the value."""
+    return CostTable(
+        {subject: cost for subject, cost in table.regions.items() if subject[1] == spec},
+        {one: seconds for one, seconds in table.launches.items() if one == spec},
+        {pair: cost for pair, cost in table.boundaries.items() if pair[0] == spec},
+    )

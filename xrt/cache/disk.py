@@ -1,0 +1,274 @@
+"""The disk tier: load an executable from disk, else compile and store it; its configuration from environment variables.
+
+File problems never reach the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from xrt.cache.entries import CacheEntry, StoredFailure
+from xrt.cache.records import DEFAULT_LIMIT, Store
+from xrt.cache.signature import CODE_UNKNOWN, Signature
+from xrt.cache.weight_hashes import WeightHashStore
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
+from xrt.forking import renew_after_fork
+from xrt.graph.deferred_function import find_stale
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = [
+    "DEFAULT_LIMIT",
+    "DIRECTORY",
+    "LIMIT",
+    "SWITCH",
+    "CompileRequest",
+    "DiskStatistics",
+    "DiskTier",
+    "expand_user",
+    "find_cache_directory",
+    "open_disk_tier",
+    "parse_size",
+]
+
+Make: TypeAlias = Callable[[], Executable]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The inputs of a compile, which an engine needs to load a saved executable."""
+
+    function: Function
+    engine: GraphCompiler
+    context: CompileContext
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the engine can save executables, and loads this one faster than it compiles."""
+        return type(self.engine).save is not GraphCompiler.save and self.engine.is_worth_saving(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatistics:
+    """Counts since the creation of the tier, in this process."""
+
+    hits: int = 0
+    """Executables loaded instead of compiled."""
+    misses: int = 0
+    """Compiles because there was no entry."""
+    writes: int = 0
+    """Entries written, failures included."""
+    failures: int = 0
+    """Compiles skipped because a failure is stored."""
+    troubles: int = 0
+    """Files that could not be read or written, and unusable entries."""
+
+
+class DiskTier:
+    """Executables by signature in a directory shared by processes. Thread-safe."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """No file is touched before the first use. Beyond ``limit`` bytes the least recently used records are evicted."""
+        self.store = Store(directory, limit)
+        self.limit = limit
+        self.weights = WeightHashStore(self.store)
+        self._lock = renew_after_fork(threading.Lock())
+        self._statistics = DiskStatistics()
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        return replace(self._statistics, troubles=self.store.troubles)
+
+    def find_learning_directory(self, engine: str) -> Path | None:
+        """The directory, not necessarily existing, for persistent data of an engine.
+
+        None if another user may have written to it.
+        """
+        folder = self.store.kept / engine
+        if not self.store.is_trusted():
+            return None
+        try:
+            self.store.check(folder)
+        except FileNotFoundError:
+            return folder
+        except (OSError, CacheError) as error:
+            self.store.trouble(str(error))
+            return None
+        return folder
+
+    def get_or_compile(self, signature: Signature, recipe: CompileRequest, make: Make, *, force: bool = False) -> Executable:
+        """Load the signature's executable or make and store it; return it prepared.
+
+        Concurrent processes wait for the one that makes it. ``force`` makes it again and replaces the entry. Raises errors of
+        ``make``. An engine's refusal or failure is stored too, and raised again next time without a compile.
+        """
+        if not self.store.is_trusted():
+            return make()
+        self.weights.keep()
+        if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
+            return make()  # code changes cannot be detected, so nothing is stored
+        if not force and (executable := self._find(signature, recipe)) is not None:
+            return executable
+        if not recipe.is_kept:
+            return self._compile(signature, recipe, make)
+        with self.store.lock(signature.key) as locked:
+            if locked and not force and (executable := self._find(signature, recipe)) is not None:
+                return executable  # compiled by another process meanwhile
+            return self._compile(signature, recipe, make)
+
+    # ------------------------------------------------------------------ reading
+
+    def _find(self, signature: Signature, recipe: CompileRequest) -> Executable | None:
+        """Load the entry; None if there is no usable one. Raises a stored failure."""
+        entry = self.store.entries.find(signature.key)
+        if entry is None:
+            return None
+        if entry.failure is not None:
+            self._count("failures")
+            raise entry.failure.error(recipe.function)
+        return self._load(entry, recipe)
+
+    def _load(self, entry: CacheEntry, recipe: CompileRequest) -> Executable | None:
+        if entry.data is None:
+            return None
+        try:
+            with self.store.make_working_directory() as folder:
+                context = replace(recipe.context, workdir=folder)
+                executable = recipe.engine.load(memoryview(entry.data), recipe.function, context)
+                executable.prepare()
+        except Exception as error:  # noqa: BLE001  # engines may raise anything, and can still compile
+            if stale := find_stale(error):
+                raise stale from None
+            self.store.trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
+            return None
+        self._count("hits")
+        return executable
+
+    # ------------------------------------------------------------------ writing
+
+    def _compile(self, signature: Signature, recipe: CompileRequest, make: Make) -> Executable:
+        self._count("misses")
+        try:
+            executable = make()
+        except (CompileRefused, CompileFailed) as error:
+            if not _may_pass(error):
+                self._write(CacheEntry(signature, None, StoredFailure.of(error, recipe.function)))
+            raise
+        if recipe.is_kept:
+            self._save(signature, recipe, executable)
+        return executable
+
+    def _save(self, signature: Signature, recipe: CompileRequest, executable: Executable) -> None:
+        try:
+            with self.store.make_working_directory() as folder:
+                data = recipe.engine.save(executable, replace(recipe.context, workdir=folder))
+                self._write(CacheEntry(signature, data))
+        except CompileRefused as error:
+            _log.info("not kept on disk: %s", error)
+        except OSError as error:
+            self.store.trouble(str(error))
+        except Exception:  # noqa: BLE001  # engines may raise anything, and the executable still runs
+            _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
+
+    def _write(self, entry: CacheEntry) -> None:
+        size = len(entry.data or b"")
+        if size > self.limit:
+            _log.info("not kept on disk: %d bytes are more than the limit of %d", size, self.limit)
+        elif self.store.entries.keep(entry.signature.key, entry):
+            self._count("writes")
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._statistics = replace(self._statistics, **{what: getattr(self._statistics, what) + 1})
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether a failure may be transient: memory, files, time."""
+    while error is not None:
+        if isinstance(error, MemoryError | OSError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# ---------------------------------------------------------------------- configuration
+
+DIRECTORY = "XRT_CACHE_DIR"
+"""Environment variable for the directory; the default is ``xrt`` in the user's cache directory."""
+SWITCH = "XRT_CACHE"
+"""Environment variable to disable the disk tier: ``off``; ``on``, empty or unset enables it."""
+LIMIT = "XRT_CACHE_SIZE"
+"""Environment variable for the size limit, such as ``500MB`` or ``20GB``."""
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kMGT]?)B?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """The cache directory configured in the environment; raises CacheError if there is none."""
+    asked = environment.get(DIRECTORY, "").strip()
+    if asked:
+        return expand_user(asked, DIRECTORY)
+    import platformdirs  # only needed for the default directory
+
+    found = platformdirs.user_cache_path("xrt", appauthor=False)
+    if not found.is_absolute():  # without a home directory it is "~/.cache"
+        raise CacheError(f"this user has no home directory to keep a cache in; name a directory in {DIRECTORY}")
+    return found
+
+
+def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
+    """Expand ``~`` and make the path absolute; raises CacheError for an unknown user."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # raised by pathlib for an unknown user
+        name = os.fspath(text).split("/")[0]
+        raise CacheError(
+            f"{whose} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"
+        ) from None
+
+
+def open_disk_tier(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> DiskTier | None:
+    """The disk tier configured in the environment, optionally in another directory; None if disabled."""
+    switch = environment.get(SWITCH, "").strip().lower()
+    if switch in ("off", "0", "no", "false"):
+        return None
+    if switch not in ("", "on", "1", "yes", "true"):
+        warn(f"{SWITCH} must be on or off; got {switch!r}, so the disk cache is on", CacheWarning)
+    try:
+        place = directory or find_cache_directory(environment)
+    except CacheError as error:
+        warn(f"{error}. Nothing is kept on disk", CacheWarning)
+        return None
+    return DiskTier(place, limit=_limit_of(environment))
+
+
+def _limit_of(environment: Mapping[str, str]) -> int:
+    text = environment.get(LIMIT, "").strip()
+    if not text:
+        return DEFAULT_LIMIT
+    found = parse_size(text)
+    if found is None:
+        warn(f"{LIMIT} must be a size such as 500MB or 20GB; got {text!r}, so it is {DEFAULT_LIMIT // 10**9}GB", CacheWarning)
+    return DEFAULT_LIMIT if found is None else found
+
+
+def parse_size(text: str) -> int | None:
+    """Parse a size in bytes; None if the text is not a size.
+
+    >>> parse_size("1.5 GB"), parse_size("1024"), parse_size("big"), parse_size("9" * 400)
+    (1500000000, 1024, None, None)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match[1]) * _UNITS[match[2].lower()]) if match else None

@@ -1,0 +1,172 @@
+"""Compiled regions on disk: an executable or a compile failure by signature; listing them and explaining misses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from xrt.cache.records import Schema
+from xrt.cache.signature import Signature
+from xrt.errors import CacheError, CompileFailed, CompileRefused
+from xrt.formats.container import Container, ContainerWriter
+
+if TYPE_CHECKING:
+    from xrt.cache.records import Item, Store
+    from xrt.formats.container import Buffer
+    from xrt.graph import Function
+
+__all__ = ["ENTRIES", "CacheEntry", "CacheListing", "Miss", "StoredFailure", "explain_misses", "list_entries"]
+
+_KIND = "cache entry"
+FORMAT = 1
+"""Version of the JSON text; others are rejected."""
+_ENTRY, _EXECUTABLE = "entry", "executable"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFailure:
+    """A stored compile failure."""
+
+    kind: str
+    """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
+    reason: str
+    nodes: tuple[int, ...] = ()
+    """Positions of the nodes that the engine named: an equal Function may use other names."""
+
+    @classmethod
+    def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
+        named = set(getattr(error, "nodes", ()))
+        places = tuple(place for place, node in enumerate(function.nodes) if node.name in named)
+        kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
+        return cls(kind, str(error), places)
+
+    def error(self, function: Function) -> CompileRefused | CompileFailed:
+        """The error to raise for an equal Function."""
+        text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
+        if self.kind == "CompileFailed":
+            return CompileFailed(text)
+        return CompileRefused(text, [function.nodes[place].name for place in self.nodes if place < len(function.nodes)])
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """The stored result for a signature: data of an engine, or a failure."""
+
+    signature: Signature
+    data: Buffer | None
+    """The result of the engine's `save`; None for a failure."""
+    failure: StoredFailure | None = None
+
+
+def _read(path: Path) -> CacheEntry:
+    container = Container.open(path, _KIND)
+    match json.loads(bytes(container.section(_ENTRY))):
+        case {"format": int(version)} if version != FORMAT:
+            raise CacheError(f"its entry has format {version}, and this version of XRT reads {FORMAT}")
+        case {"format": int(), "ingredients": list(pairs), "failure": failure}:
+            signature = Signature(tuple((str(name), str(value)) for name, value in pairs))
+        case _:
+            raise CacheError("its entry has no format, no signature or no failure")
+    if signature.key != path.stem:
+        raise CacheError("it is the entry of another signature")
+    if failure is None:
+        return CacheEntry(signature, container.section(_EXECUTABLE))
+    return CacheEntry(signature, None, _parse_failure(failure))
+
+
+def _parse_failure(failure: object) -> StoredFailure:
+    match failure:
+        case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in ("CompileRefused", "CompileFailed"):
+            return StoredFailure(kind, reason, tuple(place for place in nodes if type(place) is int and place >= 0))
+    raise ValueError(f"{failure!r:.200} is no failure")
+
+
+def _write(file: BinaryIO, entry: CacheEntry) -> None:
+    writer = ContainerWriter(file, _KIND)
+    values = {"format": FORMAT, "ingredients": entry.signature.ingredients, "failure": entry.failure and asdict(entry.failure)}
+    writer.add(_ENTRY, json.dumps(values).encode())
+    if entry.data is not None:
+        writer.add(_EXECUTABLE, entry.data)
+    writer.finish()
+
+
+ENTRIES = Schema("entries", _KIND, _write, _read, suffix=".xrt", is_sharded=True)
+
+
+# ---------------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True, slots=True)
+class CacheListing:
+    """An entry as shown in a list."""
+
+    key: str
+    size: int
+    used: float
+    """Time of the last read or write, in seconds since 1970."""
+    engine: str
+    version: str
+    entry: str
+    """Types of the region's inputs."""
+    failure: str
+    """Why the region did not compile; empty if it did."""
+    damage: str = ""
+    """Why the entry is unusable; empty if it is usable."""
+
+
+def list_entries(store: Store) -> list[CacheListing]:
+    """All entries, most recently used first. Reads every file; raises OSError."""
+    return [_listing(item) for item in reversed(store.entries.items())]
+
+
+def _listing(item: Item) -> CacheListing:
+    try:
+        entry = ENTRIES.read(item.path)
+    except (CacheError, OSError) as error:
+        return CacheListing(item.key, item.size, item.used, "", "", "", "", str(error))
+    ingredients = dict(entry.signature.ingredients)
+    engine = ingredients.get("engine", "").rpartition(".")[2]
+    failure = entry.failure.reason if entry.failure else ""
+    version, types = ingredients.get("version", ""), ingredients.get("entry", "")
+    return CacheListing(item.key, item.size, item.used, engine, version, types, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A signature without an entry, and the most similar entry."""
+
+    signature: Signature
+    nearest: Signature | None
+    """The signature with the fewest different ingredients; None if no entry could be read."""
+
+    @property
+    def differences(self) -> tuple[tuple[str, str, str], ...]:
+        """The ingredients that differ: name, requested value, value of the nearest entry."""
+        if self.nearest is None:
+            return ()
+        mine, theirs = dict(self.signature.ingredients), dict(self.nearest.ingredients)
+        return tuple((n, mine.get(n, ""), theirs.get(n, "")) for n in self.signature.difference(self.nearest))
+
+
+def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
+    """The signatures that have no usable entry."""
+    stored = []
+    for item in store.entries.items():
+        with suppress(CacheError, OSError):  # unreadable entries are never nearest
+            stored.append(ENTRIES.read(item.path).signature)
+    keys = {signature.key for signature in stored}
+    return [Miss(one, _find_nearest(one, stored)) for one in signatures if one.key not in keys]
+
+
+def _find_nearest(signature: Signature, stored: list[Signature]) -> Signature | None:
+    """The signature with the fewest different ingredients; ties prefer the same function, then the same engine."""
+
+    def distance(other: Signature) -> tuple[int, bool, bool, str]:
+        different = signature.difference(other)
+        return len(different), "function" in different, "engine" in different, other.key
+
+    return min(stored, key=distance, default=None)

@@ -1,0 +1,590 @@
+"""Typed records in a cache directory: trust checks, atomic writes, locks, eviction and sweeps, once for all kinds.
+
+    <directory>/xrt-cache-1/entries/ab/abcd....xrt    an executable or a compile failure, by signature
+    <directory>/xrt-cache-1/plans/....xrt             the compiled programs of a model file
+    <directory>/xrt-cache-1/<kind>/....json           smaller records: costs, decisions, support answers, weight hashes, ...
+    <directory>/xrt-cache-1/locks/abc                 held while a record with this prefix is created
+    <directory>/xrt-cache-1/kept/tvm                  persistent data of an engine about this machine
+    <directory>/xrt-cache-1/work/PID-....             working folder of a process
+
+A record is JSON text, or a container with a JSON section if it has binary data; never Python code. Files are written in ``work``
+and renamed, so readers never see partial files; leftovers of killed processes stay in ``work``. There is no fsync: after a power
+loss a checksum or the parser detects damage, and the record is created again. All files are private to the user. Files that
+another user may have written are not read, and links that leave the directory are not followed. Problems with files cost the
+work that the record would have saved and one warning per directory, never a call.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
+
+from xrt.errors import CacheError, CacheWarning, XRTError, warn
+from xrt.forking import renew_after_fork
+
+if TYPE_CHECKING:
+    from xrt.cache.entries import CacheEntry
+
+__all__ = [
+    "DEFAULT_LIMIT",
+    "Item",
+    "Records",
+    "Schema",
+    "Store",
+    "make_private",
+    "open_private",
+    "text_schema",
+    "why_not_trusted",
+]
+
+T = TypeVar("T")
+DEFAULT_LIMIT = 5_000_000_000
+_log = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------------- trust
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_KNOWS_OWNERS = hasattr(os, "geteuid")
+"""False on Windows, where file modes and owners carry no information."""
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; an existing folder is unchanged. Raises OSError."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if folder.parent.is_dir():  # for example /proc, where mkdir is impossible
+            raise
+        make_private(folder.parent)
+        make_private(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        folder.chmod(0o700)  # an unusual umask may have removed the user's own rights
+
+
+def open_private(path: str, flags: int) -> int:
+    """An ``opener`` for `open` that creates files with mode 0600."""
+    return os.open(path, flags, 0o600)
+
+
+def why_not_trusted(directory: Path) -> str | None:
+    """Explain why a directory, existing or not, cannot be trusted, or return None if it can.
+
+    Raises OSError if it cannot be inspected.
+    """
+    if not _KNOWS_OWNERS:
+        return None
+    if directory.is_symlink() and (reason := _why_not_owned(directory, directory.lstat())):
+        return reason
+    real = Path(os.path.realpath(directory))
+    with suppress(FileNotFoundError):  # not created yet; its parents are checked below
+        if reason := _why_not_private(real):
+            return reason
+    for folder in _above(real):
+        with suppress(FileNotFoundError):
+            if reason := _why_not_safe_above(folder):
+                return reason
+    return None
+
+
+def _why_not_private(path: Path) -> str | None:
+    """Explain how another user could have written a file or folder, or return None. Raises OSError."""
+    if not _KNOWS_OWNERS:
+        return None
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{str(path)!r} is a link"
+    if reason := _why_not_owned(path, status):
+        return reason
+    return _describe_access(path, status) if status.st_mode & _OTHERS else None
+
+
+def _above(real: Path) -> Iterator[Path]:
+    """Yield the parent folders, nearest first, up to the home directory: sshd checks no further either."""
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # the user has no home directory
+        home = Path("/")
+    for folder in () if real == home else real.parents:
+        yield folder
+        if folder == home:
+            return
+
+
+def _why_not_safe_above(folder: Path) -> str | None:
+    status = folder.stat()
+    if reason := _why_not_owned(folder, status):
+        return reason
+    is_sticky = bool(status.st_mode & stat.S_ISVTX)
+    if not status.st_mode & _OTHERS or is_sticky:
+        return None
+    if not status.st_mode & stat.S_IWOTH and _is_own_group(status.st_gid):
+        return None
+    return _describe_access(folder, status)
+
+
+def _why_not_owned(path: Path, status: os.stat_result) -> str | None:
+    if status.st_uid in (0, os.geteuid()):
+        return None
+    return f"{str(path)!r} belongs to another user, {_name_user(status.st_uid)}"
+
+
+def _describe_access(path: Path, status: os.stat_result) -> str:
+    return f"others may write to {str(path)!r}, whose mode is {stat.S_IMODE(status.st_mode):04o}"
+
+
+def _name_user(number: int) -> str:
+    import pwd  # not on Windows
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether this user is the only member of a group, as with per-user groups.
+
+    Group 0 does not count: containers put unlisted users in it.
+    """
+    import grp  # not on Windows
+    import pwd
+
+    if number == 0:
+        return False
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    others = [entry for entry in pwd.getpwall() if entry.pw_gid == number and entry.pw_uid != user.pw_uid]
+    return user.pw_gid == number and not others and not set(group.gr_mem) - {user.pw_name}
+
+
+# ---------------------------------------------------------------------- records
+
+MAX_TEXT_BYTES = 64 << 20
+"""Larger text files are rejected: XRT does not write them."""
+# Raised for text that is not JSON or has another structure.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Schema(Generic[T]):
+    """A kind of record: where its files are, and their content."""
+
+    folder: str
+    kind: str
+    """What a file holds, for error messages."""
+    write: Callable[[BinaryIO, T], object]
+    parse: Callable[[Path], T]
+    suffix: str = ".json"
+    is_sharded: bool = False
+    """Whether files are spread over subfolders by the first two characters of the key."""
+    is_stale: Callable[[T], bool] = lambda value: False
+    """Whether a sweep removes the record, for example because a file that it describes has changed."""
+
+    def read(self, path: Path) -> T:
+        """Read a file. Raises FileNotFoundError or another OSError, and CacheError with the reason if it is damaged."""
+        if not stat.S_ISREG(path.lstat().st_mode):  # opening a pipe or a device may block
+            raise CacheError(f"{self.kind} {path.name} cannot be used: it is not a regular file")
+        try:
+            return self.parse(path)
+        except XRTError as error:
+            raise CacheError(f"{self.kind} {path.name} cannot be used: {error}") from error
+        except _MALFORMED as error:
+            reason = f"it holds no {self.kind}: {type(error).__name__}: {error}"
+            raise CacheError(f"{self.kind} {path.name} cannot be used: {reason}") from error
+
+
+def text_schema(
+    folder: str,
+    kind: str,
+    dump: Callable[[T], Any],
+    parse: Callable[[Any], T],
+    is_stale: Callable[[T], bool] = lambda value: False,
+    *,
+    is_json: bool = True,
+) -> Schema[T]:
+    """A schema of text files. ``dump`` and ``parse`` convert to and from JSON values, or from bytes without ``is_json``."""
+
+    def write(file: BinaryIO, value: T) -> None:
+        text = dump(value)
+        file.write((json.dumps(text) if is_json else text).encode("utf-8", "surrogatepass"))
+
+    def read(path: Path) -> T:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise ValueError(f"it has more than {MAX_TEXT_BYTES} bytes")
+        return parse(json.loads(data) if is_json else data)
+
+    return Schema(folder, kind, write, read, is_stale=is_stale)
+
+
+class Records(Generic[T]):
+    """The records of one kind in a cache directory, by key. Thread-safe, and safe between processes."""
+
+    def __init__(self, store: Store, schema: Schema[T]) -> None:
+        self.store = store
+        self.schema = schema
+
+    def path(self, key: str) -> Path:
+        """The file of a record, which may not exist."""
+        folder = self.store.root / self.schema.folder
+        return (folder / key[:2] if self.schema.is_sharded else folder) / f"{key}{self.schema.suffix}"
+
+    def read(self, key: str) -> T | None:
+        """The record of a key, marked as used; None if there is none. Raises CacheError if it is damaged, or OSError."""
+        path = self.path(key)
+        if not self.store.is_trusted():
+            return None
+        try:
+            self.store.check(path)
+            value = self.schema.read(path)
+        except FileNotFoundError:
+            return None
+        with suppress(OSError):  # a read-only directory
+            os.utime(path)
+        return value
+
+    def find(self, key: str) -> T | None:
+        """Like `read`, but a file that cannot be used is reported and counts as none."""
+        try:
+            return self.read(key)
+        except (OSError, CacheError) as error:
+            self.store.trouble(str(error))
+            return None
+
+    def keep(self, key: str, value: T) -> bool:
+        """Write or replace a record atomically; report and return False if that fails."""
+        if not self.store.is_trusted():
+            return False
+        try:
+            self.store.place(self.path(key), lambda file: self.schema.write(file, value))
+        except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded
+            self.store.trouble(str(error))
+            return False
+        return True
+
+    def update(self, key: str, change: Callable[[T | None], T]) -> None:
+        """Replace a record by ``change`` of itself, excluding other processes that update it."""
+        with self.store.lock(key):
+            self.keep(key, change(self.find(key)))
+
+    def items(self) -> list[Item]:
+        """All files, least recently used first. Raises OSError."""
+        return self.store.items(self.schema.folder)
+
+    def find_damaged(self) -> dict[Item, str]:
+        """Check all records; return the reason for each that cannot be used."""
+        found = {}
+        for item in self.items():
+            try:
+                self.store.check(item.path)
+                self.schema.read(item.path)
+            except FileNotFoundError:
+                continue  # evicted meanwhile
+            except (CacheError, OSError) as error:
+                found[item] = str(error)
+        return found
+
+    def sweep(self) -> int:
+        """Remove damaged and stale records; return their number."""
+        stale = [item for item in self.items() if self._is_stale(item.path)]
+        for item in stale:
+            item.path.unlink(missing_ok=True)
+        return len(stale)
+
+    def _is_stale(self, path: Path) -> bool:
+        try:
+            return self.schema.is_stale(self.schema.read(path))
+        except (OSError, CacheError):
+            return True
+
+
+# ---------------------------------------------------------------------- the directory
+
+_LAYOUTS = "xrt-cache-"
+LAYOUT = f"{_LAYOUTS}1"
+"""The folder of this layout; other layouts have their own folder in the same directory."""
+_NO_RECORDS = ("kept", "locks", "work")
+"""Folders without records: nothing in them is evicted or counts towards the limit."""
+PATIENCE = 600.0
+"""Seconds to wait for another process that makes the same entry; afterwards make it here too."""
+POLL_SECONDS = 0.02
+"""Interval for retrying a held lock."""
+ABANDONED = 24 * 3600.0
+"""Age in seconds at which any working folder counts as abandoned."""
+LONGEST = 1000
+"""Limit in characters for the cause in a warning, which may quote the file."""
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The file of a record."""
+
+    path: Path
+    size: int
+    used: float
+    """Time of the last read or write, in seconds since 1970."""
+
+    @property
+    def key(self) -> str:
+        return self.path.stem
+
+
+class Store:
+    """A cache directory with a size limit. Creating a Store touches no files; methods may raise OSError."""
+
+    def __init__(self, directory: Path, limit: int = DEFAULT_LIMIT) -> None:
+        """Beyond ``limit`` bytes the least recently used records are evicted."""
+        self.directory = directory
+        self.limit = limit
+        self.root = directory / LAYOUT
+        self.kept = self.root / "kept"
+        """Persistent data of engines, one folder each; cleared, but never evicted."""
+        self.troubles = 0
+        """Files that could not be read or written, and unusable records."""
+        self._reason: str | None = None
+        self._is_known = self._warned = False
+        self._room = -1  # bytes until the next scan; unknown until the first
+        self._lock = renew_after_fork(threading.Lock())
+
+    @cached_property
+    def entries(self) -> Records[CacheEntry]:
+        """Executables and compile failures, by the key of the signature."""
+        from xrt.cache.entries import ENTRIES  # imported here: it imports this module
+
+        return Records(self, ENTRIES)
+
+    # ------------------------------------------------------------------ trust and trouble
+
+    def why_not_trusted(self) -> str | None:
+        """Explain why the directory is not used: unusable, or writeable for other users. None if it is used."""
+        if not self._is_known:
+            self._reason = _why_not_usable(self.directory)
+            self._is_known = self._reason is not None or self.directory.is_dir()
+        return self._reason
+
+    def is_trusted(self) -> bool:
+        """Whether the directory may be used; warn the first time if not."""
+        reason = self.why_not_trusted()
+        if reason is not None and self._is_first_trouble():
+            warn(
+                f"the compile cache in {str(self.directory)!r} is not used: {reason}. It must be a directory that only "
+                f"you can write to (chown, chmod 700), since its files are run as native code; or name another one in "
+                f"XRT_CACHE_DIR. The run goes on and compiles what it needs; this is said once",
+                CacheWarning,
+            )
+        return reason is None
+
+    def trouble(self, reason: str) -> None:
+        """Log a problem with a file in one line; warn about the first one in this directory."""
+        with self._lock:
+            self.troubles += 1
+        reason = " ".join(reason.split())[:LONGEST]
+        _log.info("the disk cache in %s: %s", self.directory, reason)
+        if self._is_first_trouble():
+            warn(
+                f"the compile cache in {str(self.directory)!r} could not serve: {reason}. The run goes on and compiles what "
+                f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without",
+                CacheWarning,
+            )
+
+    def _is_first_trouble(self) -> bool:
+        """True on the first call, so that each directory causes one warning."""
+        first, self._warned = not self._warned, True
+        return first
+
+    def check(self, path: Path) -> None:
+        """Raise CacheError if the file, or a folder on its path, may have been written by another user.
+
+        Raises FileNotFoundError if there is none.
+        """
+        at = self.directory
+        for part in path.relative_to(self.directory).parts:
+            at = at / part
+            if reason := _why_not_private(at):
+                raise CacheError(f"{path.name} cannot be used: {reason}")
+
+    # ------------------------------------------------------------------ writing
+
+    def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Write a file in a working folder, rename it to `path`, and evict records beyond the limit."""
+        with self.make_working_directory() as folder:
+            temporary = folder / "file"
+            with open(temporary, "xb", opener=open_private) as file:  # Path.open takes no opener
+                write(file)
+                size = file.tell()
+            make_private(path.parent)
+            temporary.replace(path)
+        self._make_room(size)
+
+    def _make_room(self, written: int) -> None:
+        """Evict beyond the limit. The directory is scanned only after an eighth of its free space was used."""
+        with self._lock:
+            self._room -= written
+            if self._room >= 0:
+                return
+        for item in self.shrink(self.limit):
+            _log.debug("evicted %.12s, %d bytes", item.key, item.size)
+        free = self.limit - sum(item.size for item in self.items())
+        with self._lock:
+            self._room = free // 8  # other processes write too
+
+    @contextmanager
+    def make_working_directory(self) -> Iterator[Path]:
+        """A context manager for a private temporary folder."""
+        folder = self.root / "work" / f"{os.getpid()}-{os.urandom(6).hex()}"
+        self._make_root()
+        make_private(folder)
+        try:
+            yield folder
+        finally:
+            _remove(folder)
+
+    def _make_root(self) -> None:
+        make_private(self.root)
+        if reason := self.why_not_trusted():  # it may have been created by another process
+            raise PermissionError(reason)
+        with suppress(FileExistsError), open(self.directory / "CACHEDIR.TAG", "x", encoding="utf-8", opener=open_private) as tag:
+            tag.write(_TAG)
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Lock out other threads and processes that create the same record; yield whether that worked.
+
+        It fails if the directory is read-only, the file system has no locks, or after `PATIENCE`. The operating system releases
+        the locks of a dead process. Records with the same prefix share a lock file, which is never removed: deleting a file that
+        another process is opening would break the lock.
+        """
+        from filelock import FileLock  # imports slowly, and a start from the cache locks nothing
+
+        path = self.root / "locks" / key[:3]
+        lock = FileLock(path, timeout=PATIENCE, mode=0o600, poll_interval=POLL_SECONDS, fallback_to_soft=False)
+        with suppress(OSError, NotImplementedError):  # NotImplementedError: no locks on this file system
+            self._make_root()
+            make_private(path.parent)
+            lock.acquire()
+        try:
+            yield lock.is_locked
+        finally:
+            lock.release()
+
+    # ------------------------------------------------------------------ all records
+
+    def items(self, kind: str = "") -> list[Item]:
+        """All records, or those of one kind (the folder of its schema), least recently used first."""
+        folders = [self.root / kind] if kind else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
+        found = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
+        return sorted(found, key=lambda item: (item.used, item.key))
+
+    def find_damaged(self) -> dict[Item, str]:
+        """Check the compiled regions; return the reason for each that cannot be used."""
+        return self.entries.find_damaged()
+
+    def shrink(self, limit: int) -> list[Item]:
+        """Remove the least recently used records until the rest fits `limit` bytes; return those removed."""
+        items = self.items()
+        excess = sum(item.size for item in items) - limit
+        removed = []
+        for item in items:
+            if excess <= 0:
+                break
+            item.path.unlink(missing_ok=True)
+            removed.append(item)
+            excess -= item.size
+        return removed
+
+    def sweep(self) -> int:
+        """Remove working folders of killed processes; return their number."""
+        import shutil
+
+        folders = [] if self.root.is_symlink() else _list_folder(self.root / "work")
+        left = [folder for folder in folders if not folder.is_symlink() and _is_abandoned(folder)]
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(left)
+
+    def clear(self) -> None:
+        """Remove everything XRT stores in the directory, other layouts too; concurrent compiles may lose their entries."""
+        import shutil
+
+        for folder in self.directory.glob(f"{_LAYOUTS}*"):
+            if folder.is_symlink():
+                folder.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _why_not_usable(directory: Path) -> str | None:
+    try:
+        reason = why_not_trusted(directory)
+        if reason is None and directory.exists() and not directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except (OSError, ValueError) as error:  # no permission, a link loop, a long name; ValueError: a NUL
+        return f"it cannot be opened ({getattr(error, 'strerror', None) or error})"
+    return reason
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    """The content of a folder; empty if it does not exist or is a link."""
+    try:
+        return [] if folder.is_symlink() else sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _walk(folder: Path) -> Iterator[Item]:
+    """Yield the regular files below a folder, without following links."""
+    for path in _list_folder(folder):
+        with suppress(FileNotFoundError):  # removed by another process meanwhile
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                yield from _walk(path)
+            elif stat.S_ISREG(status.st_mode):
+                yield Item(path, status.st_size, status.st_mtime)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder and its content; ignore failures."""
+    try:
+        folder.rmdir()  # mostly empty: few engines use files to save or load
+    except OSError:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a working folder is unused: its process is gone, or it is old."""
+    with suppress(OSError):
+        if time.time() - folder.stat().st_mtime > ABANDONED:
+            return True
+    pid = folder.name.partition("-")[0]
+    return pid.isdecimal() and not _is_alive(int(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # the process of another user
+    return True
