@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> memoryview:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("xrt.formats.onnx.tensors.map_file", refuse)
+    monkeypatch.setattr("xrt.formats.onnx.messages.map_file", refuse)
     assert reason(tmp_path, "w.bin") == "in external data file 'w.bin', which cannot be read: Permission denied"
 
 

@@ -14,9 +14,8 @@ from hypothesis import given, settings, strategies as st
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load, weightless_model
-from xrt.formats.onnx.protobuf_wire import MalformedMessage, Walk, encode
-from xrt.formats.onnx.weightless_model import extract_weights
+from xrt.formats.onnx import files, load
+from xrt.formats.onnx.files import MalformedMessage, Walk, encode, extract_weights
 from xrt.graph import Function
 from xrt.graph.constants import ALIGNMENT
 
@@ -26,7 +25,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 @pytest.fixture
 def everything_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weightless_model, "LARGE_BYTES", 4)
+        patch.setattr(files, "LARGE_BYTES", 4)
         yield
 
 
@@ -190,10 +189,10 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
     data[place:place] = more
     damaged = bytes(data[:cut])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weightless_model, "LARGE_BYTES", 4)
+        patch.setattr(files, "LARGE_BYTES", 4)
         found = outcome(lambda: load(damaged))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weightless_model, "LARGE_BYTES", 1 << 40)
+        patch.setattr(files, "LARGE_BYTES", 1 << 40)
         assert found == outcome(lambda: load(damaged))
 
 
@@ -216,7 +215,7 @@ def test_deep_nesting_is_left_to_protobuf(everything_is_large: None) -> None:
 
 
 def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
-    monkeypatch.setattr(weightless_model, "Walk", partial(Walk, left=5))
+    monkeypatch.setattr(files, "Walk", partial(Walk, left=5))
     with pytest.raises(MalformedMessage, match="too many fields"):
         extract_weights(DATA)
     assert load(DATA) == plainly(DATA)

@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeAlias
 
 from tests.malformed_inputs.mutators import NUMBERS, WORDS
-from xrt.formats.onnx.protobuf_wire import Field, MalformedMessage, Walk, encode
+from xrt.formats.onnx.files import Field, MalformedMessage, Walk, encode
 
 __all__ = ["alter_field", "nest", "write_field"]
 

@@ -17,7 +17,7 @@ import xrt
 from tests.serve.serving import HANGS, double, infer, run, tensor
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
-from xrt.formats.serving_record import ServingRecord
+from xrt.formats.placement_file import ServingRecord
 from xrt.graph import DType, Function, TensorType
 from xrt.module.bundle_index import store_serving
 from xrt.serve import app

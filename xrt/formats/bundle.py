@@ -47,7 +47,7 @@ def write_bundle(
     ``copied`` are sections of an existing bundle that is extended; ``suffix`` distinguishes the new manifest from those in it.
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
-    from xrt.formats.onnx.tensors import encode_data
+    from xrt.formats.onnx.messages import encode_data
     from xrt.formats.protobuf import write, write_model
 
     constants: dict[str, Constant] = {}

@@ -1,4 +1,4 @@
-"""Placement files: one JSON format for lockfiles, stored decisions and cost tables.
+"""Placement files: one JSON format for lockfiles, stored decisions and cost tables; serving configurations.
 
 Names are sorted, with one fact per line, so that diffs are readable. msgspec checks the schema, `PlacementFile`; each kind of
 file fills some of its sections. The text may be hand-merged or untrusted, so size, syntax, kind and version are checked
@@ -20,10 +20,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from xrt.errors import PlacementFileError
+from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.output import replace_file
-from xrt.formats.serving_record import ServingRecord
 
 __all__ = [
     "FORMAT",
@@ -51,14 +50,19 @@ __all__ = [
     "RegionRecord",
     "SearchRecord",
     "SelectionOutcome",
+    "ServingRecord",
+    "ServingRow",
     "Text",
     "TriedForm",
     "Word",
     "dumps",
     "loads",
+    "parse_serving",
     "read_placement",
+    "spell_serving",
     "write_placement",
 ]
+
 
 # Longest text in characters: a name, a version, a note.
 MOST_TEXT = 4000
@@ -516,3 +520,66 @@ def _show(value: object) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     shown = ascii(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One point of the sweep; `xrt.placement.throughput.result.ServingCandidate` documents the fields."""
+
+    batch: PositiveCount
+    instances: PositiveCount
+    threads: PositiveCount
+    concurrency: PositiveCount
+    verdict: Text
+    plan: Text = ""
+    rate: Quantity | None = None
+    p50: Quantity | None = None
+    p99: Quantity | None = None
+    memory: Bytes | None = None
+    note: Text = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain data."""
+        return msgspec.structs.asdict(self)
+
+
+class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A serving configuration and its sweep; `xrt.placement.throughput.result` documents the fields."""
+
+    batch: PositiveCount
+    instances: PositiveCount
+    threads: PositiveCount
+    concurrency: PositiveCount
+    rate: Quantity
+    p50: Quantity
+    p99: Quantity
+    bound: Quantity | None = None
+    """None if latency was not limited."""
+    dim: Text = ""
+    sizes: tuple[PositiveCount, ...] = ()
+    plans: tuple[Text, ...] = ()
+    memory: Bytes = 0
+    rows: Annotated[tuple[ServingRow, ...], Meta(max_length=512)] = ()
+
+    def __post_init__(self) -> None:
+        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
+            raise ValueError("needs sizes that ascend from 1 to the batch")
+
+
+def spell_serving(record: ServingRecord | None) -> str:
+    """Serialize a record; None becomes the empty string."""
+    return "" if record is None else msgspec.json.encode(record).decode()
+
+
+def parse_serving(text: Any) -> ServingRecord | None:
+    """Parse a record; None for the empty string. Raises BundleError if it is invalid."""
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=ServingRecord)
+    except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, RecursionError) as error:
+        raise BundleError(f"its serving configuration cannot be read: {error}") from None

@@ -15,8 +15,8 @@ from onnx import ModelProto
 from xrt.errors import BundleError, ModelError
 from xrt.formats import xrt_pb2
 from xrt.formats.onnx import load, to_model
+from xrt.formats.onnx.messages import ExternalData, external_tensor, read_value, write_tensor, write_value
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.tensors import ExternalData, external_tensor, read_value, write_tensor, write_value
 from xrt.formats.onnx.writing import Style, write_styled_model
 from xrt.graph import Constant, DType, Function, Value
 

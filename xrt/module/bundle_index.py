@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xrt.cache import Signature
     from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
-    from xrt.formats.serving_record import ServingRecord
+    from xrt.formats.placement_file import ServingRecord
     from xrt.module.module import XRTModule
     from xrt.module.sizes import Shapes
     from xrt.precision.lowering import LoweringWithinBudget
@@ -222,7 +222,7 @@ def store_serving(module: XRTModule, record: ServingRecord, lower: LoweringWithi
 
 def read_serving(file: BundleFile) -> ServingRecord | None:
     """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
-    from xrt.formats.serving_record import parse_serving
+    from xrt.formats.placement_file import parse_serving
 
     data = file.find_section(f"{SERVING}{file.suffix}")
     try:

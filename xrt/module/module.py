@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, RunOptions
     from xrt.formats.bundle import BundleFile
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.formats.serving_record import ServingRecord
+    from xrt.formats.placement_file import ServingRecord
     from xrt.graph import Value
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation

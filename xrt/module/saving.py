@@ -223,7 +223,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
 
     Raises BundleError if ``base`` is of another model or the file cannot be written, ModelError for a Function without ONNX form.
     """
-    from xrt.formats.serving_record import spell_serving
+    from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
 

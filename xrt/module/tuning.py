@@ -29,7 +29,7 @@ from xrt.placement.sizes import list_open_axes, resize_values
 from xrt.placement.throughput.result import find_batch_dim
 
 if TYPE_CHECKING:
-    from xrt.formats.serving_record import ServingRecord
+    from xrt.formats.placement_file import ServingRecord
     from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization

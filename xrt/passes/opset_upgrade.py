@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.names import FreshNames
+from xrt.formats.onnx.messages import FreshNames
 from xrt.formats.onnx.opsets import ConversionScope, as_function, convert, splice
-from xrt.formats.onnx.versions import BOUNDS_ARE_INPUTS, add_clip_bounds
+from xrt.formats.onnx.writing import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import Function, Node, since_version
 from xrt.graph.schemas import find_operator
 

@@ -10,8 +10,7 @@ import pytest
 from tests.placement.throughput.simulated_bench import SimulatedBench, tune
 from tests.placement.throughput.test_sweep import convex, flat
 from xrt.errors import BundleError, PlacementFileError
-from xrt.formats.placement_file import PlacementFile, dumps, loads, read_placement, write_placement
-from xrt.formats.serving_record import parse_serving, spell_serving
+from xrt.formats.placement_file import PlacementFile, dumps, loads, parse_serving, read_placement, spell_serving, write_placement
 from xrt.placement.throughput.result import ServingConfiguration, render_throughput_page
 
 

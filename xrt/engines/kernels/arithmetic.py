@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xrt.engines.kernels.elementwise import universal
 from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.engines.toolkit.array_ops.elements import widen
-from xrt.formats.onnx.versions import read_clip_bounds
+from xrt.formats.onnx.writing import read_clip_bounds
 
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from xrt.formats.onnx.versions import read_clip_bounds
+from xrt.formats.onnx.writing import read_clip_bounds
 from xrt.graph import Attribute, AttrKind, DType, Function, Node, Shape, TensorType
 from xrt.passes import infer_shapes
 

@@ -279,7 +279,7 @@ def pack_weights(
     ``options`` are those of a later load; ``folder`` is written to; ``own_name`` is the name of the file in the model. None if
     the library packs nothing. Its errors pass through.
     """
-    from xrt.formats.onnx.tensors import read_entries, write_entries
+    from xrt.formats.onnx.messages import read_entries, write_entries
 
     packed = folder / f"{_FILE}.onnx"
     options.optimized_model_filepath = os.fspath(packed)

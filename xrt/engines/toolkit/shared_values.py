@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.formats.onnx.tensors import encode_data
+from xrt.formats.onnx.messages import encode_data
 from xrt.formats.protobuf import read_model, write_model
 from xrt.graph import Constant, DType, Function
 from xrt.processes.ipc import Block, SharedBuffer, read_block

@@ -13,29 +13,27 @@ from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
     from xrt.formats.onnx.files import load as load
-    from xrt.formats.onnx.operator_definitions import expand as expand
     from xrt.formats.onnx.opsets import (
+        expand as expand,
         external_weights as external_weights,
         externalize_weights as externalize_weights,
         lowest_model as lowest_model,
         lowest_opset as lowest_opset,
         why_not_downgradable as why_not_downgradable,
     )
-    from xrt.formats.onnx.saving import save as save, save_case as save_case
-    from xrt.formats.onnx.writing import to_model as to_model
+    from xrt.formats.onnx.writing import save as save, save_case as save_case, to_model as to_model
 
 _MODULES = {
     "xrt.formats.onnx.files": ("load",),
-    "xrt.formats.onnx.operator_definitions": ("expand",),
     "xrt.formats.onnx.opsets": (
+        "expand",
         "external_weights",
         "externalize_weights",
         "lowest_model",
         "lowest_opset",
         "why_not_downgradable",
     ),
-    "xrt.formats.onnx.saving": ("save", "save_case"),
-    "xrt.formats.onnx.writing": ("to_model",),
+    "xrt.formats.onnx.writing": ("save", "save_case", "to_model"),
 }
 
 __all__ = [*list_names(_MODULES)]

@@ -1,28 +1,236 @@
-"""Load models from files, bytes or ModelProtos."""
+"""Load models from files, bytes or ModelProtos, with their weights in memory only once.
+
+Protobuf reads a whole file into one buffer, parses it, copies each tensor's bytes, and is limited to 2 GB. Therefore it only
+gets an excerpt, in which each large tensor is external data in a file with an impossible name. A reader of the tensor looks up
+its bytes in the original.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.protobuf_wire import Buffer, MalformedMessage, TruncatedMessage, Walk
+from xrt.formats.onnx.messages import ExternalData
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.tensors import ExternalData
 from xrt.formats.onnx.weight_places import read_file_part
-from xrt.formats.onnx.weightless_model import WeightlessModel, extract_weights
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["Source", "load", "load_file"]
+__all__ = [
+    "Buffer",
+    "Field",
+    "MalformedMessage",
+    "Source",
+    "Span",
+    "TruncatedMessage",
+    "Walk",
+    "WeightlessModel",
+    "encode",
+    "extract_weights",
+    "load",
+    "load_file",
+]
+
+
+Buffer: TypeAlias = bytes | mmap.mmap
+"""Random-access bytes; slicing copies."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+
+_LONGEST = 5  # bytes of a tag or length that protobuf allows
+_LONGEST_VALUE = 10
+
+# Give up after this many fields: protobuf is faster at messages of many small ones.
+MOST_FIELDS = 1 << 22
+
+
+class Field(NamedTuple):
+    """The location of a field."""
+
+    number: int
+    holds_bytes: bool
+    """Whether the content is bytes, text or a message rather than a number."""
+    at: int
+    """Offset of its tag."""
+    content: int
+    end: int
+
+
+class MalformedMessage(ValueError):
+    """The data is not a message, or has too many fields."""
+
+
+class TruncatedMessage(MalformedMessage):
+    """A field extends beyond the end of its message."""
+
+    def __init__(self, number: int, end: int) -> None:
+        super().__init__(f"field {number} should end at byte {end}")
+        self.number = number
+        self.end = end
+
+
+@dataclass(slots=True)
+class Walk:
+    """Iterates over fields, at most `MOST_FIELDS` in total."""
+
+    data: Buffer
+    left: int = MOST_FIELDS
+
+    def fields(self, at: int, end: int) -> Iterator[Field]:
+        """Yield the fields of the message between two offsets.
+
+        Raises TruncatedMessage for a field longer than the message, and MalformedMessage for invalid data or too many fields.
+        """
+        data = self.data
+        while at < end:
+            tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all tags have one byte
+            holds_bytes = tag & 7 == _BYTES
+            length, content = self.varint(content, end) if holds_bytes else (self._length(tag & 7, content, end), content)
+            if content + length > end:
+                raise TruncatedMessage(tag >> 3, content + length)
+            yield Field(tag >> 3, holds_bytes, at, content, content + length)
+            at = content + length
+            self.left -= 1
+            # A tag below 8 has the field number 0, which is invalid.
+            if self.left < 0 or tag < 8:
+                raise MalformedMessage("a field without a number, or too many fields")
+
+    def _length(self, kind: int, at: int, end: int) -> int:
+        if kind == _VARINT:
+            return self.varint(at, end, _LONGEST_VALUE)[1] - at
+        if kind in _FIXED:
+            return _FIXED[kind]
+        raise MalformedMessage(f"wire type {kind} is none of ONNX's")
+
+    def varint(self, at: int, end: int, longest: int = _LONGEST) -> tuple[int, int]:
+        """Decode a variable-length integer; also return the offset after it."""
+        value = shift = 0
+        for place in range(at, min(at + longest, end)):
+            byte = self.data[place]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, place + 1
+            shift += 7
+        raise MalformedMessage("an integer without an end")
+
+
+def encode(value: int) -> bytes:
+    """Encode a variable-length integer."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# Raw data from this size on is left out; smaller messages are not searched.
+LARGE_BYTES = 1 << 16
+
+_DEEPEST = 100  # nesting limit of protobuf
+
+# Fields that lead to tensors. Bodies of functions are not searched: onnx's inliner needs them whole.
+_INSIDE = {
+    ModelProto: ("graph",),
+    GraphProto: ("node", "initializer", "sparse_initializer"),
+    NodeProto: ("attribute",),
+    AttributeProto: ("t", "g", "tensors", "graphs", "sparse_tensor", "sparse_tensors"),
+    SparseTensorProto: ("values", "indices"),
+}
+
+_MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
+_WAYS = {
+    message: {f.number: f for name in names if (f := message.DESCRIPTOR.fields_by_name[name])}
+    for message, names in _INSIDE.items()
+}
+_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
+_ELSEWHERE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
+
+Span = tuple[int, int]
+"""Start and end offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightlessModel:
+    """A model without its large data."""
+
+    model: ModelProto
+    spans: dict[str, Span]
+    """Location of each large tensor's data in the original, by the external data location in the model."""
+
+
+def extract_weights(data: Buffer) -> WeightlessModel:
+    """Extract a serialized model without large data.
+
+    Raises MalformedMessage if the walk does not support the data, although protobuf may (it merges repeated messages of a
+    singular field), and DecodeError if protobuf does not. No announced size is trusted.
+    """
+    if len(data) < LARGE_BYTES:
+        return WeightlessModel(ModelProto.FromString(bytes(data)), {})
+    cutter = _Cutter(Walk(data))
+    model = b"".join(cutter.message(ModelProto, 0, len(data), 0))
+    return WeightlessModel(ModelProto.FromString(model), cutter.spans)
+
+
+@dataclass(slots=True)
+class _Cutter:
+    walk: Walk
+    spans: dict[str, Span] = field(default_factory=dict)
+
+    def message(self, kind: type, start: int, end: int, depth: int) -> list[bytes]:
+        """The parts of the message between two offsets, without large data."""
+        if kind is TensorProto:
+            return self.tensor(start, end)
+        if depth > _DEEPEST:
+            raise MalformedMessage("messages are nested too deep")
+        ways, seen = _WAYS[kind], set()
+        parts: list[bytes] = []
+        kept = start
+        for number, holds_bytes, at, content, stop in self.walk.fields(start, end):
+            way = ways.get(number) if holds_bytes else None
+            if way is None:
+                continue
+            if number in seen and not way.is_repeated:
+                raise MalformedMessage("a field stands twice where there is one")
+            seen.add(number)
+            if stop - content >= LARGE_BYTES:
+                inner = self.message(_MESSAGE_OF[way.message_type.full_name], content, stop, depth + 1)
+                parts += (self.walk.data[kept:at], encode(number << 3 | 2), encode(sum(map(len, inner))), *inner)
+                kept = stop
+        return [*parts, self.walk.data[kept:end]]
+
+    def tensor(self, start: int, end: int) -> list[bytes]:
+        """The parts of a tensor, with a location instead of large data."""
+        data, raw = self.walk.data, None
+        for found in self.walk.fields(start, end):
+            if found.number in _ELSEWHERE or (found.number == _RAW_DATA and raw):
+                return [data[start:end]]  # external or repeated data: leave it to protobuf
+            if found.number == _RAW_DATA and found.holds_bytes:
+                raw = found
+        if raw is None or raw.end - raw.content < LARGE_BYTES:
+            return [data[start:end]]
+        return [data[start : raw.at], data[raw.end : end], self.reference(raw)]
+
+    def reference(self, raw: Field) -> bytes:
+        """The fields that replace a tensor's data."""
+        location = f"\0{len(self.spans)}"
+        self.spans[location] = raw.content, raw.end
+        tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=location)
+        return bytes(tensor.SerializeToString())
+
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto"
 

@@ -12,7 +12,7 @@ from onnx import GraphProto, NodeProto, OperatorSetIdProto, TensorProto, TypePro
 from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.tensors import read_type, write_tensor, write_type
+from xrt.formats.onnx.messages import read_type, write_tensor, write_type
 from xrt.formats.onnx.writing import Style, node_message, write_model
 from xrt.graph import AttrKind, Constant, DType, Function, Node, TensorType, Type, find_schema
 

@@ -1,4 +1,4 @@
-"""Conversion of Functions to the opset and IR version of an engine, one operator at a time, with the onnx package."""
+"""Conversion of Functions to the opset and IR version of an engine, one operator at a time, and expansion of ONNX's functions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
-from onnx import ModelProto, TensorProto, shape_inference, version_converter
+from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, defs, shape_inference, version_converter
 
 from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx.files import load
 from xrt.formats.onnx.inference import can_propagate
-from xrt.formats.onnx.names import FreshNames, summarize_error
+from xrt.formats.onnx.messages import ExternalData, FreshNames, encode_data, external_tensor, summarize_error, write_tensor
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.tensors import ExternalData, encode_data, external_tensor, write_tensor
-from xrt.formats.onnx.versions import find_content_ir, lowest_ir, lowest_opsets, newest_nodes, node_ir
-from xrt.formats.onnx.writing import Style, write_model
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, latest_opset, since_version
+from xrt.formats.onnx.writing import (
+    Style,
+    find_content_ir,
+    lowest_ir,
+    lowest_opsets,
+    newest_nodes,
+    node_ir,
+    to_model,
+    write_model,
+)
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
 from xrt.graph.node import rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
 
@@ -29,6 +37,7 @@ __all__ = [
     "check_convertible",
     "convert",
     "convert_function",
+    "expand",
     "external_weights",
     "externalize_weights",
     "hoist",
@@ -39,6 +48,7 @@ __all__ = [
     "splice",
     "why_not_downgradable",
 ]
+
 
 # The converter may need the values of axes and shapes: integer constants up to this size.
 SMALL = 64
@@ -425,3 +435,55 @@ def _check_ir(need: tuple[int, str], max_ir: int) -> None:
     version, what = need
     if version > max_ir:
         raise ModelError(f"{what} needs IR version {version}; the limit is {max_ir}")
+
+
+# Domain of the definition while it is a model-local function.
+DOMAIN = "xrt.definition"
+
+
+def expand(function: Function) -> Function | None:
+    """Replace the operator of a one-node Function by its definition in ONNX; None if it has none.
+
+    Expands one level: the nodes of the definition may have definitions too. Some definitions depend on input types, which must
+    then be known. Raises ModelError if ``onnx`` cannot apply the definition.
+    """
+    (node,) = function.nodes
+    version = function.opset(node.domain)
+    schema = find_schema(node.op_type, version, node.domain)
+    if schema is None:
+        return None
+    model = to_model(function)
+    try:
+        definition = _definition(schema, model, version)
+    except Exception as error:  # onnx raises whatever its C++ does
+        raise ModelError(f"the definition of {node.op} cannot be applied: {summarize_error(error)}") from error
+    if definition is None or any((inner.domain, inner.op_type) == (node.domain, node.op_type) for inner in definition.node):
+        return None
+    _write_defaults(definition, schema, model)
+    definition.domain = model.graph.node[0].domain = DOMAIN
+    model.functions.append(definition)
+    model.opset_import.add(domain=DOMAIN, version=1)
+    return load(model)
+
+
+def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: ModelProto) -> None:
+    """Add default attributes that the definition refers to: onnx resolves a reference to a missing attribute to nothing."""
+    (node,) = model.graph.node
+    missing = set(definition.attribute) - {attribute.name for attribute in node.attribute}
+    known = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
+    node.attribute.extend(default for default in known if default.type)
+
+
+def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
+    """The newest definition of the model's single node that its opset allows."""
+    fixed = [known for known in schema.function_opset_versions if known <= version]
+    if fixed:
+        return FunctionProto.FromString(schema.get_function_with_opset_version(max(fixed)))
+    dependent = [known for known in schema.context_dependent_function_opset_versions if known <= version]
+    if not dependent:
+        return None
+    (node,) = model.graph.node
+    types = {value.name: value.type for value in model.graph.input}
+    given = [types.get(name, TypeProto()).SerializeToString() for name in node.input]
+    text = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), given)
+    return FunctionProto.FromString(text)

@@ -13,15 +13,26 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, inliner
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.formats.onnx import metadata
-from xrt.formats.onnx.names import check_texts, summarize_error, text
-from xrt.formats.onnx.tensors import DenseLimit, read_border_value, read_sparse, read_tensor, read_type, read_value
+from xrt.formats.onnx.messages import (
+    DenseLimit,
+    check_texts,
+    read_border_value,
+    read_graph_metadata,
+    read_node_metadata,
+    read_props,
+    read_sparse,
+    read_tensor,
+    read_type,
+    read_value,
+    summarize_error,
+    text,
+)
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema, read_attributes
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import domain_title, latest_version, why_unknown
 
 if TYPE_CHECKING:
-    from xrt.formats.onnx.tensors import ExternalData
+    from xrt.formats.onnx.messages import ExternalData
 
 __all__ = [
     "FusedNormalization",
@@ -335,7 +346,7 @@ def read_function(model: ModelProto, external: ExternalData) -> Function:
     model = inline(model)
     reader = _Reader(_opsets(model), external)
     with pause_gc(len(model.graph.node)):
-        function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
+        function = reader.function(model.graph, doc=model.doc_string, props=read_props(model))
     if function.captures:
         raise _undefined(function)
     return function
@@ -392,7 +403,7 @@ class _Reader:
         _check_named(graph, (*inputs, *outputs))
         given = {value.name for value in outputs}
         types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
-        name, aliases, own = metadata.read_graph(graph)
+        name, aliases, own = read_graph_metadata(graph)
         return Function(
             inputs=inputs,
             outputs=tuple(Value(v.name, types.get(v.name)) if v.type is None else v for v in outputs),
@@ -440,7 +451,7 @@ class _Reader:
             domain = ""
         if (domain, proto.op_type) not in self.rules.known:
             self.rules.check(domain, proto.op_type, _name_of(proto))
-        control, device = metadata.read_node(proto) if proto.metadata_props else ((), "")
+        control, device = read_node_metadata(proto) if proto.metadata_props else ((), "")
         return Node(
             proto.op_type,
             tuple(proto.input),

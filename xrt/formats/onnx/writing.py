@@ -1,19 +1,228 @@
-"""Convert a Function to a ModelProto."""
+"""Convert a Function to a ModelProto at the lowest versions that preserve its meaning, and save it to files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+import numpy as np
+from google.protobuf.message import EncodeError
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    MapProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    SequenceProto,
+    TensorProto,
+    helper,
+)
 
-from xrt.formats.onnx import metadata
-from xrt.formats.onnx.tensors import write_tensor, write_type, write_value
-from xrt.formats.onnx.versions import check_same_meaning, lowest_ir
-from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
+from xrt.errors import ModelError
+from xrt.formats.onnx.messages import (
+    METADATA_IR,
+    encode_bytes,
+    encode_data,
+    external_tensor,
+    needs_metadata,
+    write_graph_metadata,
+    write_node_metadata,
+    write_props,
+    write_tensor,
+    write_type,
+    write_value,
+)
+from xrt.formats.output import replace_file
+from xrt.graph import (
+    Attribute,
+    AttrKind,
+    Constant,
+    DType,
+    Function,
+    Node,
+    OptionalType,
+    TensorType,
+    Type,
+    Value,
+    find_schema,
+    since_version,
+)
+from xrt.graph.node import read_attributes
+from xrt.graph.schemas import latest_version
+from xrt.graph.types import MapType, SequenceType
 
-__all__ = ["Style", "TensorWriter", "node_message", "to_model", "write_model", "write_styled_model"]
+__all__ = [
+    "BOUNDS_ARE_INPUTS",
+    "Style",
+    "TensorWriter",
+    "add_clip_bounds",
+    "check_same_meaning",
+    "find_content_ir",
+    "lowest_ir",
+    "lowest_opsets",
+    "newest_nodes",
+    "node_ir",
+    "node_message",
+    "read_clip_bounds",
+    "save",
+    "save_case",
+    "to_model",
+    "write_model",
+    "write_styled_model",
+]
+
+
+# Before this version, initializers must also be inputs; XRT does not write them so.
+INITIALISERS_IR = 4
+# IR versions that introduced element types (`Version` in onnx.proto); all others are older than INITIALISERS_IR.
+_DTYPE_IR = {
+    DType.FLOAT8E4M3FN: 9,
+    DType.FLOAT8E4M3FNUZ: 9,
+    DType.FLOAT8E5M2: 9,
+    DType.FLOAT8E5M2FNUZ: 9,
+    DType.UINT4: 10,
+    DType.INT4: 10,
+    DType.FLOAT4E2M1: 11,
+    DType.FLOAT8E8M0: 12,
+    DType.UINT2: 13,
+    DType.INT2: 13,
+    DType.FLOAT6E2M3: 14,
+    DType.FLOAT6E3M2: 14,
+}
+_OPTIONAL_IR = 8
+
+
+def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
+    """Raise ModelError unless every operator, including bodies, has the same semantics at these opsets."""
+    for holder, node in function.walk():
+        asked = opsets.get(node.domain)
+        if asked == holder.opsets.get(node.domain):
+            continue
+        schema = None if asked is None else find_schema(node.op_type, asked, node.domain)
+        since = since_version(node, holder)
+        if schema is None or schema.since_version != since:
+            domain = node.domain or "ai.onnx"
+            raise ModelError(
+                f"node {node.name!r} ({node.op}) means something else at opset {asked} of {domain} than at the declared "
+                f"{holder.opset(node.domain)}"
+            )
+
+
+def lowest_opsets(function: Function) -> dict[str, int]:
+    """For each domain in use, the lowest version that preserves the semantics of every operator.
+
+    This is the maximum of `since_version`: an operator is unchanged from there to the declared version, so the maximum is in all
+    of these intervals. Domains that onnx does not describe are unchanged. ai.onnx is always included, because some readers
+    require it.
+    """
+    lowest = {"": 1}
+    for holder, node in function.walk():
+        since = since_version(node, holder)
+        if since is None:
+            since = holder.opset(node.domain)
+        if since > lowest.get(node.domain, 0):
+            lowest[node.domain] = since
+    return lowest
+
+
+def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function, Node, int]]:
+    """Yield the ai.onnx nodes, including bodies, introduced after ``max_opset``, with their `since_version`."""
+    for holder, node in function.walk():
+        since = since_version(node, holder)
+        if not node.domain and since is not None and since > max_opset:
+            yield holder, node, since
+
+
+def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
+    """The lowest IR version that can represent the contents and was released no later than these opsets.
+
+    Pairing IR versions with opsets is a convention (each ONNX release has one of each), so ``ceiling`` overrides it.
+    """
+    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
+    paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
+    if ceiling is not None:
+        paired = min(paired, ceiling)
+    return max(INITIALISERS_IR, floor, paired, find_content_ir(function)[0])
+
+
+def find_content_ir(function: Function) -> tuple[int, str]:
+    """The lowest IR version with all types in the Function, and the value that requires it."""
+    return _greatest(_typed(function))
+
+
+def node_ir(node: Node, function: Function) -> tuple[int, str]:
+    """Like `find_content_ir`, for the values of one node including its bodies."""
+    touched = ((f"value {name!r}", function.get_type(name)) for name in (*node.uses, *node.defines))
+    return _greatest(chain(touched, _typed_inside(node)))
+
+
+def _greatest(typed: Iterable[tuple[str, Type | None]]) -> tuple[int, str]:
+    what, type_ = max(typed, key=lambda each: _type_ir(each[1]), default=("", None))
+    return _type_ir(type_), f"{what} of type {type_}"
+
+
+def _typed(function: Function) -> Iterator[tuple[str, Type | None]]:
+    """Yield everything with a type, including bodies, with a description for errors."""
+    for value in (*function.inputs, *function.outputs):
+        yield f"value {value.name!r}", value.type
+    for name, type_ in function.types.items():
+        yield f"value {name!r}", type_
+    for name, constant in function.constants.items():
+        yield f"value {name!r}", constant.type
+    for node in function.nodes:
+        if node.attributes:
+            yield from _typed_inside(node)
+
+
+def _typed_inside(node: Node) -> Iterator[tuple[str, Type | None]]:
+    for attribute in node.attributes:
+        if attribute.kind is AttrKind.TENSOR:
+            yield f"attribute {attribute.name!r} of node {node.name!r}", attribute.value.type
+    for body in node.bodies:
+        yield from _typed(body)
+
+
+def _type_ir(type_: Type | None) -> int:
+    if type(type_) is TensorType:
+        return _DTYPE_IR.get(type_.dtype, INITIALISERS_IR)
+    if isinstance(type_, OptionalType):
+        return max(_OPTIONAL_IR, _type_ir(type_.element))
+    if isinstance(type_, SequenceType):
+        return _type_ir(type_.element)
+    if isinstance(type_, MapType):
+        return _type_ir(type_.value)
+    return INITIALISERS_IR
+
+
+BOUNDS_ARE_INPUTS = 11
+"""The first opset with the bounds of Clip as inputs. An omitted bound is then unlimited, as in ONNX's definition."""
+MOST = float(np.finfo(np.float32).max)
+"""Default bound in ONNX's schema of version 6, for all element types.
+
+It replaces infinities by a finite number, except in float16, where it is infinite.
+"""
+
+
+def read_clip_bounds(node: Node) -> tuple[float, float]:
+    """The lower and the upper bound."""
+    return float(node.attr("min", -MOST)), float(node.attr("max", MOST))
+
+
+def add_clip_bounds(node: Node) -> Node:
+    """Add both attributes to a Clip; returns the node unchanged if it has them."""
+    if node.attr("min") is not None and node.attr("max") is not None:
+        return node
+    low, high = read_clip_bounds(node)
+    return replace(node, attributes=read_attributes({"min": low, "max": high}))
+
 
 TensorWriter = Callable[[Constant, str], TensorProto]
 """Creates the message of a constant with a name."""
@@ -48,7 +257,7 @@ def write_styled_model(
     opsets = {**function.opsets, **(opset or {})}
     if opset:
         check_same_meaning(function, opsets)
-    floor = metadata.METADATA_IR if metadata.needs_metadata(function) else 0
+    floor = METADATA_IR if needs_metadata(function) else 0
     return write_model(function, opsets, ir_version or lowest_ir(function, opsets, floor=floor), style)
 
 
@@ -58,7 +267,7 @@ def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, 
     for domain in sorted(opsets):
         model.opset_import.add(domain=domain, version=opsets[domain])
     if style.carries:
-        metadata.write_props(function.metadata, model)
+        write_props(function.metadata, model)
     _Writer(style).graph(function, model.graph, style.constants, is_body=False)
     return model
 
@@ -90,7 +299,7 @@ class _Writer:
             self.node(node, proto.node)
         if self.style.carries:
             proto.doc_string = function.doc
-            metadata.write_graph(function, proto, with_metadata=is_body)
+            write_graph_metadata(function, proto, with_metadata=is_body)
 
     def node(self, node: Node, nodes: Any) -> None:
         proto: NodeProto = nodes.add(op_type=node.op_type, input=node.inputs, output=node.outputs, name=node.name)
@@ -99,7 +308,7 @@ class _Writer:
         for attribute in node.attributes:
             self.attribute(attribute, proto.attribute.add(name=attribute.name, type=attribute.kind.value))
         if self.style.carries and (node.control or node.device):
-            metadata.write_node(node, proto)
+            write_node_metadata(node, proto)
 
     def attribute(self, attribute: Attribute, proto: AttributeProto) -> None:
         _ATTRIBUTE_WRITERS[attribute.kind](self, attribute.value, proto)
@@ -135,3 +344,155 @@ _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[_Writer, Any, AttributeProto], Any]
     AttrKind.GRAPHS: lambda writer, value, proto: writer.bodies(value, proto),
     AttrKind.TYPES: lambda _, value, proto: _write_types(value, proto),
 }
+
+
+EXTERNAL_BYTES = 1024  # constants from this size on are stored in the data file, if there is one
+# Protobuf is limited to 2 GB, so models with more constants than this get a data file by default.
+AUTOMATIC_BYTES = 1 << 30
+_PAGE = 4096  # aligned offsets let readers map each tensor separately
+
+
+def save(function: Function, path: str | os.PathLike[str], external_data: bool | None = None) -> None:
+    """Write a Function as an ONNX file atomically, replacing an existing one.
+
+    With ``external_data``, large constants, including those of bodies and attributes, are stored in ``NAME.DIGEST.data`` in the
+    same directory; this is the default for models over 1 GB. The digest depends on their content, so that a crash between writing
+    the two files leaves the old model with its old data. Data files of earlier saves under the same name are removed at the end.
+    Raises ModelError if the file cannot be written or would exceed 2 GB.
+    """
+    path = Path(path)
+    if external_data is None:
+        external_data = sum(map(_size, _large_constants(function))) > AUTOMATIC_BYTES
+    try:
+        if external_data:
+            _save_in_two(function, path)
+        else:
+            data = _serialised(to_model(function), "save it with external_data=True")
+            replace_file(path, lambda file: file.write(data))
+            _remove_old_data(path, keep="")
+    except OSError as error:
+        raise ModelError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
+
+
+def _save_in_two(function: Function, path: Path) -> None:
+    layout = _Layout(function)
+    data = path.with_name(f"{path.name}.{layout.digest}.data")
+    is_new = not data.exists()
+    tensor = partial(layout.tensor, data.name)
+    model = _serialised(
+        write_styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
+    )
+    try:
+        replace_file(data, layout.write)
+        replace_file(path, lambda file: file.write(model))
+    except BaseException:
+        # Remove only a new data file: an existing one belongs to the model that is still there.
+        if is_new:
+            data.unlink(missing_ok=True)
+        raise
+    _remove_old_data(path, keep=data.name)
+
+
+class _Layout:
+    """The offset of each large constant in the data file; equal constants are stored once."""
+
+    def __init__(self, function: Function) -> None:
+        self._placed: dict[bytes, tuple[Constant, int]] = {}
+        end = 0
+        for constant in _large_constants(function):
+            if constant.digest not in self._placed:
+                offset = -(-end // _PAGE) * _PAGE
+                self._placed[constant.digest] = (constant, offset)
+                end = offset + _size(constant)
+        self.digest = hashlib.sha256(b"".join(self._placed)).hexdigest()[:12]
+
+    def tensor(self, location: str, constant: Constant, name: str) -> TensorProto:
+        """The message of a constant: a reference to the data file, unless it is small."""
+        if not _is_large(constant):
+            return write_tensor(constant, name)
+        return external_tensor(constant, name, location, self._placed[constant.digest][1])
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the data file."""
+        for constant, offset in self._placed.values():
+            file.write(b"\0" * (offset - file.tell()))
+            file.write(encode_data(constant))
+
+
+def _size(constant: Constant) -> int:
+    return encode_bytes(constant.dtype, constant.array.size)
+
+
+def _is_large(constant: Constant) -> bool:
+    return constant.dtype is not DType.STRING and _size(constant) >= EXTERNAL_BYTES
+
+
+def _large_constants(function: Function) -> Iterator[Constant]:
+    yield from filter(_is_large, function.constants.values())
+    for node in function.nodes:
+        for attribute in node.attributes:
+            values = attribute.value if attribute.kind.is_list else (attribute.value,)
+            yield from (value for value in values if isinstance(value, Constant) and _is_large(value))
+        for body in node.bodies:
+            yield from _large_constants(body)
+
+
+def _serialised(model: ModelProto, hint: str) -> bytes:
+    try:
+        data: bytes = model.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ModelError(f"the model takes more than 2 GB in one file, where protobuf ends ({error}); {hint}") from error
+    return data
+
+
+def _remove_old_data(path: Path, keep: str) -> None:
+    """Remove data files of earlier saves under the same name."""
+    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    for entry in path.parent.iterdir():
+        if ours.fullmatch(entry.name) and entry.name != keep:
+            entry.unlink(missing_ok=True)
+
+
+def save_case(function: Function, inputs: Sequence[Any], outputs: Sequence[Any], folder: str | os.PathLike[str]) -> None:
+    """Write an ONNX test case: ``model.onnx``, and ``test_data_set_0`` with one file per input and output.
+
+    ONNX's test runner and those of the engines read this layout. Creates the directory. Raises ModelError if it cannot be
+    written, or for a value that is not a tensor, a map of numbers, or a list of these.
+    """
+    folder = Path(folder)
+    data = folder / "test_data_set_0"
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"cannot make the folder {os.fspath(data)!r}: {error.strerror}") from error
+    save(function, folder / "model.onnx")
+    for what, values, given in (("input", function.inputs, inputs), ("output", function.outputs, outputs)):
+        for index, (value, content) in enumerate(zip(values, given, strict=True)):
+            (data / f"{what}_{index}.pb").write_bytes(_message(value, content).SerializeToString())
+
+
+def _message(value: Value, content: Any) -> TensorProto | SequenceProto | MapProto:
+    if isinstance(content, np.ndarray):
+        return write_tensor(Constant(content), value.name)
+    if isinstance(content, list) and all(isinstance(item, np.ndarray) for item in content):
+        return _tensors(value.name, content)
+    if isinstance(content, dict):
+        return _map(value.name, content)
+    if isinstance(content, list) and all(isinstance(item, dict) for item in content):
+        return SequenceProto(name=value.name, elem_type=SequenceProto.MAP, map_values=[_map("", item) for item in content])
+    raise ModelError(f"{value.name!r} is a {type(content).__name__}; a case holds tensors, maps, and lists of one of these")
+
+
+def _tensors(name: str, content: Sequence[Any]) -> SequenceProto:
+    tensors = [write_tensor(Constant(item)) for item in content]
+    return SequenceProto(name=name, elem_type=SequenceProto.TENSOR, tensor_values=tensors)
+
+
+def _map(name: str, content: Mapping[Any, Any]) -> MapProto:
+    """Convert a map; Python floats become float32, as in ONNX's operators."""
+    values = [np.array(x, np.float32 if isinstance(x, float) else None) for x in content.values()]
+    values = [x.astype(object) if x.dtype.kind == "U" else x for x in values]
+    if any(isinstance(key, str) for key in content):
+        texts = [str(key).encode() for key in content]
+        return MapProto(name=name, key_type=TensorProto.STRING, string_keys=texts, values=_tensors("", values))
+    return MapProto(name=name, key_type=TensorProto.INT64, keys=list(content), values=_tensors("", values))

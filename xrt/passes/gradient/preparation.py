@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from xrt.builder.builder import Builder
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
-from xrt.formats.onnx.operator_definitions import expand
+from xrt.formats.onnx.opsets import expand
 from xrt.graph import Constant, Function, Node, Type
 from xrt.graph.node import Names, rename_node
 from xrt.passes.constant_folding import find_constant, fold_constants

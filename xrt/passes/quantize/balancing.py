@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.formats.onnx.names import FreshNames
+from xrt.formats.onnx.messages import FreshNames
 from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.passes.quantize.weights import find_inner_axis
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import ModelError, OptionError
-from xrt.formats.onnx.names import FreshNames
+from xrt.formats.onnx.messages import FreshNames
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset

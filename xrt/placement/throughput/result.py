@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.errors import OptionError, did_you_mean
-from xrt.formats.serving_record import ServingRecord, ServingRow
+from xrt.formats.placement_file import ServingRecord, ServingRow
 from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
 from xrt.placement.result import format_count

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from xrt.engines.torch.kernel_context import Factory, Run, Tensor, find_known, ops
-from xrt.formats.onnx.versions import read_clip_bounds
+from xrt.formats.onnx.writing import read_clip_bounds
 from xrt.graph import DType
 
 if TYPE_CHECKING:

@@ -1,43 +1,70 @@
-"""Conversion of tensors, external data, types and values between ONNX messages and the graph.
+"""Conversion between parts of ONNX messages and the graph: tensors, external data, types, values, names and metadata.
 
 The size that a tensor's header announces is compared with the available data before anything is allocated.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, SparseTensorProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TensorShapeProto,
+    TypeProto,
+    ValueInfoProto,
+    numpy_helper,
+)
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.names import text
 from xrt.formats.output import map_file
 from xrt.graph import Constant, Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
+
 __all__ = [
     "LARGEST_DENSE",
+    "METADATA_IR",
     "DenseLimit",
     "Entries",
     "ExternalData",
+    "FreshNames",
+    "check_texts",
     "encode_bytes",
     "encode_data",
     "external_tensor",
+    "needs_metadata",
     "read_border_value",
     "read_entries",
+    "read_graph_metadata",
+    "read_node_metadata",
+    "read_props",
     "read_sparse",
     "read_tensor",
     "read_type",
     "read_value",
+    "summarize_error",
+    "text",
     "write_entries",
+    "write_graph_metadata",
+    "write_node_metadata",
+    "write_props",
     "write_tensor",
     "write_type",
     "write_value",
 ]
+
 
 # Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: per tensor at most
 # LARGEST_DENSE, and DENSE_RATIO times its data unless the model's allowance of DENSE_FREE suffices.
@@ -412,3 +439,145 @@ def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
     proto.name = name
     if type_ is not None:
         write_type(type_, proto.type)
+
+
+class FreshNames:
+    """Generates names unused in a Function and its bodies: ONNX forbids shadowing an outer name."""
+
+    def __init__(self, function: Function) -> None:
+        self._taken = set(_all_names(function))
+
+    def take(self, name: str) -> str:
+        """Reserve ``name``, or a similar name if it is in use."""
+        if name in self._taken:
+            return self.like(name)
+        self._taken.add(name)
+        return name
+
+    def like(self, name: str) -> str:
+        """Reserve a new name derived from ``name``."""
+        count = 2
+        while (fresh := f"{name}_{count}") in self._taken:
+            count += 1
+        self._taken.add(fresh)
+        return fresh
+
+
+def _all_names(function: Function) -> list[str]:
+    names = [*function.value_names(), *function.captures]
+    for node in function.nodes:
+        for body in node.bodies:
+            names += _all_names(body)
+    return names
+
+
+def text(value: Any, what: str) -> str:
+    """Check that the value is a string; raises ModelError otherwise."""
+    if isinstance(value, str):
+        return value
+    raise ModelError(f"{what} is not UTF-8 text: {value!r}")
+
+
+def check_texts(values: Iterable[Any], what: str) -> None:
+    """Raise ModelError unless all values are strings. One pass in C: a model has hundreds of thousands of names."""
+    values = list(values)
+    try:
+        "".join(values)
+    except TypeError:
+        for value in values:
+            text(value, what)
+
+
+def summarize_error(error: Exception) -> str:
+    """The message without the leading source file, line and assertion."""
+    text = re.sub(r"^.*Assertion `.*?` failed: ", "", str(error), flags=re.DOTALL).strip()
+    return text or f"onnx gives no reason ({type(error).__name__})"
+
+
+METADATA_IR = 10
+"""The IR version that introduced ``metadata_props`` of nodes and graphs."""
+
+_ALIASES, _NAME = "xrt.aliases", "xrt.name"
+_CONTROL, _DEVICE = "xrt.control", "xrt.device"
+
+
+def read_props(proto: Any) -> dict[str, str]:
+    """The ``metadata_props`` of a message."""
+    return {
+        text(entry.key, "a key of the metadata"): text(entry.value, "a value of the metadata") for entry in proto.metadata_props
+    }
+
+
+def write_props(values: Mapping[str, str], proto: Any) -> None:
+    """Append to the ``metadata_props`` of a message."""
+    for key, value in values.items():
+        proto.metadata_props.add(key=key, value=value)
+
+
+def read_node_metadata(proto: NodeProto) -> tuple[tuple[str, ...], str]:
+    """The control predecessors and the device of a node."""
+    props = read_props(proto)
+    if _CONTROL not in props:
+        return (), props.get(_DEVICE, "")
+    names = _parse_metadata(props[_CONTROL], _CONTROL)
+    if not _is_texts(names):
+        raise _malformed(_CONTROL, props[_CONTROL], 'a list of node names, like ["a", "b"]')
+    return tuple(names), props.get(_DEVICE, "")
+
+
+def write_node_metadata(node: Node, proto: NodeProto) -> None:
+    """Store the control predecessors and the device of a node."""
+    if node.control:
+        proto.metadata_props.add(key=_CONTROL, value=json.dumps(node.control, ensure_ascii=False))
+    if node.device:
+        proto.metadata_props.add(key=_DEVICE, value=node.device)
+
+
+def read_graph_metadata(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
+    """The name, aliases, and remaining metadata of a graph."""
+    props = read_props(proto)
+    name = text(props.pop(_NAME, proto.name), "the name of a graph")
+    stored = props.pop(_ALIASES, "[]")
+    pairs = _parse_metadata(stored, _ALIASES)
+    if not isinstance(pairs, list) or not all(_is_texts(pair) and len(pair) == 2 for pair in pairs):
+        raise _malformed(_ALIASES, stored, 'a list of pairs, like [["input", "output"]]')
+    return name, tuple((source, target) for source, target in pairs), props
+
+
+def write_graph_metadata(function: Function, proto: GraphProto, *, with_metadata: bool) -> None:
+    """Store aliases, an empty name, which ONNX does not allow, and for a body its metadata."""
+    if not function.name:
+        proto.metadata_props.add(key=_NAME, value="")
+    if function.aliases:
+        proto.metadata_props.add(key=_ALIASES, value=json.dumps(function.aliases, ensure_ascii=False))
+    if not with_metadata:
+        return
+    reserved = function.metadata.keys() & {_NAME, _ALIASES}
+    if reserved:
+        raise ModelError(f"the metadata of body {function.name!r} uses {min(reserved)!r}, which is reserved for XRT's own use")
+    write_props(function.metadata, proto)
+
+
+def needs_metadata(function: Function) -> bool:
+    """Whether the Function or a body has properties that are stored as metadata of nodes and graphs."""
+    if function.aliases or not function.name:
+        return True
+    for _, node in function.walk():
+        if node.control or node.device or any(body.metadata or needs_metadata(body) for body in node.bodies):
+            return True
+    return False
+
+
+def _parse_metadata(stored: str, key: str) -> Any:
+    try:
+        return json.loads(stored)
+    except (ValueError, RecursionError):
+        raise _malformed(key, stored, "JSON") from None
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _malformed(key: str, stored: str, wanted: str) -> ModelError:
+    return ModelError(f"metadata {key!r} is {stored[:80]!r}; it must be {wanted}")
