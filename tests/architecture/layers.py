@@ -106,6 +106,7 @@ FILES = (
     "engines.contract.entry_points",
     "engines.native.library",
     "html.views",
+    "cache.entries",
     "cache.records",
     "cache.signature",
     "processes.priority",
