@@ -118,7 +118,7 @@ ALLOWED = [
     ("formats.dump", "def to_networkx():\n    import networkx\n    open('x')"),
     ("progress", "import sys\nsys.stderr.write('x')"),
     ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),
-    ("cache.disk", "open('x')"),
+    ("cache.records", "open('x')"),
     ("processes.spawn", "import subprocess\nsubprocess.Popen(['x'])"),
     ("bench.comparison", "from xrt.processes.client import WorkerProcess\nWorkerProcess('x:y')"),
     ("engines.iree.compiler", "from xrt.processes import run\nrun(['x'], b'', 1.0)"),
