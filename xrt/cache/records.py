@@ -312,7 +312,7 @@ class Records(Generic[T]):
     def _is_stale(self, path: Path) -> bool:
         try:
             return self.schema.is_stale(self.schema.read(path))
-        except (OSError, CacheError):
+        except (OSError, CacheError, *_MALFORMED):
             return True
 
 
