@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import EncodeError
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load, save, saving
+from xrt.formats.onnx import load, save, writing
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 
@@ -87,13 +87,13 @@ def test_the_constants_of_bodies_are_external_too(tmp_path: Path) -> None:
 def test_a_large_model_gets_a_data_file_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(example(), tmp_path / "small.onnx")
     assert not data_files(tmp_path)
-    monkeypatch.setattr(saving, "AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr(writing, "AUTOMATIC_BYTES", 1000)
     save(example(), tmp_path / "large.onnx")
     assert [path.name.split(".")[0] for path in data_files(tmp_path)] == ["large"]
 
 
 def test_the_weights_of_nodes_and_bodies_count_and_go_to_the_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr(writing, "AUTOMATIC_BYTES", 1000)
     weight = Constant(np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32))
     value = Value("x", weight.type)
     nodes = Node("Constant", (), ("k",)).with_attributes(value=weight), Node("Add", ("x", "k"), ("y",))
@@ -110,7 +110,7 @@ def test_what_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytes
     def refuse(model: object) -> bytes:
         raise EncodeError("too large")
 
-    monkeypatch.setattr(saving.ModelProto, "SerializeToString", refuse)
+    monkeypatch.setattr(writing.ModelProto, "SerializeToString", refuse)
     for external, hint in ((False, "save it with external_data=True"), (True, "it does so even without its large constants")):
         with pytest.raises(ModelError) as caught:
             save(example(), tmp_path / "m.onnx", external)
