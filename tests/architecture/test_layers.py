@@ -49,7 +49,7 @@ PLANTED = [
     ("engines.native.tape", "from xrt.runtime import Program", "engines.native may not import runtime"),
     ("engines.native.tape", "open('x')", "engines.native may not touch files (open)"),
     ("partition.plan", "from xrt.cache import signature", "partition may not import cache"),
-    ("verify.regions", "import xrt.placement.session", "verify may not import placement"),
+    ("verify.regions", "import xrt.placement.autotune", "verify may not import placement"),
     ("module.module", "from xrt.testing import corpus", "module may not import testing"),
     ("module.module", "from xrt.models import load_light", "module may not import models"),
     ("bench.run", "from xrt.testing import corpus", "bench may not import testing"),

@@ -22,7 +22,7 @@ from xrt.partition import partition
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionSetup
 from xrt.placement.result import PlacementRequest
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import read_examples
 from xrt.precision.execution import check_error
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]

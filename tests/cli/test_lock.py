@@ -21,8 +21,7 @@ from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval
-from xrt.placement.throughput.load_check import LoadCheckResult
-from xrt.placement.throughput.result import ServingConfiguration
+from xrt.placement.throughput import LoadCheckResult, ServingConfiguration
 from xrt.processes.client import RemoteError, WorkerDied
 
 pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.sample(3)]

@@ -19,7 +19,7 @@ from xrt.errors import InputError
 from xrt.formats.onnx import load, save
 from xrt.graph import DType, Node
 from xrt.models import sample_inputs
-from xrt.placement import byte_sums
+from xrt.precision import byte_sums
 
 MODELS = {
     "a small CNN": "mobilenet{image=16,width=10,classes=4}",

@@ -17,9 +17,8 @@ from xrt.cli import main, tune
 from xrt.formats import onnx
 from xrt.formats.placement_file import read_placement
 from xrt.graph import DType, TensorType, Value
-from xrt.placement import TuningBudget
 from xrt.placement.runners import LocalRunner
-from xrt.placement.throughput.result import COLUMNS
+from xrt.placement.throughput import COLUMNS
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
@@ -33,8 +32,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
     for place in ("xrt.cache.memory", "xrt.cli.tune"):
         monkeypatch.setattr(f"{place}.default_cache", lambda: xrt.cache.open_cache(tmp_path / "cache"))
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
+    monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:

@@ -12,7 +12,7 @@ import pytest
 import xrt
 from xrt.engines.contract import registry
 from xrt.graph import Constant, Value
-from xrt.placement.byte_sums import sums_bytes_exactly
+from xrt.precision.byte_sums import sums_bytes_exactly
 from xrt.testing.corpus.entry import graph, node
 
 if TYPE_CHECKING:

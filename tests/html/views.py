@@ -15,9 +15,10 @@ from xrt.measure.closed_loop import LoadResult
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
-from xrt.placement.report import CostReport, RegionCost
+from xrt.placement.report import CostReport
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
-from xrt.placement.throughput.result import ServingCandidate, ServingConfiguration, Split, ThroughputResult
+from xrt.placement.search import RegionPrediction
+from xrt.placement.throughput import ServingCandidate, ServingConfiguration, Split, ThroughputResult
 from xrt.runtime import LaunchTime, Profile
 from xrt.runtime.devices.interface import TransferStats
 from xrt.runtime.profile import Moment
@@ -77,7 +78,7 @@ def make_explanation(name: str = "") -> Explanation:
         RegionReport(x.name, x.engine, 1, ((f"Relu{name}", 1),), (name,), (name,), 12, (f"a remark {name}",))
         for x in plan.launches
     )
-    account = CostReport(0.001, 0.002, (RegionCost(f"{name}r0", name, 1, 0.001, "measured", name, None),))
+    account = CostReport(0.001, 0.002, (RegionPrediction(f"{name}r0", name, 1, 0.001, "measured", name),))
     more: dict[str, Any] = {"idle_pins": (name,), "placement": (name,), "copies": (name,), "graph": name, "checks": name}
     return Explanation(plan.engines, plan.implicit, regions, 2, plan.reasons, account=account, plan=plan, **more)
 

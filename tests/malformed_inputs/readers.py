@@ -30,8 +30,8 @@ from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
 from xrt.partition.serialization import from_bytes
 from xrt.passes import infer_shapes
-from xrt.placement import decision_store
-from xrt.placement.lockfile import list_mismatches, plan_from_ranges, read_lock
+from xrt.placement import records
+from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import read_entry
 
@@ -114,7 +114,7 @@ def _costs(path: Path) -> None:
 
 
 def _decision(path: Path) -> None:
-    found = decision_store.read_decision(loads(path.read_bytes()), samples.placement_request())
+    found = records.read_decision(loads(path.read_bytes()), samples.placement_request())
     str(found)
     found.to_dict()
 

@@ -28,8 +28,8 @@ from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.serialization import to_bytes
-from xrt.placement import decision_store
-from xrt.placement.lockfile import create_lock, list_node_ranges
+from xrt.placement import records
+from xrt.placement.records import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node, write_entry
@@ -180,7 +180,7 @@ def decisions() -> tuple[Files, ...]:
     """Return a placement that was chosen for the small Function."""
     race = _race()
     tuned = TuningResult(race.contenders[0].plan, race=race, budget=60.0, spent=3.0, measurements=4, notes=("a note",))
-    return ({"decision.json": dumps(decision_store.make_decision(tuned, placement_request())).encode()},)
+    return ({"decision.json": dumps(records.make_decision(tuned, placement_request())).encode()},)
 
 
 def statuses() -> tuple[Files, ...]:

@@ -16,8 +16,7 @@ from xrt.measure.statistics import RatioInterval
 from xrt.module import lockfile
 from xrt.module.lockfile import check_module_load, lock_module
 from xrt.module.tuning import tune_throughput
-from xrt.placement.throughput.load_check import LoadCheckResult
-from xrt.placement.throughput.result import Split
+from xrt.placement.throughput import LoadCheckResult, Split
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")]
 

@@ -17,7 +17,7 @@ from xrt.errors import OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module.tuning import PlanSchedule, RequestPool
-from xrt.placement.throughput.result import find_batch_dim
+from xrt.placement.throughput import find_batch_dim
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 

@@ -10,4 +10,4 @@ from xrt.placement.runners import LocalRunner
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure in this process: the start of a worker takes longer than all that is measured."""
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))

@@ -11,7 +11,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.graph import Function
-from xrt.placement import TuningBudget, TuningResult, tune
+from xrt.placement import TuningResult, tune
 from xrt.placement.reference import evaluate
 from xrt.placement.result import PlacementRequest
 
@@ -23,7 +23,7 @@ SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 
 def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> TuningResult:
     terms = {"budget": 60.0, "context": CompileContext(threads=1)} | {k: options.pop(k) for k in TERMS & options.keys()}
-    options = {"bounds": TuningBudget(calibration=0.0), "inputs": [X], "cache": CompileCache(), "reference": evaluate} | options
+    options = {"inputs": [X], "cache": CompileCache(), "reference": evaluate} | options
     return tune(PlacementRequest(function, engines, **terms), **options)
 
 

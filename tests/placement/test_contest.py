@@ -94,6 +94,13 @@ def test_it_ends_when_the_interval_is_narrower_than_the_gain() -> None:
     assert run_interleaved(unsure, until=1e9, clock=clock) > 20
 
 
+def test_engines_that_are_alike_end_the_race_at_once() -> None:
+    """More rounds would tell which is 1 % faster: nobody notices, and slow calls took all of a budget for it."""
+    clock, noise = Clock(), cycle([0.995, 1.005, 1.0])
+    alike = entrants(clock, 0.1, lambda number: 0.1 * next(noise), simple=2)
+    assert run_interleaved(alike, until=1e9, clock=clock) == StoppingRule().least
+
+
 def test_no_turn_is_begun_that_would_end_after_the_budget() -> None:
     clock = Clock()
     some = entrants(clock, 1.0, 1.0, simple=2)

@@ -28,7 +28,7 @@ from xrt.module import XRTModule
 from xrt.module.support_cache import make_schema
 from xrt.partition import SupportMatrix
 from xrt.partition.cost_table import CostTable, MeasuredCost
-from xrt.placement import CostStore, TuningResult, decision_store
+from xrt.placement import CostStore, TuningResult, records
 from xrt.placement.autotune import load_decision
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 from xrt.placement.runners import LocalRunner
@@ -88,11 +88,11 @@ def are_answers(found: SupportMatrix) -> bool:
 
 
 def asked() -> Any:
-    return decision_store.make_decision_key(REQUEST)
+    return records.make_decision_key(REQUEST)
 
 
 def keep_decision(folder: Path) -> None:
-    CostStore(folder).store_decision(asked(), decision_store.make_decision(TUNED, REQUEST))
+    CostStore(folder).store_decision(asked(), records.make_decision(TUNED, REQUEST))
 
 
 def recall_decision(folder: Path) -> TuningResult | None:
@@ -311,7 +311,7 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
     monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
     monkeypatch.setattr("xrt.placement.autotune.MOST_SEARCHES", 1)  # what a loaded machine can tell from one round is kept too
 

@@ -15,7 +15,7 @@ from tests.placement.test_lock import NET, ask, locked, single
 from xrt.errors import LockError, PlacementFileError
 from xrt.formats.placement_file import Baseline, PlacementFile, dumps, loads, read_placement
 from xrt.module.lockfile import LockedPlacement
-from xrt.placement.lockfile import list_mismatches, list_node_ranges, plan_from_ranges
+from xrt.placement.records import list_mismatches, list_node_ranges, plan_from_ranges
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

@@ -23,7 +23,7 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
-from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
+from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import (
     SPELLS,

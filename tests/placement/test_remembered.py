@@ -20,7 +20,7 @@ from xrt.cache.signature import CODE_UNKNOWN, hash_sources
 from xrt.engines import CompileContext, ExecutionOptions
 from xrt.errors import CacheWarning
 from xrt.partition import ClusteringOptions
-from xrt.placement import CostStore, TuningBudget, decision_store
+from xrt.placement import CostStore, TuningBudget, records
 from xrt.placement.result import PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine
 
@@ -42,7 +42,7 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_store, "hash_sources", lambda module: CODE_UNKNOWN)
+    monkeypatch.setattr(records, "hash_sources", lambda module: CODE_UNKNOWN)
     assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
 
 
@@ -93,7 +93,7 @@ def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, mo
         case "model":
             function = chain("Cos")
         case "code":
-            monkeypatch.setattr(decision_store, "hash_sources", lambda module: "another")
+            monkeypatch.setattr(records, "hash_sources", lambda module: "another")
     assert tuned(function, *engines, store=store, **options).how == "measured"
 
 
@@ -140,7 +140,7 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
 def test_a_decision_with_a_long_note_can_be_read() -> None:
     found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
     request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
-    again = decision_store.read_decision(decision_store.make_decision(found, request), request)
+    again = records.read_decision(records.make_decision(found, request), request)
     assert again.notes == (found.notes[0][:2000],)
 
 
@@ -178,5 +178,5 @@ def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
 def test_random_values_stand_in_for_inputs_and_those_given_are_not_changed() -> None:
     assert tuned(chain("Exp"), TOY, inputs=None).how == "measured"
     given = X.copy()
-    tuned(chain("Exp"), FaultyEngine(how="write_input"), TOY, inputs=[given], bounds=TuningBudget(limit=0.05, calibration=0.0))
+    tuned(chain("Exp"), FaultyEngine(how="write_input"), TOY, inputs=[given], bounds=TuningBudget(limit=0.05))
     np.testing.assert_array_equal(given, X)

@@ -13,21 +13,16 @@ from typing import Any
 import pytest
 
 from tests.hanging import Announcing, end_limits_at_hangs
-from tests.module.test_faults import X, chain
+from tests.module.test_faults import chain
 from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned, verdicts
 from tests.placement.uneven import CALL, Uneven, simulate_time
-from xrt.cache import CompileCache
-from xrt.engines import CompileContext, GraphCompiler
-from xrt.engines.contract import registry
+from xrt.engines import CompileContext
 from xrt.errors import OptionError, PlacementWarning
 from xrt.graph import shape_key
-from xrt.partition import ClusteringOptions, Pin
+from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement import CostStore, TuningBudget
-from xrt.placement.reference import evaluate
-from xrt.placement.result import PlacementRequest
-from xrt.placement.session import TuningSession
 from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
@@ -50,18 +45,33 @@ def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pyte
     assert found.spent < found.budget
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("here")
-def test_the_quicker_engine_wins_where_none_mixes_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = Uneven(slow="Neg")
-    found = tuned(PAIR, Uneven(slow="Exp|Cos"), quick, clock=simulate_time(monkeypatch))
-    assert (found.plan.launches[0].engine, len(found.plan.launches)) == (quick.spec, 1)
+def test_a_search_ends_when_nothing_left_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used its whole budget on every model, although one engine was the fastest of most."""
+    slow, quick = Uneven(slow="Exp|Cos"), Uneven(slow="Neg")
+    found = tuned(PAIR, slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
+    assert found.spent < 6.0
+    assert verdicts(found) == {quick.spec: "won", slow.spec: "lost"}
+    (other,) = (one for one in found.race.contenders if one.title == slow.spec)
+    assert (other.ratio, other.note) == (None, "measured alone, and not compared with the others")
     assert "the best single engine" in str(found)
 
 
-def session(*engines: GraphCompiler) -> TuningSession:
-    request = PlacementRequest(PAIR, engines, CompileContext(threads=1), budget=1.0)
-    return TuningSession(request, [X], evaluate, CompileCache(), TuningBudget(), lambda told: None)
+@pytest.mark.usefixtures("here")
+def test_no_mixture_is_looked_for_where_two_launches_take_longer_than_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    quick = Uneven(slow="Neg"), Uneven(slow="Abs")
+    found = tuned(PAIR, *quick, clock=simulate_time(monkeypatch), progress=lambda told: shown.append(told.stage))
+    assert (found.measurements, len(found.plan.launches)) == (2, 1)
+    assert not [stage for stage in shown if stage.startswith(("planning", "measuring what a boundary costs"))]
+
+
+@pytest.mark.usefixtures("here")
+def test_what_a_search_measured_is_not_measured_again_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CostStore(tmp_path)
+    first = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, clock=simulate_time(monkeypatch))
+    again = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, retune=True, clock=simulate_time(monkeypatch))
+    assert (first.measurements > 0, again.measurements, again.plan) == (True, 0, first.plan)
 
 
 @pytest.mark.full
@@ -74,12 +84,12 @@ def test_pins_hold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-def test_launches_and_boundaries_are_measured_once(tmp_path: Path) -> None:
-    store, native = CostStore(tmp_path), registry.create("toy{native=off}")
-    found = tuned(PAIR, TOY, native, store=store, bounds=TuningBudget(far=1e9))
-    assert set(found.table.launches) == {"toy", "toy{native=off}"}
-    assert set(found.table.boundaries) == {("toy", "toy{native=off}"), ("toy{native=off}", "toy")}
-    again = tuned(chain("Abs", "Neg"), TOY, native, store=store, bounds=TuningBudget(far=1e9))
+def test_launches_and_boundaries_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = CostStore(tmp_path), simulate_time(monkeypatch)
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, clock=clock)
+    assert set(found.table.launches) == {SLOW_EXP.spec, SLOW_COS.spec}
+    assert set(found.table.boundaries) == {(SLOW_EXP.spec, SLOW_COS.spec), (SLOW_COS.spec, SLOW_EXP.spec)}
+    again = tuned(chain("Abs", "Neg"), SLOW_EXP, SLOW_COS, store=store, clock=clock)
     assert (again.table.launches, again.table.boundaries) == (found.table.launches, found.table.boundaries)
 
 
@@ -111,7 +121,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     end_limits_at_hangs(monkeypatch, tmp_path)
     engine, verdict, text = FAULTS[how]
     store = CostStore(tmp_path / "store")
-    found = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05, calibration=0.0), store=store)
+    found = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05), store=store)
     assert verdicts(found) == {"toy": "won", engine.spec: verdict}
     (other,) = (one for one in found.race.contenders if one.title == engine.spec)
     assert text in other.note
@@ -123,8 +133,8 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_limits_at_hangs(monkeypatch, tmp_path)
-    engine, bounds = Announcing(how="hang"), TuningBudget(calibration=0.0)
-    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE, bounds=bounds)
+    engine = Announcing(how="hang")
+    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE)
     hung = [cost for (_, spec), cost in found.table.regions.items() if spec.startswith("faulty")]
     assert 1 <= len(hung) <= 2
     assert found.plan.launches[0].engine == "toy"
@@ -137,7 +147,7 @@ def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
 ) -> None:
     """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
     end_limits_at_hangs(monkeypatch, tmp_path)
-    found = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.5, calibration=0.0))
+    found = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.4))
     (other,) = (one for one in found.race.contenders if one.title != "toy")
     seconds = re.search(r"it gave no answer within (\S+) s", other.note)
     assert seconds is not None and 2 <= float(seconds[1]) < 12
@@ -154,13 +164,24 @@ def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
 
 
 @pytest.mark.full
-def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen() -> None:
-    liar = FaultyEngine(how="value")
-    search = session(liar, TOY)
-    assert search.make_result("measured").plan.launches[0].engine == liar.spec
-    search.table = CostTable().with_region(shape_key(search.priority.launches[0].function), liar.spec, "wrong: by one")
-    found = search.make_result("measured")
-    assert (found.how, {launch.engine for launch in found.plan.launches}) == ("priority", {"toy"})
+@pytest.mark.usefixtures("here")
+def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen(tmp_path: Path) -> None:
+    liar, store = FaultyEngine(how="value"), CostStore(tmp_path)
+
+    def interrupt(progress: Any) -> None:
+        if progress.stage.startswith("measuring"):
+            raise KeyboardInterrupt
+
+    def choose() -> set[str]:
+        with pytest.warns(PlacementWarning, match="interrupted before anything was measured"):
+            found = tuned(PAIR, liar, TOY, store=store, progress=interrupt)
+        assert found.how == "priority"
+        return {launch.engine for launch in found.plan.launches}
+
+    assert choose() == {liar.spec}
+    (launch,) = partition(PAIR, [liar]).launches
+    store.keep(CostTable().with_region(shape_key(launch.function), liar.spec, "wrong: by one"), [liar], CompileContext(threads=1))
+    assert choose() == {"toy"}
 
 
 @pytest.mark.parametrize("budget", [0, -1, float("inf"), float("nan"), True, "60s"])

@@ -94,7 +94,7 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
     def endless(*given: Any, **options: Any) -> Any:
         raise OutOfTime
 
-    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
     function, state = make_step(training.Adam())
     inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]
     found = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)

@@ -16,7 +16,7 @@ from xrt.errors import CalibrationError, InputError, OptionError
 from xrt.graph import Constant
 from xrt.models import load, sample_inputs
 from xrt.passes import infer_shapes
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import read_examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

@@ -12,8 +12,7 @@ from hypothesis import given, strategies as st
 import xrt
 from xrt.errors import CalibrationError, InputError, OptionError
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.precision.budget import ErrorBudget, find_fault, parse_budget
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import ErrorBudget, find_fault, parse_budget, read_examples
 
 RANDOM = np.random.default_rng(0)
 EXACT = [[RANDOM.normal(size=(4, 10)).astype("float32")] for _ in range(5)]

@@ -20,8 +20,7 @@ from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
 from xrt.graph import Function
 from xrt.models import load, sample_inputs
 from xrt.passes.quantize import list_balanced_values
-from xrt.placement import CostStore
-from xrt.placement.lockfile import (
+from xrt.passes.quantize.form import (
     QuantizedForm,
     balance_values,
     fit_table,
@@ -29,12 +28,11 @@ from xrt.placement.lockfile import (
     make_planned_function,
     prepare_for_quantization,
 )
+from xrt.placement import CostStore
 from xrt.placement.result import PlacementRequest, TuningResult
-from xrt.precision.budget import ErrorBudget
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
 from xrt.precision.integer_search import list_product_forms, measure_products
 from xrt.precision.lowering import LoweringWithinBudget
-from xrt.precision.terms import PrecisionTerms
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

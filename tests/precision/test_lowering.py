@@ -18,13 +18,11 @@ from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord
 from xrt.graph import Function, NodePattern
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
+from xrt.passes.quantize.form import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
 from xrt.placement import CostStore
-from xrt.placement.lockfile import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
-from xrt.precision.budget import ErrorBudget
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
-from xrt.precision.terms import PrecisionTerms
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

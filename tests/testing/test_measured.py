@@ -74,7 +74,7 @@ def test_a_gap_that_a_search_has_kept_out_is_not_stale() -> None:
 
 @pytest.mark.slow
 def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.placement.session.choose_runner", None)
+    monkeypatch.setattr("xrt.placement.autotune.choose_runner", None)
     program = make_auto_program(chain("Exp", "Cos"), [X], [registry.create("toy")])
     assert np.allclose(program.run([X])[0], np.cos(np.exp(X)))
 

@@ -25,7 +25,7 @@ from xrt.module import XRTModule, load
 from xrt.module.bundle_index import read_serving
 from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
 from xrt.module.variants import read_variants
-from xrt.placement.throughput.result import ServingConfiguration
+from xrt.placement.throughput import ServingConfiguration
 
 __all__ = [
     "all_inputs",

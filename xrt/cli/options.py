@@ -28,7 +28,7 @@ from xrt.module import Isolation, ModuleOptions
 from xrt.module.model_source import make_source
 from xrt.module.programs import DEFAULT_ENGINES
 from xrt.partition import ClusteringOptions
-from xrt.placement.lockfile import read_lock, read_shapes
+from xrt.placement.records import read_lock, read_shapes
 
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile

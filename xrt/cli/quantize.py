@@ -35,10 +35,10 @@ from xrt.passes.quantize import (
     quantize_weights,
     why_not_quantized,
 )
+from xrt.passes.quantize.form import prepare_for_quantization
 from xrt.passes.quantize.packed import why_not_stored
-from xrt.placement import byte_sums
-from xrt.placement.lockfile import prepare_for_quantization
 from xrt.placement.report import format_error, list_pareto_plans
+from xrt.precision import byte_sums
 from xrt.precision.budget import ErrorBudget
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
 from xrt.module.programs import NO_LIMIT
 from xrt.placement.engine_list import is_auto
-from xrt.placement.lockfile import read_lock
+from xrt.placement.records import read_lock
 from xrt.placement.report import describe_prediction, format_seconds
 from xrt.placement.result import describe_plan, format_count
 from xrt.runtime import to_host

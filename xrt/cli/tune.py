@@ -52,11 +52,11 @@ from xrt.module import XRTModule
 from xrt.module.lockfile import check_module, check_module_load, lock_module
 from xrt.module.tuning import tune_throughput
 from xrt.passes import specialize
-from xrt.placement.lockfile import DEVICE_OF, read_lock, read_shapes
+from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision
 from xrt.placement.result import VERDICTS, format_count
 from xrt.placement.sizes import format_sizes, parse_sizes
-from xrt.placement.throughput.result import COLUMNS as POINT_COLUMNS, format_latency, format_rate, render_throughput_page
+from xrt.placement.throughput import COLUMNS as POINT_COLUMNS, format_latency, format_rate, render_throughput_page
 from xrt.processes.client import WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
@@ -66,8 +66,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
     from xrt.placement.regression_check import RegressionResult
-    from xrt.placement.throughput.load_check import LoadCheckResult
-    from xrt.placement.throughput.result import ServingCandidate, ThroughputResult
+    from xrt.placement.throughput import LoadCheckResult, ServingCandidate, ThroughputResult
 
 __all__ = ["check_command", "command", "lock_command"]
 

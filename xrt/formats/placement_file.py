@@ -528,7 +528,7 @@ Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One point of the sweep; `xrt.placement.throughput.result.ServingCandidate` documents the fields."""
+    """One point of the sweep; `xrt.placement.throughput.ServingCandidate` documents the fields."""
 
     batch: PositiveCount
     instances: PositiveCount
@@ -548,7 +548,7 @@ class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
 
 class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A serving configuration and its sweep; `xrt.placement.throughput.result` documents the fields."""
+    """A serving configuration and its sweep; `xrt.placement.throughput` documents the fields."""
 
     batch: PositiveCount
     instances: PositiveCount

@@ -49,20 +49,9 @@ class RatioInterval:
     high: float
 
     @property
-    def is_win(self) -> bool:
-        """Whether the whole interval is below 1 by more than the floor."""
-        return self.high < 1 - FLOOR
-
-    @property
     def is_loss(self) -> bool:
         """Whether the whole interval is above 1 by more than the floor."""
         return self.low > 1 + FLOOR
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the interval is narrower than the gain or the floor, so that more rounds would add nothing."""
-        width = self.high - self.low
-        return width < max(abs(1 - self.median), FLOOR)
 
     def __str__(self) -> str:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"

@@ -188,7 +188,7 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     """
     from xrt.cache import DiskTier, Signature
     from xrt.cache.cost_store import CostStore
-    from xrt.placement.decision_store import make_decision_key
+    from xrt.placement.records import make_decision_key
 
     programs = module.programs
     if not isinstance(programs.cache.disk, DiskTier) or programs.source.is_traced:

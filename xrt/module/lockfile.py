@@ -14,15 +14,15 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.module.tuning import ModuleBench, RequestPool
+from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import TuningResult
 from xrt.placement.auto import SizedPlacement
-from xrt.placement.lockfile import (
+from xrt.placement.records import (
     FIGURES,
     LONGEST,
     create_lock,
     list_machine_mismatches,
     list_mismatches,
-    make_planned_function,
     plan_from_ranges,
     read_lock,
     read_shapes,
@@ -32,8 +32,7 @@ from xrt.placement.regression_check import RegressionResult, RegressionSetup, ch
 from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
-from xrt.placement.throughput.load_check import LoadCheckResult, check_load
-from xrt.placement.throughput.result import ServingConfiguration, Split
+from xrt.placement.throughput import LoadCheckResult, ServingConfiguration, Split, check_load
 from xrt.precision.execution import check_error
 from xrt.runtime import to_host
 from xrt.runtime.threads import available_cores

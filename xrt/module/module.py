@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.auto import Placer
-    from xrt.placement.throughput.result import ServingConfiguration
+    from xrt.placement.throughput import ServingConfiguration
     from xrt.precision import ErrorBudget
     from xrt.runtime import Profile, Program
     from xrt.verify import FailingSubgraph, Verification
@@ -290,7 +290,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         cache keeps for this model, engines and thread budget.
         """
         from xrt.module.tuning import find_serving_record
-        from xrt.placement.throughput.result import ServingConfiguration
+        from xrt.placement.throughput import ServingConfiguration
 
         record = find_serving_record(self)
         return None if record is None else ServingConfiguration.from_record(record)

@@ -11,12 +11,11 @@ from xrt.engines.contract import registry
 from xrt.engines.contract.options import Precision
 from xrt.errors import CalibrationError, OptionError
 from xrt.partition.options import Pin
-from xrt.placement.byte_sums import needs_reduced_range
+from xrt.passes.quantize.form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import is_auto
-from xrt.placement.lockfile import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
-from xrt.precision.examples import read_examples
+from xrt.precision.budget import PrecisionTerms, read_examples
+from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.lowering import LoweringWithinBudget
-from xrt.precision.terms import PrecisionTerms
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler

@@ -26,7 +26,7 @@ from xrt.measure.timing import sample_call_times
 from xrt.module.options import make_module_lowering, override_budget
 from xrt.placement.result import describe_plan
 from xrt.placement.sizes import list_open_axes, resize_values
-from xrt.placement.throughput.result import find_batch_dim
+from xrt.placement.throughput import find_batch_dim
 
 if TYPE_CHECKING:
     from xrt.formats.placement_file import ServingRecord
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.throughput.result import Split, ThroughputResult
-    from xrt.placement.throughput.sweep import Tell
+    from xrt.placement.throughput import Split, Tell, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
 __all__ = ["TERMS", "ModuleBench", "RequestPool", "count_modules", "find_serving_record", "tune", "tune_throughput"]
@@ -118,8 +117,7 @@ def tune_throughput(
     Raises OptionError for a budget where the engines are not placed by measurement.
     """
     from xrt.placement.autotune import check_budget
-    from xrt.placement.throughput.result import BATCHES, ThroughputRequest, list_splits, parse_batches, parse_bound
-    from xrt.placement.throughput.sweep import ThroughputSweep
+    from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
     from xrt.progress import show_progress
 
     lower = lower or module.programs.lowering

@@ -14,7 +14,7 @@ from xrt.errors import CalibrationError, OptionError
 from xrt.graph import hash_values
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
-from xrt.placement.lockfile import OPTIONS, prepare_for_quantization
+from xrt.passes.quantize.form import OPTIONS, prepare_for_quantization
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable

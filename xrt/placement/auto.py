@@ -16,15 +16,13 @@ from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
+from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
-from xrt.placement.autotune import is_final, load_cost_table, load_decision, plan_by_priority
-from xrt.placement.budget import BOUNDS
-from xrt.placement.decision_store import make_decision_key
-from xrt.placement.lockfile import make_planned_function
+from xrt.placement.autotune import BOUNDS, ProgressCallback, is_final, load_cost_table, load_decision, plan_by_priority
+from xrt.placement.records import make_decision_key
 from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
 from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
-from xrt.placement.session import ProgressCallback
 from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
 from xrt.runtime import on_device

@@ -1,24 +1,83 @@
-"""`tune`: what was decided before, else a search within the budget; what comes of it is kept."""
+"""Placement by measurement in three stages: whole models, regions, mixtures.
+
+`tune` returns the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
+when nothing left can win; the budget is only its limit.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWarning, XRTError, warn
+from xrt.engines.contract.proxy import load_engine
+from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
 from xrt.graph.sample_inputs import sample_inputs
-from xrt.partition import partition
-from xrt.partition.cost_table import CostTable
+from xrt.partition import Plan, partition
+from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.partition.device_map import DeviceMap
-from xrt.placement import decision_store
-from xrt.placement.budget import BOUNDS, TuningBudget
-from xrt.placement.result import MOST_SEARCHES, PlacementRequest, TuningResult, more_than, unwrap
-from xrt.placement.session import ProgressCallback, TuningSession, ignore_progress
+from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
+from xrt.placement import SearchOptions, choose_requests, predict_cost, propose_plans, records
+from xrt.placement.profiler import (
+    ProfiledRegion,
+    ProfilingTarget,
+    RegionProfiler,
+    Truth,
+    compute_truth,
+    find_first_viable,
+    is_refuted,
+    make_stand_in,
+)
+from xrt.placement.race import (
+    PROFILED,
+    Candidates,
+    PreparedPlan,
+    RankedPlan,
+    StoppingRule,
+    TimedCandidate,
+    alone,
+    make_partition_key,
+    pick_winner_from_profile,
+    prepare_plan,
+    run_interleaved,
+    select_winner,
+    sum_costs,
+)
+from xrt.placement.result import (
+    MOST_SEARCHES,
+    NOT_MEASURED,
+    CandidateComparison,
+    CandidateResult,
+    Origin,
+    PlacementRequest,
+    Progress,
+    TuningResult,
+    describe_plan,
+    format_count,
+    more_than,
+    unwrap,
+    with_reasons,
+)
+from xrt.placement.runners import (
+    Calibration,
+    Inquiry,
+    LocalRunner,
+    OutOfTime,
+    Runner,
+    WorkerRunner,
+    choose_runner,
+    within,
+    within_or_stopped,
+)
+from xrt.placement.search import GAIN
 from xrt.runtime import on_device, to_host
+from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
@@ -27,9 +86,71 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference
 
-__all__ = ["is_final", "load_cost_table", "load_decision", "tune", "warn_unmeasured"]
+__all__ = [
+    "BOUNDS",
+    "ProgressCallback",
+    "Search",
+    "TuningBudget",
+    "check_budget",
+    "ignore_progress",
+    "is_final",
+    "load_cost_table",
+    "load_decision",
+    "plan_by_priority",
+    "profile_regions",
+    "race_mixtures",
+    "race_whole_models",
+    "tune",
+    "warn_unmeasured",
+]
 
 _log = logging.getLogger(__name__)
+
+ProgressCallback: TypeAlias = Callable[[Progress], object]
+"""Receives the state of a search."""
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing."""
+
+
+LEAST = 0.1
+"""Seconds that a necessary step may take even when the budget is spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningBudget:
+    """The shares of a search's budget, and what ends the search before."""
+
+    wholes: float = 0.5
+    """Share of the budget for whole models, the start of the engines included. SqueezeNet on six engines and two busy cores: 5 s
+    until all had started, 14 s for the trials of four of them."""
+    regions: float = 0.2
+    """Share for the parts of the model. SqueezeNet on three engines and two busy cores: 10 parts in 8 s."""
+    race: float = 0.25
+    """Share for mixtures: their last regions, their compiles, and the fewest rounds of a slow model (4 plans of 0.4 s: 22 s)."""
+    reserve: float = 0.05
+    """Share for the end of the workers, which are waited for 0.2 s each, and for one call that takes longer than expected."""
+    limit: float = 0.2
+    """Share that one compile or measurement may take: two engines that hang leave time for a third."""
+    slow: float = 2.0
+    """A plan this many times as slow as the leader is not raced. Rounds of one plan spread by 28 % at worst."""
+    leaders: int = 3
+    """Engines that mixtures are made of. All mixtures faster than each engine had two; a third forgives a wrong order."""
+    memory: int | None = None
+    """Bytes of address space for each worker; None is no limit."""
+    apart: bool = True
+    """Whether engines are measured in worker processes, where a hang or a crash is harmless. In this process a search may take a
+    fraction of a second: only for engines that are trusted with the model."""
+    samples: float = 0.3
+    """Seconds after which the samples of one region end: on an idle machine seven of 2 ms suffice."""
+    rules: StoppingRule = field(default_factory=StoppingRule)
+    """How plans race."""
+
+
+BOUNDS = TuningBudget()
+FEW_PIECES = SearchOptions(pieces=6, plans=4)
+"""A few parts are requested at a time: their costs decide which to request next."""
 
 
 def tune(
@@ -40,7 +161,7 @@ def tune(
     store: CostStore | None = None,
     inputs: Sequence[Any] | None = None,
     progress: ProgressCallback = ignore_progress,
-    bounds: TuningBudget = BOUNDS,
+    bounds: TuningBudget | None = None,
     clock: Clock = time.perf_counter,
 ) -> TuningResult:
     """Return the fastest plan that a search within the request's budget finds, or the one that an earlier search found.
@@ -49,12 +170,11 @@ def tune(
     Earlier measurements come from the ``store``, and new ones are added to it. A decision of the store is used unless its search
     had a smaller budget and was not explicit, or the request is for a new one.
 
-    Regions are compiled and measured in workers, where a hang or a crash costs `TuningBudget.limit` once. The first is the whole
-    model on the engine that is ready first. Engines are imported and queried in threads, which are abandoned if they take too
-    long. Plans run interleaved in this process, as they are deployed, once their engines have passed in a worker. The search
-    exceeds its budget by at most `TuningBudget.grace` and one call. Only if no engine has answered yet, it waits for one. On a
-    device, timed calls use arrays that are already there, and wait for the device. Ctrl-C ends the search and returns the best
-    plan so far.
+    Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Engines are
+    imported and queried in threads, which are abandoned if they take too long. Plans run interleaved in this process, as they are
+    deployed, once their engines have passed in a worker. The search exceeds its budget by at most one call. Only if no engine has
+    answered yet, it waits for one. On a device, timed calls use arrays that are already there, and wait for the device. Ctrl-C
+    ends the search and returns the best plan so far.
 
     Raises OptionError for a budget that is no positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
@@ -66,18 +186,17 @@ def tune(
     known = load_decision(request, store) if store is not None else None
     if known is not None and not request.retune and is_final(known):
         return known
-    values, reason = _values(request.function, inputs)
+    values, reason = _make_values(request.function, inputs)
     if values is None:
         return plan_by_priority(request, reason)
-    search = TuningSession(request, values, reference, cache, bounds, progress, clock, store)
-    search.began -= min(request.spent, request.budget / 2)
+    search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock, store)
     if store is not None:
         search.table = load_cost_table(store, request.engines, request.context, request.devices)
-    tuned = replace(_searched(search), is_explicit=request.retune)
+    tuned = replace(_run(search), is_explicit=request.retune)
     if known is not None and (tuned.is_provisional or not tuned.is_checked):
         tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
-        _keep(tuned, request, store)
+        _store(tuned, request, store)
     warn_unmeasured(tuned, request.function)
     return tuned
 
@@ -95,7 +214,7 @@ def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
     return TuningResult(plan, how="priority", notes=(reason,))
 
 
-def _values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any] | None, str]:
+def _make_values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any] | None, str]:
     """Return the values to measure with, or None and why there are none."""
     if inputs is not None:
         return [to_host(value) for value in inputs], ""
@@ -106,9 +225,9 @@ def _values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any]
     return [made[value.name] for value in function.inputs], ""
 
 
-def _searched(search: TuningSession) -> TuningResult:
+def _run(search: Search) -> TuningResult:
     try:
-        search.run()
+        _run_stages(search)
     except KeyboardInterrupt:
         tuned = search.make_result("interrupted")
         return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
@@ -118,17 +237,526 @@ def _searched(search: TuningSession) -> TuningResult:
     return search.make_result("measured")
 
 
-# ------------------------------------------------------------------ what is kept
+def _run_stages(search: Search) -> None:
+    """Run the stages; each ends the search where nothing that is left can win."""
+    search.report_stage("asking the engines")
+    search.inquiry.start()
+    try:
+        search.wait_for_plan()
+        search.report_stage("computing what is right")
+        search.truth = search.compute_truth()
+        race_whole_models(search)
+        if proposals := profile_regions(search):
+            race_mixtures(search, proposals)
+    finally:
+        search.close()
+
+
+# ---------------------------------------------------------------------- the three stages
+
+
+def race_whole_models(search: Search) -> None:
+    """Stage 1: measure the model on each engine that supports all of it, and race those that may be the fastest.
+
+    Engines that are `TuningBudget.slow` times as slow as the leader leave before the race. Where no engine runs the whole model,
+    the plan by priority is the leader.
+    """
+    until = search.began + search.bounds.wholes * search.request.budget
+    if search.truth.reference is not None:
+        search.report_stage("starting the engines")
+        # While libraries are imported nothing is measured well, so that those that start soon are waited for.
+        search.inquiry.wait(lambda: not search.inquiry.pending, (until - search.clock()) / 2)
+        while search.measure(search.list_fresh_wholes(), until) and search.inquiry.pending and search.clock() < until:
+            search.inquiry.wait(lambda: bool(search.list_fresh_wholes()) or not search.inquiry.pending, until - search.clock())
+    plans = search.list_leading_wholes()
+    if search.function.aliases:
+        updating = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating}
+        plans += [updating[launch.engine] for plan in plans for launch in plan.launches if launch.engine in updating]
+    if not plans and search.truth.reference is not None:
+        with suppress(PlanError):  # an engine that the plan needs may not have started
+            plans = [search.get_candidates(started=True).priority]
+    search.baselines = {make_partition_key(one) for one in plans if len(plans) == 1 or len({x.engine for x in one.launches}) == 1}
+    for plan in plans:
+        search.prepare(plan, until + search.bounds.regions * search.request.budget)
+    search.race()
+    if not search.has_measured:
+        _race_unproved(search)
+
+
+def _race_unproved(search: Search) -> None:
+    """Run plans in this process until one has run: workers took too long to start, and a plan must be chosen."""
+    candidates = search.get_candidates()
+    for plan in {make_partition_key(one): one for one in (candidates.priority, *candidates.wholes)}.values():
+        if is_refuted(plan, search.table) or (search.excluded and search.left <= 0):
+            continue
+        search.report_stage(f"running {describe_plan(plan)}")
+        search.baselines = {make_partition_key(plan)}
+        search.compile(plan, max(search.left / 2, LEAST))
+        search.race()
+        for entrant in search.entrants:
+            if not entrant.entrant.rounds and not entrant.entrant.failure:
+                entrant.entrant.rounds, search.rounds = [entrant.ready.seconds], 1  # no time for a round: the first call is one
+        if search.has_measured:
+            return
+
+
+def profile_regions(search: Search) -> Sequence[Plan]:
+    """Stage 2: measure parts of the model on the leading engines, and propose the mixtures that may beat the best plan so far.
+
+    Ends when no part that was not measured may save enough. Most models end here, without a proposal.
+    """
+    best, engines, profiler = search.find_best_plan(), search.list_leaders(), search.profiler
+    if best is None or profiler is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
+        return ()
+    until = min(search.clock() + search.bounds.regions * search.request.budget, search.end)
+    device, to_beat = search.request.device_map, predict_cost(best, search.table).seconds
+    if not search.calibrate([engine.spec for engine in engines], until, to_beat):
+        return ()
+    try:
+        while True:
+            ask = partial(choose_requests, search.function, engines, search.table, FEW_PIECES, device=device, to_beat=to_beat)
+            asked = within(search.left, ask)
+            fresh = [piece for piece in asked if not profiler.is_known(piece)]
+            if not fresh or not search.measure(fresh, until):
+                break
+        search.report_stage("planning")
+        propose = partial(propose_plans, search.function, engines, search.table, limit=FEW_PIECES.plans, options=FEW_PIECES)
+        plans = within(search.left, partial(propose, device=device, to_beat=to_beat))
+    except OutOfTime:
+        search.notes.append("the budget ended while the planner was looking for mixtures")
+        return ()
+    met = {make_partition_key(one.plan) for one in search.excluded} | {make_partition_key(best)}
+    allowed = search.get_candidates(started=True).is_allowed
+    return [plan for plan in plans if make_partition_key(plan) not in met and len(plan.launches) > 1 and allowed(plan)]
+
+
+def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
+    """Stage 3: race proposed mixtures against the leader. One wins only if the whole interval of its ratio is below `WIN`."""
+    search.settle()
+    until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
+    leader = search.find_best_plan()
+    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(leader, search.table).seconds
+    for plan in proposals:
+        if search.is_promising(plan, limit, until):
+            search.prepare(plan, until)
+    if not all(one.entrant.is_simple for one in search.entrants):
+        search.race()
+
+
+# ---------------------------------------------------------------------- the state of a search
+
+
+@dataclass(eq=False)
+class Search:
+    """One search: its request and everything it has measured. Its result can be made at any time."""
+
+    request: PlacementRequest
+    inputs: Sequence[Any]
+    reference: Reference
+    cache: CompileCache
+    bounds: TuningBudget
+    report: ProgressCallback
+    clock: Clock = time.perf_counter
+    store: CostStore | None = None
+    """Where answers of engines are kept."""
+    table: CostTable = CostTable()
+    notes: list[str] = field(default_factory=list)
+    truth: Truth = field(default_factory=Truth)
+    entrants: list[RankedPlan] = field(default_factory=list)
+    """The plans of the current race."""
+    excluded: list[CandidateResult] = field(default_factory=list)
+    """Plans that are not in the current race, each with its verdict."""
+    late: list[Plan] = field(default_factory=list)
+    """Plans for which no time was left."""
+    baselines: set[Any] = field(default_factory=set)
+    """Partition keys of the plans that mixtures must beat."""
+    rounds: int = 0
+    settled: CandidateComparison | None = None
+    """The result of the race before the current one."""
+
+    def __post_init__(self) -> None:
+        self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
+        self.end = self.began + self.request.budget * (1 - self.bounds.reserve)
+        limits = WorkerLimits(self.request.budget, self.bounds.memory)
+
+        def open_runner(engine: GraphCompiler) -> Runner:
+            return choose_runner(engine, limits) if self.bounds.apart else LocalRunner.of(engine)
+
+        # Raises DeviceError where a device is unavailable, before anything is started.
+        self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner, self.store)
+        self.profiler: RegionProfiler | None = None
+        self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
+
+    @property
+    def function(self) -> Function:
+        return self.request.function
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget, less the reserve."""
+        return self.end - self.clock()
+
+    def report_stage(self, stage: str, best: tuple[str, float] | None = None) -> None:
+        """Report a stage with the best plan so far."""
+        fastest = self.get_candidates().best_alone(self.table) if best is None and self._candidates else None
+        title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
+        self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
+
+    def close(self) -> None:
+        """End the workers and release the programs."""
+        self.inquiry.close()
+        for entrant in self.entrants:
+            entrant.ready.close()
+
+    # ------------------------------------------------------------------ what the engines answered
+
+    def get_candidates(self, *, started: bool = False) -> Candidates:
+        """The plans that need no measurement, by what engines have answered so far, or only those that have ``started``."""
+        key = started, self.inquiry.list_ready() if started else self.inquiry.list_answered()
+        if key not in self._candidates:
+            self._candidates[key] = Candidates.of(self.request, self.inquiry.engines(started=started))
+        return self._candidates[key]
+
+    def wait_for_plan(self) -> None:
+        """Wait until the engines that have answered support all nodes, however long that takes; raises PlanError if none do."""
+
+        def is_enough() -> bool:
+            try:
+                return bool(self.get_candidates().priority)
+            except PlanError:
+                return not self.inquiry.unanswered
+
+        self.inquiry.wait(is_enough, math.inf)
+        _ = self.get_candidates().priority
+
+    def compute_truth(self) -> Truth:
+        """Compute the expected values by the reference or, if that fails, by the plan of the list."""
+        candidates = self.get_candidates()
+        stand_in = make_stand_in(candidates, {engine.spec: engine for engine in self.request.engines}, self.request.context)
+        seconds = max(self.bounds.wholes * self.left, LEAST)
+        name = describe_plan(candidates.priority)
+        truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
+        self.notes += [truth.remark] if truth.remark else []
+        budget, bounds = self.request.budget, self.bounds
+        self.profiler = RegionProfiler(
+            *(self.request, self.inquiry.runners, truth.values, truth.reference or self.reference, self.table),
+            limit=budget * bounds.limit,
+            slice_=min(budget * bounds.limit / 8, bounds.samples),
+            clock=self.clock,
+            end=self.end,
+        )
+        return truth
+
+    # ------------------------------------------------------------------ measured costs
+
+    def measure(self, regions: Sequence[ProfilingTarget], until: float) -> bool:
+        """Measure regions in workers, in order; return whether all costs are known."""
+        assert self.profiler is not None  # it is made with the expected values
+        self.profiler.runners = self.inquiry.runners
+
+        def report(region: ProfilingTarget) -> None:
+            assert self.profiler is not None
+            self.table = self.profiler.table
+            self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
+
+        try:
+            return self.profiler.measure(regions, until, report)
+        finally:
+            self.table = self.profiler.table
+
+    def calibrate(self, specs: Sequence[str], until: float, to_beat: float) -> bool:
+        """Measure the launches and boundaries of the leading engines, for at most a third of the time.
+
+        Returns False where two launches alone take too long to beat a plan: boundaries are not measured then.
+        """
+        assert self.profiler is not None
+        runners = self.inquiry.runners
+        engines = {engine.spec: load_engine(engine) for engine in self.request.engines if engine.spec in runners}
+        calibration = Calibration(
+            *(engines, runners, self.request.contexts, self.request.context, self.request.device_map),
+            *(min(self.request.budget * self.bounds.limit, max(self.left, LEAST)), self.clock, self.report_stage),
+        )
+        end = self.clock() + (until - self.clock()) / 3
+        self.table = self.profiler.table = calibration.measure_launches(self.table, specs, end)
+        least = sorted(self.table.launches[spec] for spec in specs if spec in self.table.launches)[:2]
+        if len(least) == len(specs[:2]) and sum(least) > (1 - GAIN) * to_beat:
+            return False
+        self.table = self.profiler.table = calibration.measure_boundaries(self.table, specs, end)
+        return True
+
+    def list_fresh_wholes(self) -> list[ProfiledRegion]:
+        """The whole model on each engine that is ready and was not measured on it."""
+        assert self.profiler is not None
+        wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
+        regions = [ProfiledRegion.of(plan.launches[0]) for plan in wholes]
+        return [one for one in regions if one.spec in self.inquiry.runners and not self.profiler.is_known(one)]
+
+    def list_leading_wholes(self) -> list[Plan]:
+        """The plans of one engine that may be the fastest, by their measurements, the fastest first; others are excluded."""
+        costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
+        measured = sorted(((plan, one) for plan, one in costs if isinstance(one, MeasuredCost)), key=lambda pair: pair[1].seconds)
+        self.excluded += [_refuse(plan, one) for plan, one in costs if isinstance(one, str)]
+        limit = self.bounds.slow * measured[0][1].seconds if measured else math.inf
+        for plan, cost in measured:
+            if cost.low > limit:
+                note = "measured alone, and not compared with the others"
+                self.excluded.append(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
+        return [plan for plan, cost in measured if cost.low <= limit]
+
+    def list_leaders(self) -> Sequence[GraphCompiler]:
+        """The engines that mixtures are made of: the fastest on the whole, and the one that supports most of it but not all."""
+        candidates = self.get_candidates(started=True)
+        costs = {plan.launches[0].engine: alone(plan, self.table) for plan in candidates.wholes if plan.launches}
+        known = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
+        counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
+        for at in (at for willing in candidates.capability.supporting_engines() for at in willing):
+            counts[candidates.engines[at].spec] += 1
+        fastest = sorted(known, key=known.__getitem__)
+        partial_ = sorted((spec for spec in counts if spec not in costs and counts[spec]), key=lambda spec: -counts[spec])
+        count = self.bounds.leaders
+        order = dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_])
+        chosen = list(order)[:count]
+        # Without an engine that supports the whole model, all are needed to support each node.
+        return [one for one in candidates.engines if one.spec in chosen or (not known and counts[one.spec])]
+
+    # ------------------------------------------------------------------ plans
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether a plan was measured as a whole."""
+        return any(one.has_run for one in self.entrants) or self.get_candidates().best_alone(self.table) is not None
+
+    def find_best_plan(self) -> Plan | None:
+        """The winner of the race so far, else the plan of one engine that was measured to be the fastest."""
+        winner = (self.settled or select_winner(self.entrants, (), self.rounds, self.bounds.rules.least)).winner
+        best = self.get_candidates().best_alone(self.table)
+        return winner.plan if winner is not None else best[0] if best is not None else None
+
+    def prepare(self, plan: Plan, until: float) -> None:
+        """Let a plan race once its regions were right in a worker, and it is compiled and right here; else exclude it."""
+        needed = self.bounds.rules.seconds(self._predict(one) for one in (plan, *(x.ready.plan for x in self.entrants)))
+        if self.entrants and self.clock() >= min(until, self.end - needed):
+            self.late.append(plan)
+            return
+        regions = [ProfiledRegion.of(launch) for launch in plan.launches]
+        self.measure(regions, self.end)
+        costs = [self.table.region(region.key, region.spec) for region in regions]
+        if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
+            self.excluded.append(_refuse(plan, reason))
+        elif None in costs:
+            self.late.append(plan)
+        else:
+            self.report_stage(f"compiling {describe_plan(plan)}")
+            self.compile(plan, max(self.left, LEAST))
+
+    def is_promising(self, plan: Plan, limit: float, until: float) -> bool:
+        """Measure the regions of a mixture as long as it is predicted to take less than ``limit``; exclude it otherwise."""
+        found = predict_cost(plan, self.table)
+        total = found.seconds
+        by_name = {launch.name: launch for launch in plan.launches}
+        estimates = {one.name: one.predicted for one in found.regions if one.source == "estimated" and one.predicted is not None}
+        for name in sorted(estimates, key=lambda name: -estimates[name]):
+            if total > limit:
+                break
+            region = ProfiledRegion.of(by_name[name])
+            self.measure([region], until)
+            cost = self.table.region(region.key, region.spec)
+            if isinstance(cost, str):
+                self.excluded.append(_refuse(plan, cost))
+                return False
+            if cost is None:
+                self.late.append(plan)
+                return False
+            total += cost.seconds - estimates[name]
+        if total <= limit:
+            return True
+        note = "its regions were measured one by one, and not compared with the others"
+        self.excluded.append(CandidateResult(plan, "lost", total if math.isfinite(total) else None, note=note))
+        return False
+
+    def _predict(self, plan: Plan) -> float:
+        cost, best = sum_costs(plan, self.table), self.get_candidates().best_alone(self.table)
+        return cost.seconds if cost is not None else best[1].seconds if best is not None else 0.0
+
+    def compile(self, plan: Plan, seconds: float) -> None:
+        """Compile a plan in this process and compare its results; a plan that takes longer than ``seconds`` is late."""
+        runners, used = self.inquiry.runners, {launch.engine for launch in plan.launches}
+        for runner in runners.values():
+            if isinstance(runner, WorkerRunner):
+                runner.bound(min(self.request.budget * self.bounds.limit, seconds))
+        engines = {
+            one.spec: one
+            if isinstance(one, IsolatedEngine)
+            else runners[one.spec].compiler
+            if one.spec in runners
+            else load_engine(one)
+            for one in self.request.engines
+            if one.spec in used
+        }
+        expected = None
+        if self.truth.reference is not None:
+            expected = [self.truth.values[value.name] for value in self.function.outputs]
+        request, reference = replace(self.request, engines=tuple(engines.values())), self.truth.reference or self.reference
+        work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference)
+        try:
+            with self.inquiry.quiet():
+                made = within_or_stopped(seconds, work, late=PreparedPlan.close)
+        except OutOfTime:
+            note = f"it was not ready to be called within {seconds:.3g} s"
+            self.excluded.append(CandidateResult(plan, "failed", note=note))
+            return
+        if not made.may_run:
+            made.close()
+            self.excluded.append(
+                CandidateResult(plan, "wrong" if made.found.wrong else "failed", note=made.found.wrong or made.failure)
+            )
+            return
+        is_baseline = make_partition_key(plan) in self.baselines
+        self.entrants.append(RankedPlan(made, TimedCandidate(made.call, is_baseline, expected=self._predict(plan))))
+
+    def race(self) -> None:
+        """Let the plans that are ready take turns, until nothing left can win or the budget ends."""
+        candidates = [one.entrant for one in self.entrants]
+        with self.inquiry.quiet():
+            self.rounds = 0
+            self.rounds = run_interleaved(
+                candidates, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
+            )
+        for one in self.entrants:
+            if one.has_run and not one.entrant.is_out and self.left > PROFILED * one.entrant.median:
+                one.regions = one.ready.profile(self.inputs)
+
+    def _watch(self, turn: int, best: TimedCandidate) -> None:
+        self.rounds = turn
+        plan = next(one.ready.plan for one in self.entrants if one.entrant is best)
+        stage = f"timing {format_count(len(self.entrants), 'plan')} in turn, round {turn}"
+        self.report_stage(stage, (describe_plan(plan), best.median))
+
+    def settle(self) -> None:
+        """End a race: its winner and its baseline stay for the next one, and the others leave with their verdicts."""
+        others = [*self.excluded, *self._list_late_results()]
+        self.settled = found = select_winner(self.entrants, others, self.rounds, self.bounds.rules.least)
+        baseline = found.contenders[found.baseline].plan if found.baseline is not None else None
+        staying = [
+            one for one in self.entrants if one.ready.plan is baseline or (found.winner and one.ready.plan is found.winner.plan)
+        ]
+        for one in self.entrants:
+            if one not in staying:
+                one.ready.close()
+        plans = {id(one.ready.plan) for one in staying}
+        self.excluded = [one for one in found.contenders if id(one.plan) not in plans]
+        for one in staying:
+            one.entrant.rounds.clear()
+        self.entrants, self.rounds = staying, 0
+        self.late.clear()
+
+    # ------------------------------------------------------------------ the result
+
+    def make_result(self, how: Origin) -> TuningResult:
+        """The best by what is known now: the winner, else the engine that was fastest alone, else the order of the list."""
+        least = self.bounds.rules.least
+        race = select_winner(self.entrants, [*self.excluded, *self._list_late_results()], self.rounds, least)
+        if self.settled is not None and (race.winner is None or race.rounds < least):  # the last race has hardly begun
+            race = self.settled
+        spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
+        if race.winner is None and best is not None:
+            race = pick_winner_from_profile(race, *best)
+        unmeasured, candidates = self._list_unmeasured(race), self._find_participants(race)
+        race = replace(race, contenders=tuple(self._renew_reasons(one, candidates, unmeasured) for one in race.contenders))
+        if race.winner is not None:
+            plan = race.winner.plan
+        else:
+            plan = with_reasons(find_first_viable([candidates.priority, *candidates.wholes], self.table), unmeasured)
+            how = "priority"
+        return TuningResult(
+            plan,
+            self.table,
+            race,
+            how,
+            self.request.budget,
+            spent,
+            self.profiler.count if self.profiler is not None else 0,
+            (*self.notes, *self._list_late_notes()),
+            unmeasured=FrozenDict(unmeasured),
+            is_provisional=how != "priority" and race.rounds < least,
+            is_checked=how != "priority" and self.truth.reference is self.reference,
+            asked=tuple(self.inquiry.engines()),
+        )
+
+    def _list_late_results(self) -> Iterator[CandidateResult]:
+        """The plans of one engine for which no time was left, with what they were measured to take alone."""
+        for plan in self.late:
+            if isinstance(cost := alone(plan, self.table), MeasuredCost):
+                note = "measured alone; the budget ended before it was made ready"
+                yield CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
+
+    def _list_late_notes(self) -> list[str]:
+        """Remarks on the mixtures for which no time was left."""
+        titles = [describe_plan(plan) for plan in self.late if alone(plan, self.table) is None]
+        if len(titles) <= 1:
+            return [f"the budget ended before {title} was made ready" for title in titles]
+        return [f"the budget ended before {len(titles)} plans were made ready, the first {titles[0]}"]
+
+    def _find_participants(self, race: CandidateComparison) -> Candidates:
+        """The current candidates, with the implicit engine if a contender needs it."""
+        candidates, implicit = self.get_candidates(), self.request.implicit
+        used = {launch.engine for one in race.contenders for launch in one.plan.launches}
+        if implicit in used and candidates.implicit is None:
+            return replace(candidates, engines=tuple(self.inquiry.engines()), implicit=implicit)
+        return candidates
+
+    def _renew_reasons(
+        self, contender: CandidateResult, candidates: Candidates, unmeasured: Mapping[str, str]
+    ) -> CandidateResult:
+        """The contender with the reasons that hold now: its plan may have been made before all engines had answered."""
+        plan = contender.plan
+        homes, groups = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
+        device, implicit = self.request.device_map, candidates.implicit
+        plan = plan_from_assignment(self.function, candidates.engines, homes, groups=groups, implicit=implicit, device=device)
+        return replace(contender, plan=with_reasons(plan, unmeasured))
+
+    def _list_unmeasured(self, race: CandidateComparison) -> dict[str, str]:
+        """By spec why the whole model was not measured on an engine."""
+        shown = {one.plan.launches[0].engine for one in race.contenders if one.is_single and one.plan.launches}
+        candidates = self.get_candidates()
+        wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
+        missing = (engine for engine in candidates.engines if engine.spec not in shown)
+        return {engine.spec: self._explain_unmeasured(engine, wholes.get(engine.spec)) for engine in missing}
+
+    def _explain_unmeasured(self, engine: GraphCompiler, whole: Plan | None) -> str:
+        """Explain why the whole model was not measured on an engine."""
+        spec, function = engine.spec, self.function
+        unready = self.inquiry.why_not_ready(spec)
+        if whole is not None:
+            if isinstance(cost := alone(whole, self.table), str):
+                return cost
+            key = whole.launches[0].function.shape_key, spec
+            cut = self.profiler.cut_off.get(key) if self.profiler is not None else None
+            return cut or unready or "the budget ended before its turn"
+        declined = [(node, reason) for node in function.nodes if (reason := engine.why_not(node, function)) is not None]
+        if not declined:
+            return "the options keep the whole model from it"
+        (node, reason), count, of = declined[0], len(declined), len(function.nodes)
+        if reason.startswith(NOT_MEASURED):
+            return unready or reason.removeprefix(NOT_MEASURED)
+        return f"it does not take {count} of {of} node{'s' * (of != 1)}, first {node.name!r} ({node.op}): {reason}"
+
+
+def _refuse(plan: Plan, reason: str) -> CandidateResult:
+    return CandidateResult(plan, "wrong" if reason.startswith("wrong") else "failed", note=reason)
+
+
+# ---------------------------------------------------------------------- what is stored
 
 
 def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult | None:
     """Return what an earlier search with at least that budget, or an explicit one, has decided; None where there was none."""
-    key = decision_store.make_decision_key(request)
+    key = records.make_decision_key(request)
     document = store.decision(key) if key is not None else None
     if document is None:
         return None
     try:
-        known = decision_store.read_decision(document, request)
+        known = records.read_decision(document, request)
     except PlacementFileError as error:
         store.trouble(f"a decision cannot be used: {error}")
         return None
@@ -141,16 +769,16 @@ def is_final(known: TuningResult) -> bool:
     return is_settled or known.searches >= MOST_SEARCHES
 
 
-def _keep(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:
+def _store(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:
     """Keep all costs, and the decision if there is a winner and the search was not interrupted."""
     homes = request.device_map
     table = _within_devices(tuned.table, homes)
     for engine in unwrap(request.engines):
         store.keep(table, [engine], on_device(homes.of(engine.spec), request.context))
     if tuned.how == "measured" and tuned.race.winner is not None:
-        key = decision_store.make_decision_key(request)
+        key = records.make_decision_key(request)
         if key is not None:
-            store.store_decision(key, decision_store.make_decision(tuned, request))
+            store.store_decision(key, records.make_decision(tuned, request))
 
 
 def load_cost_table(
@@ -173,7 +801,8 @@ def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
     """Issue a PlacementWarning where nothing could be measured."""
     if tuned.how != "priority":
         return
-    unmeasured = [f"{spec}: {reason}" for spec, reason in tuned.unmeasured.items()]
+    failed = {one.title: one.note for one in tuned.race.contenders}
+    unmeasured = [f"{spec}: {reason}" for spec, reason in {**tuned.unmeasured, **failed}.items()]
     why = "; ".join([*tuned.notes, *unmeasured]) or f"budget={tuned.budget:g} s is too small for one measurement"
     used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"
     warn(

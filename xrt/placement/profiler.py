@@ -213,7 +213,7 @@ class RegionProfiler:
     def __init__(
         self,
         request: PlacementRequest,
-        ways: Mapping[str, Runner],
+        runners: Mapping[str, Runner],
         values: Mapping[str, Any],
         reference: Reference,
         table: CostTable,
@@ -232,7 +232,7 @@ class RegionProfiler:
         self.table = table
         self.count = 0
         """How many measurements were made."""
-        self.ways = ways
+        self.runners = runners
         """By spec, of the engines that are ready."""
         self.cut_off: dict[tuple[str, str], str] = {}
         """By piece and engine: what the end of the budget has cut off, as a sentence."""
@@ -251,12 +251,8 @@ class RegionProfiler:
     def is_known(self, subject: ProfilingTarget) -> bool:
         """Whether there is nothing more to be learnt about a piece."""
         cost, piece = self.table.region(subject.key, subject.spec), (subject.key, subject.spec)
-        is_old = isinstance(cost, str) and self.get_count(piece) == 0 and _needs_longer(cost, self._limit)
+        is_old = isinstance(cost, str) and not self._tried[piece] and _needs_longer(cost, self._limit)
         return (cost is not None and not is_old) or piece in self._skipped
-
-    def get_count(self, piece: tuple[str, str]) -> int:
-        """Return how often a piece was measured in this search."""
-        return self._tried[piece]
 
     def measure(self, subjects: Sequence[ProfilingTarget], until: float, report: Callable[[ProfilingTarget], object]) -> bool:
         """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
@@ -289,7 +285,7 @@ class RegionProfiler:
             context = self._request.contexts.get(subject.spec, self._request.context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
             terms = TrialLimits(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), left, inner=inner)
-            trial = self.ways[subject.spec].trial(function, context, given, terms)
+            trial = self.runners[subject.spec].trial(function, context, given, terms)
         except NotStarted as error:
             self._skip(subject, str(error))
             self.cut_off[subject.key, subject.spec] = str(error)
@@ -323,7 +319,7 @@ class RegionProfiler:
 
     def _find_best(self, subject: ProfilingTarget) -> float | None:
         """Return what a piece takes on the quickest engine; None where it was measured on none."""
-        costs = (self.table.region(subject.key, spec) for spec in self.ways)
+        costs = (self.table.region(subject.key, spec) for spec in self.runners)
         return min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
 
     def _failed(self, subject: ProfilingTarget, error: EngineError | InputError, *, by_budget: bool) -> None:

@@ -116,7 +116,7 @@ def run_interleaved(
     clock: Clock = time.perf_counter,
     watch: OnRound = lambda turn, best: None,
 ) -> int:
-    """Let the entrants take turns until all is decided, or the clock shows ``until``; return the number of rounds.
+    """Let the entrants take turns until nothing left can win, or the clock shows ``until``; return the number of rounds.
 
     Who has lost for certain leaves; the quickest simple one stays to the end. A turn is begun where it should end in time.
     """
@@ -162,15 +162,20 @@ def choose_baseline(entrants: Sequence[TimedCandidate]) -> TimedCandidate:
     return min(simple or entrants, key=lambda entrant: entrant.median)
 
 
+WIN = 0.98
+"""A plan wins only if the whole interval of its ratio to the baseline is below this. The order of plans that are closer changes
+from run to run (rounds spread by 1 to 8 %), so that no further round is needed where the interval is above it."""
+
+
 def _is_decided(active: Sequence[TimedCandidate]) -> bool:
-    """Send away who has lost to the baseline for certain, and say whether it is known how the others stand to the leader."""
+    """Drop the candidates that have lost to the baseline for certain, and say whether each other has won or cannot win."""
     if not active:
         return True
-    baseline, leader = choose_baseline(active), min(active, key=lambda entrant: entrant.median)
-    for entrant in active:
-        entrant.is_out = entrant is not baseline and compute_round_ratio(entrant.rounds, baseline.rounds).is_loss
-    ratios = [compute_round_ratio(entrant.rounds, leader.rounds) for entrant in active if entrant is not leader]
-    return all(ratio.is_loss or ratio.is_settled for ratio in ratios)
+    baseline = choose_baseline(active)
+    ratios = {id(one): compute_round_ratio(one.rounds, baseline.rounds) for one in active if one is not baseline}
+    for one in active:
+        one.is_out = id(one) in ratios and ratios[id(one)].is_loss
+    return all(ratio.high < WIN or ratio.low > WIN for ratio in ratios.values())
 
 
 PROFILED = 5
@@ -412,16 +417,16 @@ def select_winner(
     others: Sequence[CandidateResult],
     rounds: int,
     least: int = 1,
-    choose: Callable[[Sequence[tuple[float, float]], float], int | None] | None = None,
+    *,
+    prefers_simple: bool = True,
 ) -> CandidateComparison:
     """Return the comparison: the candidates that ran, in the given order, and others, whose verdict is known without a run.
 
     With fewer than ``least`` rounds there are no intervals and no losers: the fastest simple plan is chosen.
 
     The baseline is the fastest simple plan. A plan that is not simple wins if the interval of its ratio to the baseline is wholly
-    below one by more than the floor. Several winners, or all candidates if no simple plan ran, tie if they cannot be
-    distinguished from the fastest. The simplest of these is chosen. ``choose`` decides in place of this rule, where there is a
-    baseline: it receives the medians and upper ends of the ratios of the others to it, and the noise floor.
+    below `WIN`. Several winners, or all candidates if no simple plan ran, tie if they cannot be distinguished from the fastest.
+    The simplest of these is chosen; without ``prefers_simple`` the fastest winner.
     """
     ran = [runner for runner in runners if runner.has_run]
     failed = [_failed(runner) for runner in runners if not runner.has_run]
@@ -430,22 +435,32 @@ def select_winner(
     base = choose_baseline([runner.entrant for runner in ran if not runner.entrant.is_out] or [runner.entrant for runner in ran])
     ratios = {id(runner): compute_round_ratio(runner.entrant.rounds, base.rounds) for runner in ran}
     is_sure = rounds >= least
-    chosen = _chosen(ran, base, ratios, choose) if is_sure else next(runner for runner in ran if runner.entrant is base)
+    chosen = (
+        _chosen(ran, base, ratios, prefers_simple=prefers_simple)
+        if is_sure
+        else next(runner for runner in ran if runner.entrant is base)
+    )
     found = [_contender(runner, ratios[id(runner)], chosen, is_sure=is_sure) for runner in ran]
     baseline = found[[runner.entrant for runner in ran].index(base)]
-    contenders = sorted([*found, *failed, *(_at_pace(one, base.median) for one in others)], key=_place)
+    contenders = sorted(
+        [*found, *failed, *(_at_pace(one, base.median, is_beaten=chosen.entrant is not base) for one in others)], key=_place
+    )
     return CandidateComparison(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is baseline))
 
 
-def _at_pace(left: CandidateResult, baseline: float) -> CandidateResult:
+def _at_pace(left: CandidateResult, baseline: float, *, is_beaten: bool) -> CandidateResult:
     """Return the result of a plan that left an earlier race, with its times at the pace of the last one.
 
-    Its own rounds may have been on a busier machine. Its ratio to the baseline, which both ran in, holds for these rounds too.
+    Its own rounds may have been on a busier machine. Its ratio to the baseline, which both ran in, holds for these rounds too. A
+    plan that tied with the baseline has lost where that ``is_beaten``.
     """
-    if left.ratio is None:
+    ratio = left.ratio
+    if ratio is None:
         return left
-    low, high = (None if bound is None else bound * baseline for bound in (left.ratio_low, left.ratio_high))
-    return replace(left, seconds=left.ratio * baseline, low=low, high=high)
+    if is_beaten and left.verdict == "tie":
+        left = replace(left, verdict="lost")
+    low, high = (None if end is None else end * baseline for end in (left.ratio_low, left.ratio_high))
+    return replace(left, seconds=ratio * baseline, low=low, high=high)
 
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
@@ -459,27 +474,22 @@ def _chosen(
     ran: Sequence[RankedPlan],
     base: TimedCandidate,
     ratios: dict[int, RatioInterval],
-    choose: Callable[[Sequence[tuple[float, float]], float], int | None] | None,
+    *,
+    prefers_simple: bool,
 ) -> RankedPlan:
-    if choose is not None and base.is_simple:
-        others = [runner for runner in ran if runner.entrant is not base and not runner.entrant.is_out]
-        place = choose([(ratios[id(one)].median, ratios[id(one)].high) for one in others], FLOOR)
-        return next(runner for runner in ran if runner.entrant is base) if place is None else others[place]
     if base.is_simple:
-        winners = [runner for runner in ran if runner.entrant is not base and _beats(runner, ratios[id(runner)])]
+        winners = [runner for runner in ran if not runner.entrant.is_out and ratios[id(runner)].high < WIN]
     else:
         winners = [runner for runner in ran if not runner.entrant.is_out]
     if not winners:
         return next(runner for runner in ran if runner.entrant is base)
     quickest = min(winners, key=lambda runner: ratios[id(runner)].median)
+    if not prefers_simple:
+        return quickest
     alike = [
         x for x in winners if x is quickest or compute_round_ratio(x.entrant.rounds, quickest.entrant.rounds).low <= 1 + FLOOR
     ]
     return min(alike, key=lambda runner: (*runner.simplicity, ratios[id(runner)].median))
-
-
-def _beats(runner: RankedPlan, ratio: RatioInterval) -> bool:
-    return ratio.is_win and not runner.entrant.is_out
 
 
 def _contender(runner: RankedPlan, ratio: RatioInterval, chosen: RankedPlan, *, is_sure: bool) -> CandidateResult:

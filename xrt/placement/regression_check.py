@@ -18,8 +18,8 @@ from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift, take_turns
 from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_turn
-from xrt.placement.lockfile import list_node_ranges
-from xrt.placement.race import PreparedPlan, StoppingRule, prepare_plan
+from xrt.placement.race import PreparedPlan, StoppingRule, make_partition_key, prepare_plan
+from xrt.placement.records import list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
 
 if TYPE_CHECKING:
@@ -124,17 +124,12 @@ def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | N
     others = [
         one
         for one in race.contenders
-        if one.verdict not in ("wrong", "failed") and make_range_key(one.plan) != make_range_key(plan)
+        if one.verdict not in ("wrong", "failed") and make_partition_key(one.plan) != make_partition_key(plan)
     ]
     baseline = race.contenders[race.baseline] if race.baseline is not None else None
     if baseline in others:
         return baseline
     return min(others, key=lambda one: (not one.is_single, others.index(one)), default=None)
-
-
-def make_range_key(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return what makes two plans the same."""
-    return tuple((launch.engine, launch.nodes) for launch in plan.launches)
 
 
 def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.placement import MissingSupport, predict_cost, rank_missing_support
-from xrt.placement.lockfile import list_candidate_records
+from xrt.placement.records import list_candidate_records
+from xrt.placement.search import format_seconds
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
     from xrt.partition.device_map import DeviceMap
-    from xrt.placement.prediction import BoundaryCost, RegionPrediction
     from xrt.placement.result import CandidateResult, TuningResult
+    from xrt.placement.search import BoundaryCost, RegionPrediction
 
 __all__ = [
     "MEASURES",
     "CostReport",
-    "RegionCost",
     "describe_costs",
     "describe_errors",
     "describe_lowered_plan",
@@ -43,28 +43,6 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class RegionCost:
-    """A region of the plan: what it was predicted to cost, and what it took."""
-
-    name: str
-    engine: str
-    nodes: int
-    predicted: float | None
-    """Predicted seconds, launch included; None if unknown, or if the table makes it impossible."""
-    source: str
-    """How the prediction is known: ``measured``, ``estimated`` or ``impossible``."""
-    note: str
-    measured: float | None
-    """Seconds within calls of the whole; None where that was not profiled."""
-
-    def __str__(self) -> str:
-        took = "" if self.measured is None else f", took {format_seconds(self.measured)}"
-        how = f" ({self.source}{f' {self.note}' if self.note else ''})" if self.source else ""
-        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
-        return f"{self.name} on {self.engine}, {nodes}: predicted {format_seconds(self.predicted)}{how}{took}"
-
-
-@dataclass(frozen=True, slots=True)
 class CostReport:
     """What a chosen plan costs, part by part. Prints as text."""
 
@@ -72,7 +50,7 @@ class CostReport:
     """Seconds of a call, boundaries included; None where nothing was measured to predict it by."""
     measured: float | None
     """Seconds of a call as it was raced; None where it was not."""
-    parts: tuple[RegionCost, ...] = ()
+    parts: tuple[RegionPrediction, ...] = ()
     boundaries: tuple[BoundaryCost, ...] = ()
     standings: tuple[CandidateRecord, ...] = ()
     """The contenders, best first."""
@@ -103,7 +81,8 @@ def make_report(
         return CostReport(None, seconds, standings=standings)
     found = predict_cost(plan, table)
     took = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
-    parts = tuple(_part(*pair) for pair in zip(found.regions, _took(took, seconds, len(found.regions)), strict=True))
+    times = _took(took, seconds, len(found.regions))
+    parts = tuple(replace(region, measured=time) for region, time in zip(found.regions, times, strict=True))
     total = found.seconds if math.isfinite(found.seconds) else None
     return CostReport(
         total, seconds, parts, found.boundaries, standings, rank_missing_support(function, engines, table, device=device)
@@ -117,11 +96,6 @@ def _took(regions: Sequence[float], seconds: float | None, count: int) -> Sequen
     return regions if len(regions) == count else [None] * count
 
 
-def _part(region: RegionPrediction, took: float | None) -> RegionCost:
-    seconds = region.seconds if math.isfinite(region.seconds) else None
-    return RegionCost(region.name, region.engine, region.nodes, seconds, region.source, region.note, took)
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
@@ -131,20 +105,6 @@ def _finite(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- as text
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Return a time as a person reads it.
-
-    >>> format_seconds(0.00123), format_seconds(4.5e-6), format_seconds(12.0), format_seconds(None)
-    ('1.23 ms', '4.5 us', '12 s', 'unknown')
-    """
-    if seconds is None:
-        return "unknown"
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if seconds * factor < 1000:
-            return f"{seconds * factor:.4g} {unit}"
-    return f"{seconds:.4g} s"
 
 
 def _lines(account: CostReport) -> Iterator[str]:

@@ -40,7 +40,7 @@ from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.partition.questions import QuestionKeys, with_names, without_names
 from xrt.partition.support_matrix import SupportMatrix, ask_engine, number_questions
-from xrt.placement.decision_store import make_questions_key
+from xrt.placement.records import make_questions_key
 from xrt.placement.result import NOT_MEASURED
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call
 from xrt.verify.execution import copy_values
@@ -281,7 +281,7 @@ class LocalRunner:
 
     @classmethod
     def of(cls, engine: GraphCompiler) -> LocalRunner:
-        """Return the way of an engine without the worker that it may stand in front of."""
+        """Make the runner of an engine without the worker that isolates it."""
         return cls(_inner(engine))
 
     def start(self) -> None:
@@ -345,7 +345,7 @@ class Calibration:
     """Measures launches and boundaries of engines that are ready."""
 
     engines: Mapping[str, GraphCompiler]
-    ways: Mapping[str, Runner]
+    runners: Mapping[str, Runner]
     contexts: Mapping[str, CompileContext]
     """By spec."""
     context: CompileContext
@@ -357,15 +357,19 @@ class Calibration:
     report: Callable[[str], object]
     """Hears of each before it is begun."""
 
-    def of(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
-        """Return the table with what is not known yet of those engines, as far as time allows."""
+    def measure_launches(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
+        """Return the table with the launches that it lacks of those engines, as far as time allows."""
         for spec in specs:
             if spec not in table.launches and self.clock() < until:
                 self.report(f"measuring what a launch costs on {spec}")
-                given = self.engines[spec], self.ways[spec], self.contexts[spec], LEAST, self.limit
+                given = self.engines[spec], self.runners[spec], self.contexts[spec], LEAST, self.limit
                 with suppress(EngineError, OutOfDeviceMemory):
                     if (seconds := measure_launch_overhead(*given)) is not None:
                         table = table.with_launch(spec, seconds)
+        return table
+
+    def measure_boundaries(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
+        """Return the table with the boundaries that it lacks between those engines, as far as time allows."""
         for source, target in permutations([spec for spec in specs if spec in table.launches], 2):
             if (source, target) not in table.boundaries and self.clock() < until:
                 self.report(f"measuring what a boundary costs from {source} to {target}")
@@ -374,7 +378,7 @@ class Calibration:
         return table
 
     def _crossing(self, source: str, target: str) -> tuple[float, float] | None:
-        fronts = self.ways[source].compiler, self.ways[target].compiler
+        fronts = self.runners[source].compiler, self.runners[target].compiler
         try:
             return within(self.limit, partial(measure_transfer, *fronts, self.context, self.clock, self.homes.by_engine))
         except OutOfTime:
@@ -388,7 +392,7 @@ def find_light_operator(engine: GraphCompiler, device: str = "cpu") -> str | Non
 
 
 def measure_launch_overhead(
-    engine: GraphCompiler, way: Runner, context: CompileContext, seconds: float, limit: float | None
+    engine: GraphCompiler, runner: Runner, context: CompileContext, seconds: float, limit: float | None
 ) -> float | None:
     """Return the seconds of one launch with next to nothing in it; None where the engine takes nothing so light.
 
@@ -397,7 +401,7 @@ def measure_launch_overhead(
     op = find_light_operator(engine, context.device)
     if op is None:
         return None
-    trial = way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], TrialLimits(seconds, limit, limit))
+    trial = runner.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], TrialLimits(seconds, limit, limit))
     return median_interval(trial.samples)[0]
 
 
@@ -501,61 +505,62 @@ def _values(size: int) -> Any:
 
 
 _log = logging.getLogger(__name__)
-PATIENCE = 0.2
+PATIENCE = 3.0
+"""Seconds after which the next engine is begun although the one before has not answered: the slowest library, TVM, is imported in
+2.3 s."""
+END_PATIENCE = 0.2
 """Seconds for which the end of a search waits for a worker to end."""
 LONGEST_REASON = 2000
 """Characters of a reason that is remembered."""
 
 
 @dataclass(eq=False)
-class _Asked:
-    """One engine, and how far it is."""
+class _QueriedEngine:
+    """One engine of a search, its answers and its runner."""
 
     engine: GraphCompiler
     home: str
     signature: Signature | None = None
     known: Mapping[str, str | None] = field(default_factory=dict)
-    """What it has answered in earlier searches, by the keys of questions."""
-    way: Runner | None = None
+    """Answers of earlier searches, by the keys of questions."""
+    runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
     """By the numbers of questions."""
-    has_answered: threading.Event = field(default_factory=threading.Event)
-    """Set when it has answered all, or failed."""
-    work: Future[None] | None = None
+    has_begun: bool = False
+    has_answered: bool = False
+    """Whether it has answered all questions, or failed."""
+    is_ready: bool = False
+    """Whether its runner has started too, or it failed."""
     failure: str = ""
     """Why it cannot take part."""
 
-    @property
-    def is_ready(self) -> bool:
-        return self.work is not None and self.work.done()
-
 
 class Inquiry:
-    """The engines of one search. Threads answer; who searches waits for them as long as it likes."""
+    """Queries the engines of a search for the nodes they support, and starts their runners, in threads that may be abandoned."""
 
     def __init__(
         self,
         function: Function,
         engines: Sequence[GraphCompiler],
         contexts: Mapping[str, CompileContext],
-        way_of: Callable[[GraphCompiler], Runner],
+        open_runner: Callable[[GraphCompiler], Runner],
         store: CostStore | None = None,
     ) -> None:
         self.function = function
-        self._way_of = way_of
+        self._open_runner = open_runner
         self._store = store
         self._is_over = False
-        self._may_start = threading.Event()
+        self._changed = threading.Condition()
         self._may_ask = threading.Event()
         self._may_ask.set()
         self._numbers, self._firsts = number_questions(function)
-        self._keys = self._keyed(function)
-        self._asked = {one.spec: _Asked(one, contexts[one.spec].device) for one in engines}
-        for spec, asked in self._asked.items():
-            if store is not None and (signature := make_questions_key(asked.engine, contexts[spec])) is not None:
-                asked.signature, asked.known = signature, store.answers(signature)
+        self._keys = self._make_keys(function)
+        self._queried = {one.spec: _QueriedEngine(one, contexts[one.spec].device) for one in engines}
+        for spec, one in self._queried.items():
+            if store is not None and (signature := make_questions_key(one.engine, contexts[spec])) is not None:
+                one.signature, one.known = signature, store.answers(signature)
 
-    def _keyed(self, function: Function) -> list[str | None]:
+    def _make_keys(self, function: Function) -> list[str | None]:
         keys = QuestionKeys(function)
         by_node = [keys.key(node) for node in function.nodes]
         first = {number: place for place, number in reversed(list(enumerate(self._numbers)))}
@@ -563,72 +568,85 @@ class Inquiry:
 
     # ------------------------------------------------------------------ waiting
 
+    def start(self) -> None:
+        """Begin to query the engines, those first of which most answers are stored.
+
+        The next engine is begun when the one before has answered, or after `PATIENCE`: engines that import their libraries at
+        once slow each other.
+        """
+        order = sorted(self._queried.values(), key=lambda one: sum(key not in one.known for key in self._keys))
+
+        def start_all() -> None:
+            for one in order:
+                self._may_ask.wait()
+                if self._is_over:
+                    return
+                one.has_begun = True
+                begin(partial(self._make_ready, one), f"xrt-ask-{one.engine.name}")
+                with self._changed:
+                    self._changed.wait_for(lambda one=one: one.has_answered or self._is_over, PATIENCE)  # type: ignore[misc]
+
+        begin(start_all, "xrt-ask")
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
+        """Wait for that many seconds at most until it is enough, which is asked whenever an engine has answered or is ready."""
+        with self._changed:
+            return self._changed.wait_for(is_enough, min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+
     @property
     def pending(self) -> list[str]:
-        """The engines that are not ready yet, those of which the most is known first."""
-        left = [spec for spec, asked in self._asked.items() if not asked.is_ready]
-        return sorted(left, key=lambda spec: sum(key not in self._asked[spec].known for key in self._keys))
-
-    def wait(self, spec: str, seconds: float) -> bool:
-        """Begin with the engine, unless that was done before, and wait so long; return whether it is ready to be measured."""
-        self._may_start.set()
-        with suppress(TimeoutError):
-            self._begun(spec).result(max(seconds, 0.0))
-        return self._asked[spec].is_ready
-
-    def wait_for_answers(self, spec: str, seconds: float) -> bool:
-        """Begin with the engine, and wait so long; return whether it has answered all. Nothing is started before `wait`."""
-        self._begun(spec)
-        return self._asked[spec].has_answered.wait(max(seconds, 0.0))
-
-    def _begun(self, spec: str) -> Future[None]:
-        asked = self._asked[spec]
-        if asked.work is None:
-            asked.work = begin(lambda: self._make_ready(asked), f"xrt-ask-{asked.engine.name}")
-        return asked.work
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The engines that have answered all, or failed: what `engines` says of them stays."""
-        return tuple(spec for spec, asked in self._asked.items() if asked.has_answered.is_set())
+        """The engines that are not ready yet."""
+        return [spec for spec, one in self._queried.items() if not one.is_ready]
 
     @property
     def unanswered(self) -> list[str]:
         """The engines that have not answered all."""
-        return [spec for spec in self.pending if not self._asked[spec].has_answered.is_set()]
+        return [spec for spec, one in self._queried.items() if not one.has_answered]
 
-    def _make_ready(self, asked: _Asked) -> None:
-        """Import the engine, ask it, and have its worker import it as well; to be done in a thread."""
+    def list_answered(self) -> tuple[str, ...]:
+        """The engines whose answers are final."""
+        return tuple(spec for spec, one in self._queried.items() if one.has_answered)
+
+    def list_ready(self) -> tuple[str, ...]:
+        """The engines that can be measured, or have failed."""
+        return tuple(spec for spec, one in self._queried.items() if one.is_ready)
+
+    def _make_ready(self, one: _QueriedEngine) -> None:
+        """Start the engine's worker and query the engine meanwhile; runs in a thread."""
         try:
-            asked.way = way = self._way_of(asked.engine)
-            self._ask(asked)
-            asked.has_answered.set()
-            self._may_start.wait()
-            if not self._is_over:
-                way.start()
+            one.runner = self._open_runner(one.engine)
+            starting = begin(one.runner.start, f"xrt-start-{one.engine.name}")
+            self._ask(one)
+            self._tell(one, has_answered=True)
+            starting.result()
         except EngineError as error:
-            asked.failure = " ".join(str(error).split())
+            one.failure = " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
-            asked.failure = f"{type(error).__name__}: {error}"
-        asked.has_answered.set()
-        if self._is_over and asked.way is not None:
-            asked.way.close()
+            one.failure = f"{type(error).__name__}: {error}"
+        self._tell(one, has_answered=True, is_ready=True)
+        if self._is_over and one.runner is not None:
+            one.runner.close()
 
-    def _ask(self, asked: _Asked) -> None:
+    def _tell(self, one: _QueriedEngine, *, has_answered: bool, is_ready: bool = False) -> None:
+        with self._changed:
+            one.has_answered, one.is_ready = has_answered, is_ready
+            self._changed.notify_all()
+
+    def _ask(self, one: _QueriedEngine) -> None:
         for number, node in enumerate(self._firsts):
             self._may_ask.wait()
             if self._is_over:
                 return
             key = self._keys[number]
-            if key is not None and key in asked.known:
-                reason = asked.known[key]
-                asked.answers[number] = None if reason is None else with_names(reason, node)
+            if key is not None and key in one.known:
+                reason = one.known[key]
+                one.answers[number] = None if reason is None else with_names(reason, node)
             else:
-                asked.answers[number] = ask_engine(asked.engine, asked.home, node, self.function)
+                one.answers[number] = ask_engine(one.engine, one.home, node, self.function)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Ask nothing meanwhile: something is measured, or must be done soon. Questions that are under way go on."""
+        """Ask nothing while something is measured. A question that has begun goes on."""
         self._may_ask.clear()
         try:
             yield
@@ -638,65 +656,59 @@ class Inquiry:
     # ------------------------------------------------------------------ what is known
 
     @property
-    def ways(self) -> dict[str, Runner]:
-        """The ways of the engines that are ready."""
-        return {spec: one.way for spec, one in self._asked.items() if one.is_ready and one.way is not None and not one.failure}
+    def runners(self) -> dict[str, Runner]:
+        """The runners of the engines that are ready."""
+        return {
+            spec: one.runner for spec, one in self._queried.items() if one.is_ready and one.runner is not None and not one.failure
+        }
 
     def engines(self, *, started: bool = False) -> list[GraphCompiler]:
-        """Return all engines by what they have answered; one that has not takes nothing, nor where it must be ``started``."""
-        return [self._by_answers(asked, started=started) for asked in self._asked.values()]
+        """Return all engines by what they have answered; one that has not supports nothing, nor where it must be ``started``."""
+        return [self._by_answers(one, started=started) for one in self._queried.values()]
 
-    def _by_answers(self, asked: _Asked, *, started: bool) -> GraphCompiler:
-        if (reason := self._why_not(asked, started=started)) is not None:
+    def _by_answers(self, one: _QueriedEngine, *, started: bool) -> GraphCompiler:
+        if (reason := self._why_not(one, started=started)) is not None:
             return RecordedSupportEngine(
-                asked.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
+                one.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
             )
         pairs = zip(self.function.nodes, self._numbers, strict=True)
-        found = {node.name: reason for node, number in pairs if (reason := asked.answers[number]) is not None}
-        return RecordedSupportEngine(asked.engine, found)
+        reasons = {node.name: reason for node, number in pairs if (reason := one.answers[number]) is not None}
+        return RecordedSupportEngine(one.engine, reasons)
 
     def why_not_ready(self, spec: str) -> str | None:
         """Return why the engine could not be measured; None where it could."""
-        return self._why_not(self._asked[spec], started=True)
+        return self._why_not(self._queried[spec], started=True)
 
-    def _why_not(self, asked: _Asked, *, started: bool) -> str | None:
-        if asked.failure:
-            return asked.failure
-        if len(asked.answers) == len(self._firsts) and (asked.is_ready or (asked.has_answered.is_set() and not started)):
-            return None
-        if asked.work is None:
+    def _why_not(self, one: _QueriedEngine, *, started: bool) -> str | None:
+        if one.failure:
+            return one.failure
+        if len(one.answers) == len(self._firsts):
+            return None if one.is_ready or not started else "it had not started before the budget ended"
+        if not one.has_begun:
             return "it was not asked before the budget ended"
-        if asked.way is None:
-            return "it was not imported before the budget ended"
-        if len(asked.answers) == len(self._firsts):
-            return "it had not started before the budget ended"
         return "the budget ended while it was asked which nodes it supports"
 
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Keep what was answered, and let go of the ways; who is not ready lets go as soon as it is."""
+        """Store the new answers and close the runners; one that is still starting is closed as soon as it has started."""
         self._is_over = True
-        self._may_start.set()
         self._may_ask.set()
-        for asked in self._asked.values():
-            self._keep(asked)
-            if asked.is_ready and asked.way is not None:
-                with suppress(OutOfTime):  # a worker that is being started is ended as soon as it is there
-                    within(PATIENCE, asked.way.close)
+        with self._changed:
+            self._changed.notify_all()
+        for one in self._queried.values():
+            self._store_answers(one)
+            if one.is_ready and one.runner is not None:
+                with suppress(OutOfTime):
+                    within(END_PATIENCE, one.runner.close)
 
-    def _keep(self, asked: _Asked) -> None:
-        """Write down what is new."""
-        if self._store is None or asked.signature is None:
+    def _store_answers(self, one: _QueriedEngine) -> None:
+        if self._store is None or one.signature is None:
             return
-        answered: dict[str, Any] = {}
-        for number, reason in list(asked.answers.items()):
+        answers: dict[str, str | None] = {}
+        for number, reason in list(one.answers.items()):
             key, node = self._keys[number], self._firsts[number]
-            if key is not None and key not in asked.known and (reason is None or len(reason) <= LONGEST_REASON):
-                answered[key] = _kept(reason, node)
-        if answered:
-            self._store.keep_answers(asked.signature, answered)
-
-
-def _kept(reason: str | None, node: Node) -> str | None:
-    return None if reason is None else without_names(reason, node)
+            if key is not None and key not in one.known and (reason is None or len(reason) <= LONGEST_REASON):
+                answers[key] = None if reason is None else without_names(reason, node)
+        if answers:
+            self._store.keep_answers(one.signature, answers)

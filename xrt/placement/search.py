@@ -6,34 +6,52 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from xrt.errors import OptionError
+from xrt.graph import FrozenDict, Function, TensorType, shape_key
 from xrt.partition.clustering import find_engine_sequence, minimize_cut
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph
-from xrt.placement.bitset_graph import BitsetGraph, classify_operator, enumerate_subgraphs, iter_bits, register_keys, to_mask
-from xrt.placement.cost_model import EngineRegion, PartitionCostModel, Partitioning, SearchBudget
-from xrt.placement.prediction import predict_cost
+from xrt.placement.cost_model import (
+    BitsetGraph,
+    EngineRegion,
+    NodeCosts,
+    PartitionCostModel,
+    Partitioning,
+    SearchBudget,
+    classify_operator,
+    enumerate_subgraphs,
+    iter_bits,
+    register_keys,
+    to_mask,
+)
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function
     from xrt.partition.device_map import DeviceMap
-    from xrt.partition.plan import Plan
+    from xrt.partition.plan import Launch, Plan
 
 __all__ = [
+    "BoundaryCost",
     "MissingSupport",
+    "Prediction",
     "ProfilingRequest",
     "RankedPartitionings",
+    "RegionPrediction",
     "SearchOptions",
     "choose_requests",
     "find_best_intervals",
+    "format_seconds",
+    "inline_regions",
     "iter_partitionings",
     "iter_requests",
     "pick_cheapest_engines",
+    "predict_cost",
     "propose_plans",
     "rank_missing_support",
 ]
@@ -137,15 +155,18 @@ def propose_plans(
     limit: int = 8,
     options: SearchOptions = SearchOptions(),
     device: str | DeviceMap = "cpu",
+    to_beat: float = math.inf,
 ) -> tuple[Plan, ...]:
     """Return plans, the best predicted first: every single-engine plan there is, and at most ``limit`` others.
+
+    With the seconds of a plan ``to_beat``, only plans that are predicted to be `GAIN` faster.
 
     Half of the others, if there are so many, have no region that was not measured: an estimate is a hope.
     Plans with a region that the table calls impossible are left out. The same Function, engines, table and options give
     the same plans, byte for byte. Empty where no engine takes some node.
     """
     ground = BitsetGraph.of(function, engines, device)
-    ranking = RankedPartitionings.of(ground, table, options)
+    ranking = RankedPartitionings.of(ground, table, options).within((1 - GAIN) * to_beat)
     mixtures = ranking.mixtures(limit)
     singles = [layout for layout in ranking.layouts if len(layout) == 1]
     plans = [plan_from_partitioning(ground, layout, engines, device) for layout in (*mixtures, *singles)]
@@ -171,16 +192,13 @@ class RankedPartitionings:
     layouts: tuple[Partitioning, ...]
 
     @classmethod
-    def of(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, hope: float = 0.0) -> RankedPartitionings:
-        """Propose layouts, look up their regions in the table, and repeat until the table adds no cost.
-
-        ``hope`` is the assumed saving of an edge inside no measured region, as a share of its cheaper end.
-        """
+    def of(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions) -> RankedPartitionings:
+        """Propose layouts, look up their regions in the table, and repeat until the table adds no cost."""
         ground = ground.forget_keys()
         register_keys(ground)
         effort = SearchBudget(options.effort)
         for _ in range(REPEATS):
-            ranking = cls._once(PartitionCostModel.at_node_level(ground, table, effort, hope), options)
+            ranking = cls._once(PartitionCostModel.at_node_level(ground, table, effort), options)
             if not ranking.learn(options.plans):
                 break
         return ranking
@@ -210,6 +228,10 @@ class RankedPartitionings:
         board = self.board
         found = [layout for layout in dict.fromkeys((*self.layouts, *layouts)) if math.isfinite(board.total(layout))]
         return RankedPartitionings(board, tuple(sorted(found, key=lambda layout: (board.total(layout), layout))))
+
+    def within(self, seconds: float) -> RankedPartitionings:
+        """Return the layouts that cost no more than so many seconds."""
+        return RankedPartitionings(self.board, tuple(one for one in self.layouts if self.board.total(one) <= seconds))
 
     def mixtures(self, limit: int) -> list[Partitioning]:
         """Return at most so many layouts of several regions, the cheapest; half of them, if there are any, of measured ones."""
@@ -274,12 +296,11 @@ def cluster_by_engine(board: PartitionCostModel, homes: Sequence[int]) -> Partit
     return tuple((homes[atoms[0]], to_mask(atoms)) for _, atoms in sorted(regions.items()))
 
 
-OPTIMISTIC_FUSION_GAIN = 0.4
-"""Optimistic saving of an edge inside a region, as a share of the cheaper end's cost, until it is measured."""
+GAIN = 0.05
+"""Part of the time of the best plan that a mixture must be predicted to save. Predictions leave out what a boundary does to
+caches and threads, and rounds spread by 1 to 8 %: a smaller gain seldom wins its race."""
 EXPECTED_SPEEDUP = 2.0
 """How much quicker than it looks an engine may turn out to be on a part that was not measured."""
-LEAST = 0.02
-"""What is hoped of a part on an engine that looks hopeless, as a part of its cost."""
 MAX_NODES_PER_NODE_COST = 2
 """The most nodes of a part whose cost tells of each of them."""
 COARSE_DISCOUNT = 0.25
@@ -311,20 +332,25 @@ def choose_requests(
     options: SearchOptions = SearchOptions(),
     *,
     device: str | DeviceMap = "cpu",
+    to_beat: float = math.inf,
 ) -> tuple[ProfilingRequest, ...]:
     """Return at most ``options.pieces`` parts to measure next, the most useful first; none where all is known.
+
+    With the seconds of a plan ``to_beat``, none where no part may save `GAIN` of that, and no plan is predicted to.
 
     First, and at first only, the whole model on each engine that takes all of it, then the regions of the plans that are best
     by what is known, then parts of the model, those first in which most time might be saved. What the table has is not
     asked again, and equal parts once.
     """
-    return tuple(islice(iter_requests(BitsetGraph.of(function, engines, device), table, options), options.pieces))
+    return tuple(islice(iter_requests(BitsetGraph.of(function, engines, device), table, options, to_beat), options.pieces))
 
 
-def iter_requests(ground: BitsetGraph, table: CostTable, options: SearchOptions) -> Iterator[ProfilingRequest]:
+def iter_requests(
+    ground: BitsetGraph, table: CostTable, options: SearchOptions, to_beat: float = math.inf
+) -> Iterator[ProfilingRequest]:
     """Yield the parts to measure next, each (key, engine) once."""
     asked: set[tuple[str, str]] = set()
-    for (engine, mask), why in _wanted(ground, table, options, asked):
+    for (engine, mask), why in _wanted(ground, table, options, asked, to_beat):
         key, spec = ground.key(mask), ground.engines[engine]
         if (key, spec) not in asked and table.region(key, spec) is None:
             asked.add((key, spec))
@@ -332,17 +358,18 @@ def iter_requests(ground: BitsetGraph, table: CostTable, options: SearchOptions)
             yield ProfilingRequest(key, spec, ground.part(mask), names, why)
 
 
-def _wanted(ground: BitsetGraph, table: CostTable, options: SearchOptions, asked: Set[tuple[str, str]]) -> Iterator[_Wish]:
+def _wanted(
+    ground: BitsetGraph, table: CostTable, options: SearchOptions, asked: Set[tuple[str, str]], to_beat: float
+) -> Iterator[_Wish]:
     """Yield regions in nodes, the most useful first, those among them that are known; ``asked`` grows by the others."""
     yield from (
         ((engine, ground.whole), "the whole") for engine in range(len(ground.engines)) if ground.holds(engine, ground.whole)
     )
     if asked:
         return  # what is worth asking next depends on the answers
-    ranking = RankedPartitionings.of(ground, table, options)
-    yield from _alternately(_of_plans(ranking, options.plans), _by_potential_gain(ranking))
-    for layout in RankedPartitionings.of(ground, table, options, OPTIMISTIC_FUSION_GAIN).layouts[: options.plans]:
-        yield from ((region, "a region of a plan that might save more") for region in layout)
+    ranking, limit = RankedPartitionings.of(ground, table, options), (1 - GAIN) * to_beat
+    worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
+    yield from _alternately(_of_plans(ranking.within(limit), options.plans), _by_potential_gain(ranking, worth))
 
 
 def _of_plans(ranking: RankedPartitionings, count: int) -> Iterator[_Wish]:
@@ -357,8 +384,9 @@ def _alternately(first: Iterator[_Wish], second: Iterator[_Wish]) -> Iterator[_W
         yield from (wish for wish in pair if wish is not None)
 
 
-def _by_potential_gain(ranking: RankedPartitionings) -> Iterator[_Wish]:
-    """Yield the standard parts on the engines that take them, those first where most might be saved.
+def _by_potential_gain(ranking: RankedPartitionings, worth: float) -> Iterator[_Wish]:
+    """Yield the standard parts on the engines that take them, those first where most might be saved, and none that saves less
+    than is ``worth`` it.
 
     That is what the part costs now, as often as the model has it, less what it might cost if the engine were `EXPECTED_SPEEDUP`
     times as quick as it looks; where the engine has not shown what it does on such nodes, as quick as the best.
@@ -375,8 +403,9 @@ def _by_potential_gain(ranking: RankedPartitionings) -> Iterator[_Wish]:
             if board.allows((engine, part.mask)):
                 then = board.estimate((engine, part.mask))
                 then = (then if part.is_rough or ops <= shown[engine] else min(then, now)) / EXPECTED_SPEEDUP
-                saved = count * max(now - then, LEAST * now) * (COARSE_DISCOUNT if part.is_rough else 1)
-                found.append((saved, (engine, part.mask), part.why))
+                saved = count * max(now - then, 0.0) * (COARSE_DISCOUNT if part.is_rough else 1)
+                if saved >= worth:
+                    found.append((saved, (engine, part.mask), part.why))
     yield from ((region, why) for _, region, why in sorted(found, key=lambda one: (-one[0], one[1])))
 
 
@@ -465,3 +494,175 @@ def _best_with(ranking: RankedPartitionings, engine: int, mask: int, options: Se
     board = PartitionCostModel(ground, old.table, old.shares, old.atoms, SearchBudget(0))
     coarse = board.coarsen(options.grain)
     return min(map(board.total, map(coarse.to_nodes, iter_partitionings(coarse))))
+
+
+Source = Literal["measured", "estimated", "impossible"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPrediction:
+    """What a region of a plan is predicted to cost, and what it took."""
+
+    name: str
+    engine: str
+    nodes: int
+    predicted: float | None
+    """Predicted seconds, launch included; None where the table says that the engine cannot run it."""
+    source: Source
+    note: str = ""
+    """How it was estimated, or why it is impossible."""
+    measured: float | None = None
+    """Seconds within calls of the whole; None where that was not profiled."""
+
+    def __str__(self) -> str:
+        took = "" if self.measured is None else f", took {format_seconds(self.measured)}"
+        note = f" {self.note}" if self.note else ""
+        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        predicted = f"predicted {format_seconds(self.predicted)} ({self.source}{note})"
+        return f"{self.name} on {self.engine}, {nodes}: {predicted}{took}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCost:
+    """What it costs that a value goes from one region to another."""
+
+    value: str
+    source: str
+    """The launch that makes it."""
+    target: str
+    """The launch that reads it."""
+    bytes: int
+    """Estimated where it is not known before the run."""
+    seconds: float
+    is_estimated: bool
+    """Whether the bytes are."""
+
+    def __str__(self) -> str:
+        about = "about " if self.is_estimated else ""
+        return f"{self.value} from {self.source} to {self.target}, {about}{self.bytes} bytes: {format_seconds(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A Plan's cost, and what it is the sum of."""
+
+    seconds: float
+    """Infinite where a region is impossible."""
+    regions: tuple[RegionPrediction, ...]
+    """In the order of the Plan's launches."""
+    boundaries: tuple[BoundaryCost, ...]
+
+
+def predict_cost(plan: Plan, table: CostTable) -> Prediction:
+    """Return what the Plan costs if regions and boundaries cost what the table says.
+
+    A region that is not in the table is estimated from those parts of the model that are: see
+    `xrt.placement.cost_model`.
+    """
+    function = inline_regions(plan)
+    specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
+    whole = (1 << len(function.nodes)) - 1
+    ground = BitsetGraph(function, specs, (whole,) * len(specs))
+    places = {node.name: place for place, node in enumerate(function.nodes)}
+    for launch in plan.launches:  # without the control edges between regions, the order of nodes may be another than it was
+        ground.know(to_mask([places[name] for name in launch.nodes]), shape_key(launch.function))
+    return _Predictor(ground.forget_keys(), table).prediction(plan)
+
+
+def inline_regions(plan: Plan) -> Function:
+    """Return the model that was partitioned, from the bodies of its launch nodes; control edges between regions are left out."""
+    outer = plan.function
+    bodies = [launch.function for launch in plan.launches]
+    types = {**outer.types}
+    for body in bodies:
+        types.update(body.types)
+        types.update((value.name, value.type) for value in body.outputs if value.type is not None)
+    made = {name for body in bodies for node in body.nodes for name in node.defines} - {v.name for v in outer.outputs}
+    constants = {**outer.constants, **{name: one for body in bodies for name, one in body.constants.items()}}
+    return outer.replace(
+        nodes=tuple(node for body in bodies for node in body.nodes),
+        constants=FrozenDict(constants),
+        types=FrozenDict({name: type_ for name, type_ in types.items() if name in made}),
+        opsets=FrozenDict({domain: version for domain, version in outer.opsets.items() if domain != "xrt"}),
+    )
+
+
+class _Predictor:
+    """One model's parts and shares, and what regions of it cost."""
+
+    def __init__(self, ground: BitsetGraph, table: CostTable) -> None:
+        self._ground, self._table = ground, table
+        self._places = {node.name: place for place, node in enumerate(ground.function.nodes)}
+
+    def prediction(self, plan: Plan) -> Prediction:
+        masks = [to_mask([self._places[name] for name in launch.nodes]) for launch in plan.launches]
+        for mask in masks:
+            self._ground.key(mask)
+        regions = tuple(self._region(launch, mask) for launch, mask in zip(plan.launches, masks, strict=True))
+        boundaries = tuple(self._boundaries(plan))
+        parts = (math.inf if region.predicted is None else region.predicted for region in regions)
+        seconds = math.fsum([*parts, *(boundary.seconds for boundary in boundaries)])
+        return Prediction(seconds, regions, boundaries)
+
+    def _region(self, launch: Launch, mask: int) -> RegionPrediction:
+        cost = self._table.region(self._ground.key(mask), launch.engine)
+        count = len(launch.nodes)
+        if isinstance(cost, MeasuredCost):
+            return RegionPrediction(launch.name, launch.engine, count, cost.seconds, "measured")
+        if cost is not None:
+            return RegionPrediction(launch.name, launch.engine, count, None, "impossible", cost)
+        seconds = self._shares.seconds(self._ground.engines.index(launch.engine), mask, self._before)
+        seconds += self._table.launch(launch.engine)
+        return RegionPrediction(launch.name, launch.engine, count, seconds, "estimated", self._note(launch.engine, mask))
+
+    @cached_property
+    def _shares(self) -> NodeCosts:
+        register_keys(self._ground)
+        return NodeCosts.fit(self._ground, self._table)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [to_mask(earlier) for earlier in self._ground.graph.predecessors]
+
+    def _note(self, spec: str, mask: int) -> str:
+        """Say from what a region was estimated."""
+        measured = [part for part, key in self._ground.list_known().items() if part & mask and self._is_measured(key, spec)]
+        held = to_mask([place for place in iter_bits(mask) if self._is_measured(self._ground.kinds[place], spec)])
+        for part in measured:
+            held |= part if not part & ~mask else 0
+        if held == mask:
+            return "from parts that were measured"
+        if held:
+            return f"{held.bit_count()} of {mask.bit_count()} nodes from parts that were measured, the others by their shares"
+        return "by its share of larger parts" if measured else "from its size; nothing of it was measured"
+
+    def _is_measured(self, key: str, spec: str) -> bool:
+        return isinstance(self._table.region(key, spec), MeasuredCost)
+
+    def _boundaries(self, plan: Plan) -> Iterator[BoundaryCost]:
+        makers = {name: launch for launch in plan.launches for name in launch.outputs}
+        for launch in plan.launches:
+            for name in dict.fromkeys(launch.inputs):
+                if name in makers:
+                    yield self._boundary(name, makers[name], launch)
+
+    def _boundary(self, name: str, source: Launch, target: Launch) -> BoundaryCost:
+        type_ = self._ground.function.get_type(name)
+        exact = isinstance(type_, TensorType) and type_.nbytes is not None
+        size = self._ground.sizes[self._ground.values[name]]
+        fixed, per_byte = self._table.boundary(source.engine, target.engine)
+        return BoundaryCost(name, source.name, target.name, size, fixed + per_byte * size, not exact)
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time as a person reads it.
+
+    >>> format_seconds(0.00123), format_seconds(4.5e-6), format_seconds(12.0), format_seconds(None)
+    ('1.23 ms', '4.5 us', '12 s', 'unknown')
+    """
+    if seconds is None:
+        return "unknown"
+    for unit, factor in (("us", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.4g} {unit}"
+    return f"{seconds:.4g} s"

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.precision.budget import ErrorBudget as ErrorBudget
-    from xrt.precision.terms import PrecisionTerms as PrecisionTerms
-    from xrt.precision.tuning import lower_within_budget as lower_within_budget
+    from xrt.precision.budget import ErrorBudget as ErrorBudget, PrecisionTerms as PrecisionTerms
+    from xrt.precision.lowering import lower_within_budget as lower_within_budget
 
 _MODULES = {
-    "xrt.precision.budget": ("ErrorBudget",),
-    "xrt.precision.terms": ("PrecisionTerms",),
-    "xrt.precision.tuning": ("lower_within_budget",),
+    "xrt.precision.budget": ("ErrorBudget", "PrecisionTerms"),
+    "xrt.precision.lowering": ("lower_within_budget",),
 }
 
 __all__ = [*list_names(_MODULES)]

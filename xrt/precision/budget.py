@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from xrt.errors import CalibrationError, OptionError, did_you_mean
+from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
+from xrt.errors import CalibrationError, InputError, OptionError, did_you_mean
+from xrt.graph import Function, NodePattern, TensorType, Value
 from xrt.placement.report import MEASURES, format_error
+from xrt.runtime import to_host
+from xrt.runtime.inputs import bind, check, normalize
+
+if TYPE_CHECKING:
+    from xrt.formats.calibration_table import CalibrationTable
 
 __all__ = [
     "ErrorBudget",
+    "ExampleInputs",
+    "Examples",
+    "LowerPrecision",
     "Measure",
     "MeasuredError",
+    "PrecisionTerms",
     "bound_mean",
     "bound_metric",
     "bound_share",
     "find_fault",
     "find_t",
     "parse_budget",
+    "read_examples",
 ]
 
 MOST_GROUPS = 20
@@ -293,3 +307,213 @@ def check_labels(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBud
             f"an example has {other[0]!r}, which is no input.{did_you_mean(other[0], names)} Inputs: {', '.join(names)}. "
             "What else an example holds is for a metric of your own: max_error=xrt.ErrorBudget(limit, metric)"
         )
+
+
+MOST_ITEMS = 512
+"""Examples that are made of the rows of batches, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """One example."""
+
+    given: Any
+    """As the caller gave it: what a metric receives."""
+    batch: int
+    """The number of the batch that it is of."""
+    values: tuple[Any, ...]
+    """The inputs, in the order of the model."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of one purpose."""
+
+    purpose: str
+    """``calibrate`` or ``validate``."""
+    items: tuple[ExampleInputs, ...] = ()
+    _digest: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def digest(self) -> str:
+        """A hash of types, shapes and numbers."""
+        if not self._digest:
+            found = hashlib.sha256()
+            for item in self.items:
+                for value in item.values:
+                    array = np.ascontiguousarray(value)
+                    found.update(f"{array.dtype}{array.shape}".encode())
+                    found.update(array.reshape(-1).view(np.uint8).data)
+            self._digest.append(found.hexdigest())
+        return self._digest[0]
+
+    def split(self) -> tuple[Examples, Examples]:
+        """Return the first four fifths, and the last fifth for validation: at least one of each."""
+        held_out = max(1, len(self) // 5)
+        return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
+
+    def fit(self, function: Function, declared: Sequence[Value]) -> Examples:
+        """Return the examples for a Function whose extents are known: those of symbolic dims are cut or repeated.
+
+        A batch of more rows than the Function's becomes several examples. Raises InputError where another extent differs.
+        """
+        if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
+            return self
+        fitted = islice((made for item in self.items for made in _fit(item, function, declared, self.purpose)), MOST_ITEMS)
+        return Examples(self.purpose, tuple(fitted))
+
+
+def read_examples(given: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
+    """Return the examples that a caller gave: a list of what calls take; None for none.
+
+    Raises CalibrationError for one array or a text in place of a list, for an empty list, and for NaN; InputError for what is no
+    call of the model.
+    """
+    if given is None:
+        return Examples(purpose)
+    if isinstance(given, Mapping | np.ndarray | str | bytes) or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise CalibrationError(f"{purpose}= takes a list of batches, each what a call takes; got one {kind}: pass [x]")
+    items = tuple(_read_example(one, purpose, number, inputs, budget) for number, one in enumerate(given))
+    if not items:
+        raise CalibrationError(f"{purpose}= has no batches; pass at least two, as a list of what calls take")
+    return Examples(purpose, items)
+
+
+def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
+    names = [value.name for value in inputs]
+    if isinstance(given, Mapping):
+        check_labels(given, names, budget)
+        args, named = (), {name: given[name] for name in names if name in given}
+    else:
+        args, named = (tuple(given) if isinstance(given, list | tuple) else (given,)), {}
+    try:
+        bound = bind(tuple(inputs), args, named)
+        values = tuple(to_host([normalize(value, one) for value, one in zip(inputs, bound, strict=True)]))
+        check(inputs, values)
+    except InputError as error:
+        raise InputError(f"batch {number + 1} of {purpose}=: {error}") from error
+    for name, array in zip(names, values, strict=True):
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
+            nans = int(np.isnan(array).sum())
+            raise CalibrationError(
+                f"input {name!r} of batch {number + 1} of {purpose}= has {nans} NaN and {int(np.isinf(array).sum())} infinities "
+                f"among its {array.size} numbers; give examples of finite numbers"
+            )
+    return ExampleInputs(given, number, values)
+
+
+# ---------------------------------------------------------------------- other sizes
+
+
+def _matches(value: Value, array: Any) -> bool:
+    return not isinstance(value.type, TensorType) or value.type.shape is None or tuple(array.shape) == tuple(value.type.shape)
+
+
+def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
+    rows = _count_rows(item, function, declared)
+    for row in range(rows):
+        triples = zip(item.values, function.inputs, declared, strict=True)
+        values = [_fit_array(array, value, open_, row, rows) for array, value, open_ in triples]
+        for value, array in zip(function.inputs, values, strict=True):
+            if not _matches(value, array):
+                raise InputError(
+                    f"an example of {purpose}= has shape {list(array.shape)} for input {value.name!r}, "
+                    f"and the call has {value.type}"
+                )
+        yield ExampleInputs(item.given, item.batch, tuple(values))
+
+
+def _open_extents(value: Value) -> tuple[bool, ...]:
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return () if shape is None else tuple(not isinstance(extent, int) for extent in shape)
+
+
+def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
+    """Return how many examples of the Function's rows a batch holds, where all inputs have rows; else 1."""
+    counts = set()
+    for array, value, open_ in zip(item.values, function.inputs, declared, strict=True):
+        wanted = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
+        if _open_extents(open_)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
+            return 1
+        counts.add(array.shape[0] // wanted)
+    return max(1, counts.pop()) if len(counts) == 1 else 1
+
+
+def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -> Any:
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    if shape is None or array.ndim != len(shape):
+        return array
+    for axis, (want, is_open) in enumerate(zip(shape, _open_extents(declared), strict=False)):
+        have = array.shape[axis]
+        if not is_open or not have or not isinstance(want, int):
+            continue
+        begin = row * want if axis == 0 and rows > 1 else 0
+        if have != want:
+            array = np.take(array, np.arange(begin, begin + want) % have, axis=axis)
+    return np.ascontiguousarray(array)
+
+
+LowerPrecision: TypeAlias = Precision | Literal["int4"]
+"""What a plan within an error budget may compute in: weights alone can have 4 bits."""
+
+
+@dataclass(frozen=True)
+class PrecisionTerms:
+    """What a module is asked for."""
+
+    budget: ErrorBudget
+    validate: Examples
+    calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
+    allowed: tuple[LowerPrecision, ...] = (*LOWER_PRECISIONS, "int4")
+    """The lower precisions that plans may compute in."""
+    exact_nodes: tuple[NodePattern, ...] = ()
+    """Nodes that stay in float32."""
+    table: CalibrationTable | None = None
+    """Ranges, where they need not be measured."""
+    original: Callable[[], Function] | None = field(default=None, compare=False)
+    """Gives the model as it was declared, of which the table may be; None where there is none before a call."""
+    declared: tuple[Value, ...] = ()
+    """The inputs of the model as it was declared, with its symbolic dims."""
+
+    @property
+    def relative(self) -> ErrorBudget:
+        """The budget by the measure that adds up over nodes."""
+        return self.budget if self.budget.measure == "relative" else ErrorBudget(self.budget.limit)
+
+    def keeps(self, name: str, function: Function) -> bool:
+        """Whether the caller wants a node to stay in float32."""
+        return any(one.matches(function.node(name)) for one in self.exact_nodes)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the data, and of the table that was given."""
+        parts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def fit(self, function: Function) -> tuple[Examples, Examples]:
+        """Return the examples of calibration and of validation for a Function whose extents are known."""
+        declared: Sequence[Value] = self.declared if len(self.declared) == len(function.inputs) else function.inputs
+        return self.calibrate.fit(function, declared), self.validate.fit(function, declared)
+
+    @property
+    def ingredients(self) -> tuple[tuple[str, str], ...] | None:
+        """What a decision rests on; None where a metric's code is unknown, so that nothing can be kept."""
+        measure = hash_metric(self.budget.measure) if callable(self.budget.measure) else self.budget.measure
+        if measure is None:
+            return None
+        own = ("measure", f"{measure} {self.budget.higher_is_better}"), ("limit", repr(float(self.budget.limit)))
+        allowed = f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}"
+        return (*own, ("precisions", allowed), ("data", self.digest))
+
+
+def hash_metric(metric: object) -> str | None:
+    """Return a hash of a function's code and of the constants in it; None for what has variables of its own, which may change."""
+    code = getattr(metric, "__code__", None)
+    if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
+        return None
+    text = f"{code.co_code!r} {code.co_names} {[one for one in code.co_consts if isinstance(one, str | int | float | bool)]}"
+    return hashlib.sha256(text.encode()).hexdigest()

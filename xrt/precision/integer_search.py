@@ -1,13 +1,13 @@
-"""The search for plans in integers: the forms of the whole model first, then those with nodes in float32."""
+"""Plans in integers: the quantized forms of the whole model first, then those with nodes in float32."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,7 @@ from xrt.graph import DType, Function, Node, TensorType, Value, hash_values
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_balanced_values, list_calibrated_values, why_not_quantized
 from xrt.passes.quantize.candidates import QuantizationOptions, find_root
-from xrt.passes.quantize.packed import why_not_matrix
-from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activation, quantize_channels, require_opset
-from xrt.placement.byte_sums import needs_reduced_range
-from xrt.placement.lockfile import (
+from xrt.passes.quantize.form import (
     OPTIONS,
     QuantizedForm,
     balance_values,
@@ -29,23 +26,22 @@ from xrt.placement.lockfile import (
     list_quantizable_nodes,
     prepare_for_quantization,
 )
-from xrt.precision.attempts import Attempt
-from xrt.precision.execution import Workbench, run_once
+from xrt.passes.quantize.packed import why_not_matrix
+from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activation, quantize_channels, require_opset
+from xrt.precision.byte_sums import needs_reduced_range
+from xrt.precision.execution import Attempt, Workbench, run_once
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
-    from xrt.precision.examples import Examples
-    from xrt.precision.terms import PrecisionTerms
+    from xrt.precision.budget import Examples, PrecisionTerms
 
 __all__ = [
-    "IntegerSearch",
-    "MeasuredPlan",
+    "IntegerForms",
     "NodeErrors",
     "ObservedValues",
     "ProductShape",
-    "choose_fastest",
     "choose_kept_nodes",
     "describe_form",
     "find_node_errors",
@@ -312,21 +308,6 @@ FAR = 1.25
 """A plan whose first calls take so many times those of the exact plan does not race."""
 
 
-class MeasuredPlan(Protocol):
-    """A plan of lower precision, as far as a decision needs it."""
-
-    @property
-    def bound(self) -> float:
-        """What must be within the budget."""
-
-    @property
-    def first_calls(self) -> float:
-        """Seconds of its fastest call so far."""
-
-
-P = TypeVar("P", bound=MeasuredPlan)
-
-
 def list_targets(limit: float, measure: str) -> tuple[float, ...]:
     """Return the errors that forms with nodes in float32 are made for, in the unit of the measure, the largest first.
 
@@ -339,7 +320,7 @@ def list_targets(limit: float, measure: str) -> tuple[float, ...]:
     return tuple(one for one in targets if one <= limit)
 
 
-def list_contenders(plans: Sequence[P], limit: float, exact: float) -> list[P]:
+def list_contenders(plans: Sequence[Attempt], limit: float, exact: float) -> list[Attempt]:
     """Return the plans within a limit that race with the exact one, whose first calls took ``exact`` seconds.
 
     Each has less than three others that are as exact and were faster. So a plan that races under a smaller limit races under a
@@ -348,25 +329,12 @@ def list_contenders(plans: Sequence[P], limit: float, exact: float) -> list[P]:
     within = [one for one in plans if one.bound <= limit and one.first_calls <= FAR * exact]
     ranks = {id(one): (one.bound, one.first_calls, place) for place, one in enumerate(within)}
 
-    def is_put_out(one: P) -> bool:
+    def is_put_out(one: Attempt) -> bool:
         bound, seconds, place = ranks[id(one)]
         better = sum(b <= bound and (s, p) < (seconds, place) for b, s, p in ranks.values())
         return better >= LAYERS
 
     return [one for one in within if not is_put_out(one)]
-
-
-def choose_fastest(ratios: Sequence[tuple[float, float]], floor: float) -> int | None:
-    """Return the place of the winner; None where the exact plan stays.
-
-    ``ratios`` has for each plan of the race the median of its ratio to the exact plan and the upper end of its interval. The
-    lowest median wins, among those whose interval is wholly below one by more than the floor.
-
-    >>> choose_fastest([(0.5, 1.2), (0.8, 0.9), (0.7, 0.8)], 0.01), choose_fastest([(0.5, 1.2)], 0.01)
-    (2, None)
-    """
-    certain = [(median, place) for place, (median, high) in enumerate(ratios) if high < 1 - floor]
-    return min(certain)[1] if certain else None
 
 
 MOST_ATTEMPTS = 3
@@ -381,16 +349,14 @@ _Key = tuple[str, str, bool, frozenset[int]]
 
 
 @dataclass(eq=False)
-class IntegerSearch:
-    """What is tried in integers. Nothing depends on the limit of the budget but which targets nodes are kept for."""
+class IntegerForms:
+    """The quantized forms that may pay. Nothing depends on the limit of the budget but which targets nodes are kept for."""
 
     bench: Workbench
     terms: PrecisionTerms
     function: Function
     calibrate: Examples
     validate: Examples
-    judge: Callable[[Attempt], Attempt]
-    """Compiles a plan and measures its error and its first calls."""
     is_in_time: Callable[[], bool]
     tell: Callable[[str], object]
     notes: list[str]
@@ -398,26 +364,24 @@ class IntegerSearch:
     """Those that keep integers, each with whether the rest is in bf16."""
     known: PrecisionRecord | None = None
     """What searches with other budgets on the same examples have found."""
-    is_cut_off: bool = False
     _tried: dict[_Key, Attempt] = field(default_factory=dict)
     _sensed: dict[bool, dict[str, float]] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Try the forms of the whole model, what is known to be within budgets, and forms with nodes in float32."""
+    def propose(self) -> Iterator[Attempt]:
+        """Yield forms of the whole model, those that earlier searches found within a budget, and forms with nodes in float32.
+
+        Each is judged before the next one is requested.
+        """
         if reason := self._why_not_quantized():
             self.notes.append(reason)
             return
-        wholes = [self._try(engine, is_halved, form) for engine, is_halved, form in self._list_static() if self._may_go_on()]
-        self._try_products()
+        wholes = []
+        for engine, is_halved, form in self._list_static():
+            wholes.append((yield from self._propose_once(engine, is_halved, form)))
+        yield from self._propose_products()
         self._note_other_products()
-        self._try_known()
-        self._keep_nodes(wholes)
-
-    def _may_go_on(self) -> bool:
-        if not self.is_in_time() and not self.is_cut_off:
-            self.is_cut_off = True
-            self.notes.append("the budget of time ended before all quantized forms were tried")
-        return not self.is_cut_off
+        yield from self._propose_known()
+        yield from self._propose_kept(wholes)
 
     # ------------------------------------------------------------------ the model
 
@@ -519,35 +483,35 @@ class IntegerSearch:
                 QuantizedForm(self.table, self.fixed, balance=self.balance, reduce_range=needs_reduced_range([engine])),
             )
 
-    def _try_products(self) -> None:
-        """Try the forms of products alone, which leave convolutions in float32."""
+    def _propose_products(self) -> Iterator[Attempt]:
+        """Yield the forms of products alone, which leave convolutions in float32."""
         exact = {engine.spec for engine in self.bench.engines}
         for engine, is_halved in self.engines:
             given = self.prepared, self._products, self.fixed, self.terms.allowed, engine
             for form, made in list_product_forms(*given, has_kernels=engine.spec in exact):
-                if self._may_go_on():
-                    self._try(engine, is_halved, form, made=made)
+                yield from self._propose_once(engine, is_halved, form, made=made)
 
-    def _try(
+    def _propose_once(
         self,
         engine: GraphCompiler,
         is_halved: bool,
         form: QuantizedForm,
         kept: Sequence[str] = (),
         made: Function | None = None,
-    ) -> Attempt:
-        """Measure a form, once."""
+    ) -> Generator[Attempt, None, Attempt]:
+        """Yield the plan of a form unless it was yielded before; return it, judged."""
         form = replace(form, kept=form.kept | {at for at, name in self._choices if name in set(kept)})
         key = engine.spec, form.kind, bool(form.balance), form.kept
         if key not in self._tried:
             self.tell(f"quantizing, with {len(form.kept)} nodes in float32")
             plan = self.bench.plan_on(form.apply(self.prepared) if made is None else made, engine)
             words = describe_form(form, is_halved=is_halved)
-            self._tried[key] = self.judge(Attempt(plan, words, (engine,), form, kept=tuple(kept)))
+            self._tried[key] = Attempt(plan, words, (engine,), form, kept=tuple(kept))
+            yield self._tried[key]
         return self._tried[key]
 
-    def _try_known(self) -> None:
-        """Try what searches with other budgets have found: more budget is then never slower."""
+    def _propose_known(self) -> Iterator[Attempt]:
+        """Yield the forms that searches with other budgets found: more budget is then never slower."""
         names = dict(self._choices)
         for one in self.known.forms if self.known is not None else ():
             kept = [names[at] for at in one.kept if at in names]
@@ -556,20 +520,20 @@ class IntegerSearch:
                 form = replace(plain, reduce_range=one.form in ("static", "dynamic") and needs_reduced_range([engine]))
                 words = describe_form(form, is_halved=is_halved)
                 is_it = (words, engine.spec) == (one.precision, one.engine) and one.is_balanced == bool(form.balance)
-                if is_it and kept and one.bound <= self.terms.budget.limit and self._may_go_on():
+                if is_it and kept and one.bound <= self.terms.budget.limit:
                     own = replace(form, table=self.table) if one.form == "static" else form
-                    self._try(engine, is_halved, own, kept)
+                    yield from self._propose_once(engine, is_halved, own, kept)
 
     # ------------------------------------------------------------------ which nodes stay in float32
 
-    def _keep_nodes(self, wholes: Sequence[Attempt]) -> None:
-        """Keep the nodes that cost most in float32 until the error is within each target."""
+    def _propose_kept(self, wholes: Sequence[Attempt]) -> Iterator[Attempt]:
+        """Yield forms that keep the nodes that cost most in float32 until the error is within each target."""
         bases, is_metric = self._choose_bases(wholes), callable(self.terms.budget.measure)
         targets = METRIC_TARGETS if is_metric else list_targets(self.terms.budget.limit, self.terms.budget.name)
         for target in targets if bases else ():
             for base in bases:
-                if self._may_go_on() and (is_metric or base.found.bound > target):
-                    self._keep_on(base, target, is_metric=is_metric)
+                if is_metric or base.found.bound > target:
+                    yield from self._propose_within(base, target, is_metric=is_metric)
 
     def _choose_bases(self, wholes: Sequence[Attempt]) -> list[Attempt]:
         """Return the fastest engine with the rest in float32, and that with the rest in bf16: each with its more exact form."""
@@ -608,8 +572,8 @@ class IntegerSearch:
             program.close()
         return self._sensed[is_balanced]
 
-    def _keep_on(self, whole: Attempt, target: float, *, is_metric: bool) -> None:
-        """Measure forms of an engine that keep more and more nodes until one is within a target."""
+    def _propose_within(self, whole: Attempt, target: float, *, is_metric: bool) -> Iterator[Attempt]:
+        """Yield forms of an engine that keep more and more nodes until one is within a target."""
         form = whole.form
         assert form is not None  # it is quantized
         errors = self._sense(is_balanced=bool(form.balance))
@@ -618,13 +582,11 @@ class IntegerSearch:
         factor = max(0.5, bound / predicted) if predicted and np.isfinite(bound) and not is_metric else 1.0
         floor = 0
         for _ in range(1 if is_metric else MOST_ATTEMPTS):
-            if not self._may_go_on():
-                return
             listed = choose_kept_nodes(errors, target / factor)
             listed = sorted(errors, key=lambda name: -errors[name])[: max(len(listed), floor)]
             if not listed or len(listed) > MOST_KEPT * len(errors):
                 return
-            found = self._try(whole.engines[0], is_halved, form, listed)
+            found = yield from self._propose_once(whole.engines[0], is_halved, form, listed)
             if found.outcome == "failed" or found.found.bound <= target:
                 return
             floor = 2 * len(listed) + 1

@@ -15,18 +15,16 @@ import numpy as np
 
 from xrt.placement.race import is_allowed
 from xrt.placement.report import format_error
-from xrt.precision.attempts import Attempt
 from xrt.precision.budget import MeasuredError, find_fault
-from xrt.precision.execution import Workbench
-from xrt.precision.integer_search import IntegerSearch
+from xrt.precision.execution import Attempt, Workbench
+from xrt.precision.integer_search import IntegerForms
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.engines.contract.options import Precision
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Function
-    from xrt.precision.examples import Examples
-    from xrt.precision.terms import PrecisionTerms
+    from xrt.precision.budget import Examples, PrecisionTerms
 
 __all__ = ["PrecisionSearch"]
 
@@ -53,16 +51,21 @@ class PrecisionSearch:
     is_cut_off: bool = False
     """Whether there was not enough time."""
 
-    # ------------------------------------------------------------------ the way
-
     def run(self) -> None:
-        """Try what is allowed, the simple candidates first, as long as there is time."""
-        for step in (self._lower_floats, self._quantize, self._lower_a_part):
-            if not self.is_in_time():
-                self.notes.append("the budget of time ended before all precisions were tried")
-                self.is_cut_off = True
+        """Judge the candidates in order, as long as there is time."""
+        candidates = self._propose()
+        while self.is_in_time():
+            if (attempt := next(candidates, None)) is None:
                 return
-            step()
+            self._judge(attempt)
+        self.notes.append("the budget of time ended before all precisions were tried")
+        self.is_cut_off = True
+
+    def _propose(self) -> Iterator[Attempt]:
+        """Yield the candidates, the simple ones first; later ones depend on what earlier ones were measured to do."""
+        yield from self._lower_floats()
+        yield from self.integers.propose()
+        yield from self._lower_a_part()
 
     @cached_property
     def expected(self) -> list[list[Any]]:
@@ -71,13 +74,13 @@ class PrecisionSearch:
         outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
         return outputs
 
-    def _judge(self, attempt: Attempt) -> Attempt:
-        """Compile a plan, run it on the examples of validation, and say what comes of it."""
+    def _judge(self, attempt: Attempt) -> None:
+        """Compile a plan, run it on the examples of validation, and record its error and its outcome."""
         self.attempts.append(attempt)
         self.tell(f"measuring the error of {attempt.precision} on {attempt.title}")
         if not is_allowed(attempt.plan, [*self.bench.engines, *attempt.engines], self.bench.request.clustering):
             attempt.outcome, attempt.note = "failed", "the options of clustering or pins do not allow it"
-            return attempt
+            return
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
             expected = self.expected
@@ -85,7 +88,7 @@ class PrecisionSearch:
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             attempt.outcome, attempt.note = "failed", " ".join(str(error).split())
             attempt.close()
-            return attempt
+            return
         if fault := find_fault(expected, found):
             attempt.outcome, attempt.note, attempt.found = "wrong", fault, MeasuredError(np.inf)
         else:
@@ -93,7 +96,6 @@ class PrecisionSearch:
             attempt.outcome = "lost" if attempt.found.bound <= self.terms.budget.limit else "over"
         if not attempt.is_in_budget:
             attempt.close()
-        return attempt
 
     # ------------------------------------------------------------------ floats of 16 bits
 
@@ -115,12 +117,12 @@ class PrecisionSearch:
         """The nodes that the caller wants in float32."""
         return {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
 
-    def _lower_floats(self) -> None:
+    def _lower_floats(self) -> Iterator[Attempt]:
         for precision, engine in self._list_lowered(("bf16", "fp16")):
             kept = self._exact_names
-            self._judge(Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,)))
+            yield Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,))
 
-    def _lower_a_part(self) -> None:
+    def _lower_a_part(self) -> Iterator[Attempt]:
         """Lower only the beginning or only the end of the model."""
         wholes = [one for one in self.attempts if one.form is None and not one.kept and one.outcome in ("over", "lost")]
         names = [node.name for node in self.function.nodes]
@@ -130,30 +132,22 @@ class PrecisionSearch:
                 kept = names[: len(names) - count] if is_end else names[count:]
                 if not 0 < count < len(names):
                     continue
-                if not self.is_in_time():
-                    self.is_cut_off = True
-                    return
                 plan = self.bench.plan_on(self.function, whole.engines[0], kept)
-                self._judge(Attempt(plan, f"{whole.precision} and fp32", whole.engines, kept=tuple(kept)))
+                yield Attempt(plan, f"{whole.precision} and fp32", whole.engines, kept=tuple(kept))
 
     # ------------------------------------------------------------------ integers
 
     @cached_property
-    def integers(self) -> IntegerSearch:
-        """The search in integers."""
-        return IntegerSearch(
+    def integers(self) -> IntegerForms:
+        """The quantized forms."""
+        return IntegerForms(
             *(self.bench, self.terms, self.function, self.calibrate, self.validate),
-            judge=self._judge,
             is_in_time=self.is_in_time,
             tell=self.tell,
             notes=self.notes,
             engines=sorted(self._list_integer_engines(), key=lambda one: one[1]),
             known=self.known,
         )
-
-    def _quantize(self) -> None:
-        self.integers.run()
-        self.is_cut_off |= self.integers.is_cut_off
 
     def _list_integer_engines(self) -> Iterator[tuple[GraphCompiler, bool]]:
         """Yield the engines that keep integers, each with whether the rest is in bf16, which gains least."""

@@ -61,14 +61,7 @@ __all__ = [
 
 BUDGET = 0.5
 """Seconds of a search, which what has begun may overrun by a compile; a search that knows all ends before."""
-BOUNDS = TuningBudget(
-    survey=0.5,
-    longest=0.003,
-    calibration=0.02,
-    plans=2,
-    apart=False,
-    rules=StoppingRule(turn=0.001, least=2, most=3),
-)
+BOUNDS = TuningBudget(samples=0.003, apart=False, rules=StoppingRule(turn=0.001, least=2, most=3))
 """Samples and turns as short as can be: what is wanted is that plans differ and race, not the last per cent of time."""
 
 

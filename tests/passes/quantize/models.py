@@ -13,7 +13,7 @@ from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, hash_values
 from xrt.module.specialization import optimize
 from xrt.passes.quantize import list_calibrated_values
-from xrt.placement.lockfile import prepare_for_quantization
+from xrt.passes.quantize.form import prepare_for_quantization
 
 
 def make_function(

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xrt.measure.closed_loop import LoadResult
-from xrt.placement.throughput.result import Split, ThroughputRequest, ThroughputResult
-from xrt.placement.throughput.sweep import ThroughputSweep
+from xrt.placement.throughput import Split, ThroughputRequest, ThroughputResult, ThroughputSweep
 
 SPLITS = (Split(1, 2), Split(2, 1))
 

@@ -10,8 +10,7 @@ import pytest
 from tests.placement.throughput.simulated_bench import SimulatedBench, tune
 from xrt.errors import LockError
 from xrt.measure.statistics import RatioInterval
-from xrt.placement.throughput.load_check import LoadCheckResult, check_load
-from xrt.placement.throughput.result import ServingConfiguration, Split
+from xrt.placement.throughput import LoadCheckResult, ServingConfiguration, Split, check_load
 
 
 def serve(split: Split, size: int) -> float:

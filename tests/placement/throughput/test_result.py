@@ -11,7 +11,7 @@ from tests.placement.throughput.simulated_bench import SimulatedBench, tune
 from tests.placement.throughput.test_sweep import convex, flat
 from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.placement_file import PlacementFile, dumps, loads, parse_serving, read_placement, spell_serving, write_placement
-from xrt.placement.throughput.result import ServingConfiguration, render_throughput_page
+from xrt.placement.throughput import ServingConfiguration, render_throughput_page
 
 
 def test_a_result_prints_as_a_table() -> None:

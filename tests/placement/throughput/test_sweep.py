@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
 from xrt.errors import OptionError, RunFailed
 from xrt.measure.closed_loop import LoadResult
-from xrt.placement.throughput.result import ServingConfiguration, Split, ThroughputResult, list_splits, parse_batches, parse_bound
+from xrt.placement.throughput import ServingConfiguration, Split, ThroughputResult, list_splits, parse_batches, parse_bound
 
 
 def flat(split: Split, size: int) -> float:

@@ -18,8 +18,8 @@ from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.formats.placement_file import PrecisionRecord
 from xrt.graph import DType, Node
 from xrt.models import load, sample_inputs
-from xrt.placement import byte_sums
-from xrt.placement.lockfile import QuantizedForm, fit_table, make_planned_function, prepare_for_quantization
+from xrt.passes.quantize.form import QuantizedForm, fit_table, make_planned_function, prepare_for_quantization
+from xrt.precision import byte_sums
 from xrt.testing.fault_injection import FaultyEngine
 
 ops: OpTable[Any] = Toy.kernels.extend("saturating")

@@ -16,7 +16,7 @@ from xrt.cache.cost_store import CostStore
 from xrt.engines import CompileContext
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.placement.decision_store import make_questions_key
+from xrt.placement.records import make_questions_key
 from xrt.verify.execution import run_alone
 
 if TYPE_CHECKING:

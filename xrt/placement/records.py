@@ -1,55 +1,43 @@
-"""What a lock means: the plan that it holds for a model, and what differs where it does not hold any more."""
+"""A placement as a placement file: the decision of a search, and the lockfile. Both hold plans as ranges of nodes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from xrt import __version__
-from xrt.cache.signature import make_context_key
-from xrt.errors import CalibrationError, DeviceError, LockError, PlanError
-from xrt.formats.calibration_table import ValueRange
+from xrt.cache import Signature
+from xrt.cache.signature import CODE_UNKNOWN, hash_sources, make_context_key
+from xrt.engines.contract import registry
+from xrt.engines.contract.proxy import LazyEngine, RecordedSupportEngine
+from xrt.errors import DeviceError, LockError, PlacementFileError, PlanError
 from xrt.formats.placement_file import (
-    BalancedValue,
+    FORMAT,
+    MOST_CANDIDATES,
     Baseline,
     CandidateRecord,
-    FormKind,
+    DeclinedNodes,
     NodeRange,
     PlacementFile,
+    SearchRecord,
     read_placement,
 )
-from xrt.graph import FrozenDict, Function, NodePattern, hash_values
+from xrt.graph import FrozenDict, Function
 from xrt.graph.device_names import normalize_device
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
-from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.passes.quantize import (
-    QuantizationOptions,
-    find_channel_factors,
-    fold_batch_normalization,
-    fuse_biases,
-    list_balanced_values,
-    list_calibrated_values,
-    pack_weights,
-    quantize,
-    quantize_dynamically,
-    quantize_weights,
-    scale_channels,
-    why_not_quantized,
-)
-from xrt.placement.result import PlacementRequest, unwrap
+from xrt.partition.support_matrix import SupportMatrix
+from xrt.passes.quantize.form import make_planned_function
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult, unwrap, with_reasons
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
-    from xrt.formats.calibration_table import CalibrationTable
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.partition import Plan
     from xrt.placement.result import CandidateComparison
@@ -57,158 +45,19 @@ if TYPE_CHECKING:
 __all__ = [
     "DEVICE_OF",
     "FIGURES",
-    "QuantizedForm",
-    "balance_values",
     "create_lock",
-    "find_balance",
-    "fit_balanced_table",
-    "fit_table",
     "list_candidate_records",
     "list_machine_mismatches",
     "list_mismatches",
     "list_node_ranges",
-    "list_quantizable_nodes",
-    "make_planned_function",
+    "make_decision",
+    "make_decision_key",
+    "make_questions_key",
     "plan_from_ranges",
-    "prepare_for_quantization",
+    "read_decision",
     "read_lock",
     "read_shapes",
-    "select_nodes",
 ]
-
-OPTIONS = QuantizationOptions()
-BITS: Mapping[FormKind, int] = {"packed8": 8, "packed4": 4, "stored8": 8, "stored4": 4}
-"""Of the weights of forms with nothing else in integers."""
-
-
-@dataclass(frozen=True)
-class QuantizedForm:
-    """How a model is quantized."""
-
-    table: CalibrationTable | None = None
-    """The ranges, which only the kind ``static`` has."""
-    kept: frozenset[int] = frozenset()
-    """Positions of nodes of the prepared model that stay in float32."""
-    kind: FormKind = "static"
-    balance: tuple[BalancedValue, ...] = ()
-    """The values whose channels are balanced first."""
-    reduce_range: bool = False
-    """Whether weights that are multiplied in integers have 7 bits."""
-
-    def apply(self, prepared: Function) -> Function:
-        """Return the quantized form of a prepared model; raises CalibrationError for a table of another model."""
-        names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.kept]
-        if not names:
-            return prepared
-        return drop_dead_nodes(infer_shapes(self._rewrite(balance_values(prepared, self.balance), names)))
-
-    def _rewrite(self, function: Function, names: Collection[str]) -> Function:
-        if self.kind == "static":
-            assert self.table is not None  # a static form is made of one
-            return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
-        if self.kind == "dynamic":
-            return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))
-        narrow = BITS[self.kind] == 4
-        options = select_nodes(names, weights="uint4" if narrow else "int8", symmetric_weights=not narrow)
-        return (pack_weights if self.kind.startswith("packed") else quantize_weights)(function, options)
-
-
-def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
-    """Return the options that quantize just these nodes."""
-    return QuantizationOptions(include=(NodePattern(tuple(sorted(names)), by_name=True),), **options)
-
-
-def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
-    """Return the powers of two that channels are to be divided by, for the largest magnitude of each over examples."""
-    found = find_channel_factors(prepared, magnitudes)
-    exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in found.items()}
-    return tuple(BalancedValue(name, tuple(own.tolist())) for name, own in exponents.items())
-
-
-def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
-    """Return the model with channels divided by powers of two, and the weights behind them multiplied.
-
-    Raises CalibrationError for values of another model.
-    """
-    if not balance:
-        return prepared
-    known = list_balanced_values(prepared)
-    for one in balance:
-        if one.name not in known or _count_channels(prepared, one.name) != len(one.exponents):
-            raise CalibrationError(f"the model has no value {one.name!r} of {len(one.exponents)} channels that can be balanced")
-    factors = {one.name: np.exp2(np.array(one.exponents, np.float32)) for one in balance}
-    return infer_shapes(scale_channels(prepared, factors))
-
-
-def _count_channels(function: Function, value: str) -> int:
-    producer = function.producer(value)
-    return 0 if producer is None else function.constants[producer.inputs[1]].shape[0]
-
-
-def fit_balanced_table(
-    table: CalibrationTable, prepared: Function, balanced: Function, channels: Mapping[str, tuple[Any, Any]]
-) -> CalibrationTable:
-    """Return the table with the ranges of a balanced model: those of the prepared one, or of channels once they are divided.
-
-    ``channels`` has the least and the greatest number of each channel of the values that are balanced, divided already.
-    """
-    known, keys = table.bind(prepared), hash_values(balanced)
-    for name in list_calibrated_values(balanced, OPTIONS):
-        found = known.get(name)
-        if found is None or table.find(keys[name]) is not None:
-            continue
-        if name in channels:
-            low, high = (float(pick(own)) for pick, own in zip((np.min, np.max), channels[name], strict=True))
-            found = ValueRange(key=found.key, low=low, high=high, least=low, most=high, batches=found.batches)
-        table = table.add(name, keys[name], found)
-    return table
-
-
-def prepare_for_quantization(function: Function) -> Function:
-    """Return the model with normalizations and biases in the products and convolutions before them; its types must be known."""
-    return infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(function))))
-
-
-def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
-    """Return position and name of each node that can be quantized."""
-    return [(at, node.name) for at, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
-
-
-def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
-    """Return the table for a prepared model: ranges of the original model are those of the values of the same names.
-
-    Preparing keeps the names of values and changes what computes some of them. Raises CalibrationError where the table has no
-    value of either.
-    """
-    needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
-    keys = hash_values(prepared)
-    missing = [name for name in needed if table.find(keys[name]) is None]
-    if not missing:
-        return table
-    known, given = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
-    if not any(name in known for name in missing) and all(name in missing or name in given for name in needed):
-        raise CalibrationError(
-            f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
-            "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
-        )
-    for name in missing:
-        if name in known:
-            table = table.add(name, keys[name], known[name])
-    return table
-
-
-def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
-    return {name: found for name, key in hash_values(function).items() if (found := table.find(key)) is not None}
-
-
-def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
-    """Return what a placement with that record plans: the model itself, or its quantized form."""
-    if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
-        return function
-    balance = record.balance if record.is_balanced else ()
-    form = QuantizedForm(record.table, frozenset(one.at for one in record.kept), record.form, balance, record.reduce_range)
-    return form.apply(prepare_for_quantization(function))
-
 
 T = TypeVar("T", CandidateRecord, Baseline)
 KEPT = 16
@@ -445,3 +294,131 @@ def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str,
     own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
     elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
     return {**own, **elsewhere, "clustering": str(request.clustering)}
+
+
+MOST_TEXT = 2000
+"""The most characters that are kept of a note or a reason."""
+
+
+def make_decision_key(request: PlacementRequest) -> Signature | None:
+    """Return the key of a decision: the model, the engines with their versions and code, options, machine, devices.
+
+    Returns None if an engine's code is in no file, since a change of the code would go unnoticed.
+    """
+    engines, context, devices = unwrap(request.engines), request.context, sorted(request.devices.items())
+    codes = [_code(engine) for engine in engines]
+    if CODE_UNKNOWN in codes:
+        return None
+    named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
+    own = (("decision", f"{FORMAT} of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
+    terms = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
+    elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
+    places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
+    return Signature((*own, *terms, *make_context_key(context), *places))
+
+
+def make_questions_key(engine: GraphCompiler, context: CompileContext) -> Signature | None:
+    """Return what an engine's answers about nodes rest on.
+
+    Its version and code, and the machine. None as for `make_decision_key`.
+    """
+    code = _code(engine)
+    if code == CODE_UNKNOWN:
+        return None
+    machine = [(name, value) for name, value in make_context_key(context) if name in ("device", "machine")]
+    named = (("questions", f"1 of xrt {__version__}"), ("engine", f"{engine.spec} {_version(engine)}"), ("code", code))
+    return Signature((*named, *machine))
+
+
+def _code(engine: GraphCompiler) -> str:
+    """Return a hash of an engine's code, without importing the code of an engine that is still unused."""
+    return hash_sources(
+        registry.find_entry_module(engine.name) if isinstance(engine, LazyEngine) else engine.implementation.__module__
+    )
+
+
+def _version(engine: GraphCompiler) -> str:
+    """Return an engine's version, without importing the library of an engine that is still unused."""
+    return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
+
+
+def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
+    """Return the decision as a document. Nodes are identified by their positions, so names do not matter.
+
+    It contains only the engines that took part, which may be fewer than the request has.
+    """
+    engines = [engine for engine in tuned.asked or request.engines if engine.spec in tuned.plan.engines]
+    search = SearchRecord(
+        tuned.budget,
+        tuned.spent,
+        tuned.race.rounds,
+        tuned.searches,
+        tuned.is_provisional,
+        tuple(note[:MOST_TEXT] for note in tuned.notes),
+        {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
+        _list_declined(request, engines),
+        tuned.is_explicit,
+        tuned.is_checked,
+    )
+    candidates = list_candidate_records(tuned.race, request.function)[:MOST_CANDIDATES]
+    specs = {engine.spec for engine in engines}
+    versions = {engine.spec: _version(engine) for engine in unwrap(request.engines) if engine.spec in specs}
+    return PlacementFile(writer=__version__, engines=versions, candidates=candidates, search=search)
+
+
+def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
+    """Return the reasons of each engine with the positions of their nodes, so that the engine need not be queried again."""
+    homes, function = request.device_map, request.function
+    capability = SupportMatrix.of(function, engines, [homes.of(engine.spec) for engine in engines])
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, engine in enumerate(engines):
+        for position in range(len(function.nodes)):
+            if (reason := capability.reason(position, number)) is not None:
+                found.setdefault((engine.spec, reason[:MOST_TEXT]), []).append(position)
+    return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in found.items())
+
+
+def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
+    """Return the decision in a document, with ``how`` as ``remembered``.
+
+    Raises PlacementFileError where it holds none, or one that does not fit the request.
+    """
+    search, known = document.search, {engine.spec for engine in request.engines}
+    if search is None:
+        raise PlacementFileError("it has no section 'search', so it is no decision")
+    names = [node.name for node in request.function.nodes]
+    answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in known}
+    for row in search.declined:
+        if row.engine not in answers or max(row.nodes, default=0) >= len(names):
+            raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
+        answers[row.engine].update((names[position], row.reason) for position in row.nodes)
+    if not answers:
+        raise PlacementFileError("engines: none of them is of the request", position="engines")
+    asked = tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
+    implicit = request.implicit if request.implicit in answers else None
+    given = replace(request, engines=asked, implicit=implicit)
+    candidates = tuple(_read_candidate(record, given, search) for record in document.candidates)
+    baseline = next((number for number, record in enumerate(document.candidates) if record.is_baseline), None)
+    race = CandidateComparison(candidates, search.rounds, baseline)
+    if race.winner is None:
+        raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
+    return TuningResult(
+        race.winner.plan,
+        race=race,
+        how="remembered",
+        budget=search.budget,
+        spent=search.spent,
+        notes=search.notes,
+        unmeasured=FrozenDict(search.unmeasured),
+        is_provisional=search.is_provisional,
+        is_explicit=search.is_explicit,
+        is_checked=search.is_checked,
+        searches=search.searches,
+        asked=asked,
+    )
+
+
+def _read_candidate(record: CandidateRecord, request: PlacementRequest, search: SearchRecord) -> CandidateResult:
+    plan = with_reasons(plan_from_ranges(record.ranges, request), search.unmeasured)
+    figures = {name: getattr(record, name) for name in FIGURES}
+    return CandidateResult(plan, record.verdict, note=record.note, regions=record.regions, **figures)

@@ -1,0 +1,179 @@
+"""Quantized forms of a model: static, dynamic or weights alone, with nodes that stay in float32 and balanced channels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.errors import CalibrationError
+from xrt.formats.calibration_table import ValueRange
+from xrt.formats.placement_file import BalancedValue, FormKind
+from xrt.graph import Function, NodePattern, hash_values
+from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.passes.quantize import (
+    QuantizationOptions,
+    find_channel_factors,
+    fold_batch_normalization,
+    fuse_biases,
+    list_balanced_values,
+    list_calibrated_values,
+    pack_weights,
+    quantize,
+    quantize_dynamically,
+    quantize_weights,
+    scale_channels,
+    why_not_quantized,
+)
+
+if TYPE_CHECKING:
+    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.formats.placement_file import PrecisionRecord
+
+__all__ = [
+    "OPTIONS",
+    "QuantizedForm",
+    "balance_values",
+    "find_balance",
+    "fit_balanced_table",
+    "fit_table",
+    "list_quantizable_nodes",
+    "make_planned_function",
+    "prepare_for_quantization",
+    "select_nodes",
+]
+
+OPTIONS = QuantizationOptions()
+BITS: Mapping[FormKind, int] = {"packed8": 8, "packed4": 4, "stored8": 8, "stored4": 4}
+"""Of the weights of forms with nothing else in integers."""
+
+
+@dataclass(frozen=True)
+class QuantizedForm:
+    """How a model is quantized."""
+
+    table: CalibrationTable | None = None
+    """The ranges, which only the kind ``static`` has."""
+    kept: frozenset[int] = frozenset()
+    """Positions of nodes of the prepared model that stay in float32."""
+    kind: FormKind = "static"
+    balance: tuple[BalancedValue, ...] = ()
+    """The values whose channels are balanced first."""
+    reduce_range: bool = False
+    """Whether weights that are multiplied in integers have 7 bits."""
+
+    def apply(self, prepared: Function) -> Function:
+        """Return the quantized form of a prepared model; raises CalibrationError for a table of another model."""
+        names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.kept]
+        if not names:
+            return prepared
+        return drop_dead_nodes(infer_shapes(self._rewrite(balance_values(prepared, self.balance), names)))
+
+    def _rewrite(self, function: Function, names: Collection[str]) -> Function:
+        if self.kind == "static":
+            assert self.table is not None  # a static form is made of one
+            return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
+        if self.kind == "dynamic":
+            return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))
+        narrow = BITS[self.kind] == 4
+        options = select_nodes(names, weights="uint4" if narrow else "int8", symmetric_weights=not narrow)
+        return (pack_weights if self.kind.startswith("packed") else quantize_weights)(function, options)
+
+
+def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
+    """Return the options that quantize just these nodes."""
+    return QuantizationOptions(include=(NodePattern(tuple(sorted(names)), by_name=True),), **options)
+
+
+def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
+    """Return the powers of two that channels are to be divided by, for the largest magnitude of each over examples."""
+    found = find_channel_factors(prepared, magnitudes)
+    exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in found.items()}
+    return tuple(BalancedValue(name, tuple(own.tolist())) for name, own in exponents.items())
+
+
+def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
+    """Return the model with channels divided by powers of two, and the weights behind them multiplied.
+
+    Raises CalibrationError for values of another model.
+    """
+    if not balance:
+        return prepared
+    known = list_balanced_values(prepared)
+    for one in balance:
+        if one.name not in known or _count_channels(prepared, one.name) != len(one.exponents):
+            raise CalibrationError(f"the model has no value {one.name!r} of {len(one.exponents)} channels that can be balanced")
+    factors = {one.name: np.exp2(np.array(one.exponents, np.float32)) for one in balance}
+    return infer_shapes(scale_channels(prepared, factors))
+
+
+def _count_channels(function: Function, value: str) -> int:
+    producer = function.producer(value)
+    return 0 if producer is None else function.constants[producer.inputs[1]].shape[0]
+
+
+def fit_balanced_table(
+    table: CalibrationTable, prepared: Function, balanced: Function, channels: Mapping[str, tuple[Any, Any]]
+) -> CalibrationTable:
+    """Return the table with the ranges of a balanced model: those of the prepared one, or of channels once they are divided.
+
+    ``channels`` has the least and the greatest number of each channel of the values that are balanced, divided already.
+    """
+    known, keys = table.bind(prepared), hash_values(balanced)
+    for name in list_calibrated_values(balanced, OPTIONS):
+        found = known.get(name)
+        if found is None or table.find(keys[name]) is not None:
+            continue
+        if name in channels:
+            low, high = (float(pick(own)) for pick, own in zip((np.min, np.max), channels[name], strict=True))
+            found = ValueRange(key=found.key, low=low, high=high, least=low, most=high, batches=found.batches)
+        table = table.add(name, keys[name], found)
+    return table
+
+
+def prepare_for_quantization(function: Function) -> Function:
+    """Return the model with normalizations and biases in the products and convolutions before them; its types must be known."""
+    return infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(function))))
+
+
+def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
+    """Return position and name of each node that can be quantized."""
+    return [(at, node.name) for at, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
+
+
+def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
+    """Return the table for a prepared model: ranges of the original model are those of the values of the same names.
+
+    Preparing keeps the names of values and changes what computes some of them. Raises CalibrationError where the table has no
+    value of either.
+    """
+    needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
+    keys = hash_values(prepared)
+    missing = [name for name in needed if table.find(keys[name]) is None]
+    if not missing:
+        return table
+    known, given = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
+    if not any(name in known for name in missing) and all(name in missing or name in given for name in needed):
+        raise CalibrationError(
+            f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
+            "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
+        )
+    for name in missing:
+        if name in known:
+            table = table.add(name, keys[name], known[name])
+    return table
+
+
+def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
+    return {name: found for name, key in hash_values(function).items() if (found := table.find(key)) is not None}
+
+
+def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
+    """Return what a placement with that record plans: the model itself, or its quantized form."""
+    if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
+        return function
+    balance = record.balance if record.is_balanced else ()
+    form = QuantizedForm(record.table, frozenset(one.at for one in record.kept), record.form, balance, record.reduce_range)
+    return form.apply(prepare_for_quantization(function))
